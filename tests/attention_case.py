@@ -77,7 +77,11 @@ class AttentionCase:
         output = torch.zeros(1, len(self.asked), self.query.shape[1], self.query.shape[3])
         for row, asked in enumerate(self.asked):
             tree_slots = [self.num_context + node for node in self.paths[num_before + asked]]
-            seen = [*range(self.num_context), *tree_slots][-window:]  # [-0:] is all
+            seen = [*range(self.num_context), *tree_slots]
+            if window > 0:
+                seen = seen[-window:]
+            elif window < 0:  # those of its chunk
+                seen = seen[(len(seen) - 1) // -window * -window :]
             for head in range(self.query.shape[1]):
                 query = self.query[0, head, row].float()
                 scores = [float(query @ keys[head // group, slot].float()) * self.scale for slot in seen]

@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol
 
 
 @DTYPES
-@pytest.mark.parametrize("window", [0, 1, 4, 70])
+@pytest.mark.parametrize("window", [0, 1, 4, 70, -4])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_portable_attention_equals_a_loop_over_keys(dtype, window, softcap):
     """With sinks, one more score of each head whose weight meets no value, and without."""
@@ -39,7 +39,7 @@ def test_portable_attention_equals_a_loop_over_keys(dtype, window, softcap):
 
 @native_only
 @DTYPES
-@pytest.mark.parametrize("window", [0, 1, 4, 70])
+@pytest.mark.parametrize("window", [0, 1, 4, 70, -4])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_native_attention_equals_the_portable_one(dtype, window, softcap):
     for seed in range(100, 130):
@@ -55,7 +55,7 @@ def test_native_attention_equals_the_portable_one(dtype, window, softcap):
 
 @native_only
 @DTYPES
-@pytest.mark.parametrize("window", [0, 3, 40])
+@pytest.mark.parametrize("window", [0, 3, 40, -7])
 def test_a_tree_row_is_bit_identical_to_a_plain_step(dtype, window):
     """A row among others, its path scattered over tree slots, gives what it gives alone behind its path."""
     for seed in range(40):

@@ -72,10 +72,6 @@ def refuse_unverifiable(config: "PretrainedConfig", name: str) -> None:
         raise YggdrasilError(
             f"{name} ({config.model_type}) has recurrent layers ({', '.join(recurrent)}) of another kind: {_NO_TREE}"
         )
-    if any("chunked" in layer for layer in layers):
-        raise YggdrasilError(f"{name} attends in chunks (chunked_attention), which tree attention does not compute")
-    if getattr(text, "kv_lora_rank", None):
-        raise YggdrasilError(f"{name} uses multi-head latent attention, whose compressed cache is not served")
     if getattr(text, "position_embedding_type", "absolute") not in ("absolute", "rotary") or getattr(
         text, "alibi", False
     ):

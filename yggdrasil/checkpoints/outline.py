@@ -18,7 +18,8 @@ _UNLIMITED = 1 << 20  # positions, where a model names no limit
 def longest_text(config: "PretrainedConfig") -> int | None:
     """Positions that a traced model computes as its own code does; None where there is no limit.
 
-    Of LongRoPE those of its first training: behind them all earlier rows would have to turn otherwise.
+    Of LongRoPE those of its first training: behind them all earlier rows would have to turn otherwise. Of Llama 4 those
+    before its queries are scaled, by numbers that its code takes from rows and not from positions.
     """
     text = config.get_text_config()
     limits = [getattr(text, "max_position_embeddings", None)]
@@ -26,7 +27,18 @@ def longest_text(config: "PretrainedConfig") -> int | None:
     if rope.get("rope_type") == "longrope":
         first = rope.get("original_max_position_embeddings")
         limits.append(first or getattr(text, "original_max_position_embeddings", None))
+    if getattr(text, "attn_temperature_tuning", False) and getattr(text, "floor_scale", None):
+        limits.append(int(text.floor_scale) - 1)
     return min((int(limit) for limit in limits if limit), default=None)
+
+
+def _key_heads(layer: Any) -> tuple[int, int]:
+    """Key heads of a layer by its configuration, and the greater of the sizes that its keys and values have."""
+    heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+    heads = 1 if getattr(layer, "multi_query", False) else heads
+    if getattr(layer, "kv_lora_rank", None):  # latent attention: keys and values of every head are made of a latent
+        return heads, max(layer.qk_nope_head_dim + layer.qk_rope_head_dim, layer.v_head_dim)
+    return heads, getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
 
 
 @dataclass(frozen=True)
@@ -55,12 +67,14 @@ class Outline:
     @classmethod
     def of(cls, config: "PretrainedConfig") -> "Outline":
         text = config.get_text_config()
-        query_heads = text.num_attention_heads
-        key_heads = getattr(text, "num_key_value_heads", None) or query_heads
-        head_size = getattr(text, "head_dim", None) or text.hidden_size // query_heads
+        count = int(text.num_hidden_layers)
+        layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text] * count
         return cls(
-            longest_text(config) or _UNLIMITED, int(text.vocab_size), int(text.hidden_size), query_heads,
-            tuple((key_heads if attends else 0, head_size) for attends in attending_layers(text)),
+            longest_text(config) or _UNLIMITED, int(text.vocab_size), int(text.hidden_size), text.num_attention_heads,
+            tuple(
+                _key_heads(layer) if attends else (0, _key_heads(layer)[1])
+                for layer, attends in zip(layers, attending_layers(text), strict=True)
+            ),
             getattr(text, "eos_token_id", None), Recurrence.of(text),
         )  # fmt: skip
 

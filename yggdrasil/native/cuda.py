@@ -99,7 +99,8 @@ def with_fallback(portable: dict[str, Callable[..., Any]]) -> dict[str, Callable
     def attend(query: Tensor, key: Tensor, *others: Any) -> Tensor:
         is_served = query.shape[-1] <= MAX_HEAD_DIM and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
         asks_all = query.shape[2] == key.shape[2]  # heads, which ask for fewer rows, do not run here yet
-        operator = tree_attention if is_served and asks_all else portable["tree_attention"]
+        is_chunked = others[6] < 0
+        operator = tree_attention if is_served and asks_all and not is_chunked else portable["tree_attention"]
         output: Tensor = operator(query, key, *others)
         return output
 

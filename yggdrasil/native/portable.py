@@ -120,9 +120,9 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     """Write the step's keys and values, then attend to the context and to the tree slots the mask allows.
 
     Returns [1, R, Hq, D]: R is W, or fewer where other rows are only attended to. ``window`` > 0 keeps the last
-    ``window`` keys of each row's path (itself included); ``softcap`` > 0 bounds the scores as Gemma 2 does. A sink is
-    one more score of its head, whose weight meets no value. A grouped matmul serves all query heads of a key head, so
-    keys are never repeated.
+    ``window`` keys of each row's path (itself included), ``window`` < 0 those of its chunk of ``-window`` positions;
+    ``softcap`` > 0 bounds the scores as Gemma 2 does. A sink is one more score of its head whose weight meets no value.
+    A grouped matmul serves all query heads of a key head, so keys are never repeated.
     """
     context, start = offsets.unbind()
     width, num_key_heads, capacity = query.shape[2], key_cache.shape[0], key_cache.shape[1]
@@ -136,6 +136,9 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     if window > 0:
         later = visible.flip(1).cumsum(1).flip(1)  # visible keys from this one on; a path's keys ascend in position
         visible = visible & (later <= window)
+    elif window < 0:
+        count = visible.sum(1, keepdim=True)  # a row's last key is at its position
+        visible = visible & (visible.cumsum(1) > (count - 1) // -window * -window)
     grouped = query[0].reshape(num_key_heads, -1, query.shape[-1]).float()  # [Hkv, G*W, D]
     scores = grouped @ key_cache.float().transpose(1, 2) * scale  # [Hkv, G*W, S]
     if softcap > 0:

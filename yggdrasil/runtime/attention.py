@@ -7,6 +7,7 @@ supported model passes on to its attention function as an extra argument.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +44,24 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     layer = module.layer_idx
     assert isinstance(layer, int)
     step_cache.layers_read.add(layer)
+    value_size = value.shape[-1]
+    if value_size < key.shape[-1]:  # latent attention: the cache has one size, and columns of zeros stay zeros
+        value = torch.nn.functional.pad(value, (0, key.shape[-1] - value_size))
     output = torch.ops.yggdrasil.tree_attention(
         query, key, value, step_cache.step_keys[layer], step_cache.step_values[layer], step_cache.offsets,
-        attention_mask[0, 0], scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window or 0,
+        attention_mask[0, 0], scaling if scaling is not None else query.shape[-1] ** -0.5,
+        sliding_window or -_chunk(module),
         softcap or 0.0, s_aux, num_threads,
     )  # fmt: skip
-    return output, None
+    return output[..., :value_size], None
+
+
+def _chunk(module: nn.Module) -> int:
+    """Positions of the chunks in which the layer attends (Llama 4); 0 where it does not."""
+    config: Any = getattr(module, "config", None)
+    types = getattr(config, "layer_types", None) or ()
+    kind = types[module.layer_idx] if types else ""
+    return int(config.attention_chunk_size) if kind == "chunked_attention" else 0
 
 
 def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:

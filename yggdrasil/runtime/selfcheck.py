@@ -143,6 +143,12 @@ def _checked_attention(
         tolerance = _INPUT_TOLERANCE.get(query.dtype, 2e-2)
         for kind, ours, own in zip(("queries", "keys", "values"), inputs, before.inputs, strict=True):
             _compare(f"the {kind} of layer {module.layer_idx}", ours, own, tolerance)
+        kept = None if step_cache is None else step_cache.step_keys[before.index]
+        if kept is not None and (kept.shape[0], kept.shape[2]) != (key.shape[1], key.shape[3]):
+            raise _Differs(
+                f"layer {before.index} has {key.shape[1]} key heads of {key.shape[3]} numbers where its configuration "
+                f"says {kept.shape[0]} of {kept.shape[2]}"
+            )
         selfcheck.num_replayed += 1
         return before.output, None
     own_attention = _eager_attention_of(module)
@@ -167,7 +173,7 @@ def _tree_attention_alone(
     """Tree attention [1, T, Hq, D] of one layer over an empty context, in the inputs' dtype."""
     query, key, value = inputs
     length, layer = query.shape[2], int(module.layer_idx)  # type: ignore[arg-type]
-    keys, values = (torch.zeros_like(each[0]) for each in (key, value))
+    keys, values = (torch.zeros_like(key[0]) for _ in range(2))
     offsets = torch.zeros(2, dtype=torch.int64, device=query.device)
     step = StepCache({layer: keys}, {layer: values}, offsets)
     mask = _causal(length, query.device)[None, None]

@@ -33,8 +33,9 @@ struct SeenKeys {
       seen.clear();
       for (int64_t t = 0; t < tree_slots && context + t < capacity; ++t)
         if (mask[row * tree_slots + t]) seen.push_back(context + t);
-      // A path's keys lie in order of position, so a window is the last `window` of them.
-      const int64_t hidden = window > 0 ? std::max<int64_t>(0, context + static_cast<int64_t>(seen.size()) - window) : 0;
+      // A path's keys lie in order of position, so a window is the last `window` of them; below 0 it is chunks of so many.
+      const int64_t count = context + static_cast<int64_t>(seen.size());
+      const int64_t hidden = window > 0 ? std::max<int64_t>(0, count - window) : window < 0 ? (count - 1) / -window * -window : 0;
       first_key[row] = std::min(hidden, context);
       if (hidden > context) seen.erase(seen.begin(), seen.begin() + (hidden - context));
     }

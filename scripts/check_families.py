@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""Try every text-generation architecture of transformers with a small random model: served, or refused and why?
+
+    scripts/check_families.py --csv docs/results/families.csv
+
+Each model is saved as a folder and loaded from it in float32; greedy decoding under an n-gram tree must write what
+transformers' ``generate`` writes. A row says how the architecture runs (native, or traced for TorchInductor), why it is
+refused, or that something failed. Exit code 1 if anything failed; --page also writes the table into that page.
+"""
+
+import csv
+import io
+import signal
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import typer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from yggdrasil.cli import run_script
+from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.options import NGramOptions
+from yggdrasil.engine.assembly import assemble
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.errors import YggdrasilError, one_line
+from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.runtime.loading import load_model
+from yggdrasil.runtime.native_steps.families import describe
+from yggdrasil.runtime.selfcheck import check_tree_attention
+from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.tree.shape import TreeShape
+
+CPU = torch.device("cpu")
+SECONDS = 120  # of one architecture
+NEW_TOKENS = 24
+VOCABULARY = 128
+SHAPES = Shapes(max_length=64, draft_widths=(2,), max_depth=3, candidates=2, verify_widths=(1, 8), prefill_widths=(8,))
+# Sizes by the names that configurations have for them; of lists, what all layers need is derived from these.
+SMALL = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "n_embd": 64, "d_model": 64, "embed_dim": 64, "n_ctx": 128,
+    "intermediate_size": 96, "ffn_dim": 96, "n_inner": 96, "ffn_hidden_size": 96, "num_hidden_layers": 4, "n_layer": 4,
+    "n_layers": 4, "num_layers": 4, "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "n_positions": 256, "max_seq_len": 256,
+    "sliding_window": 6, "attention_chunk_size": 16, "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_num_experts": 4, "moe_k": 2, "n_group": 1,
+    "topk_group": 1, "num_dense_layers": 1, "first_k_dense_replace": 1, "decoder_sparse_step": 1, "rotary_dim": 8,
+    "shared_expert_intermediate_size": 32, "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16, "v_head_dim": 16, "qk_head_dim": 24, "global_head_dim": 32, "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "num_global_key_value_heads": 1,
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_num_heads": 8, "mamba_head_dim": 16,
+    "state_size": 16, "ssm_state_size": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "word_embed_proj_dim": 64, "decoder_layers": 2,
+    "decoder_attention_heads": 4, "decoder_ffn_dim": 96, "encoder_layers": 2, "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 96, "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+class Result(NamedTuple):
+    """One row of the table."""
+
+    architecture: str
+    outcome: str  # native, traced, refused, failed, or none (no small configuration)
+    note: str
+
+
+# What some architectures need beside: as many key heads as others, layers of both kinds, or sizes that belong together.
+OTHERWISE: tuple[dict[str, object], ...] = (
+    {}, {"num_key_value_heads": 4}, {"num_key_value_heads": 4, "head_dim": 24},
+    {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1},
+    {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "num_hidden_layers": 8},
+)  # fmt: skip
+
+
+def small_config(name: str, otherwise: dict[str, object]) -> PretrainedConfig:
+    """The architecture's configuration with small sizes; of a multimodal one, of its text."""
+    kind = CONFIG_MAPPING[name]
+    default = kind()
+    text = default.get_text_config()
+    known = text.to_dict() | dict.fromkeys(getattr(text, "attribute_map", {}))
+    changes = {field: value for field, value in SMALL.items() if field in known and _is_size(known, field)}
+    changes |= {field: value for field, value in otherwise.items() if field in known}
+    if text is default:
+        return kind(**changes)
+    field = next(each for each in ("text_config", "llm_config", "decoder") if getattr(default, each, None) is text)
+    return kind(**{field: type(text)(**changes).to_dict()})
+
+
+def _is_size(known: dict[str, Any], field: str) -> bool:
+    """Whether the field may be set: None says that a model lacks something, and lists are derived."""
+    return not isinstance(known[field], list | dict) and (known[field] is not None or field.endswith("token_id"))
+
+
+def random_model(config: PretrainedConfig) -> PreTrainedModel:
+    """A model whose choices differ from place to place."""
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4) if parameter.ndim >= 2 else parameter.add_(torch.randn_like(parameter) / 8)
+    return model
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One word a token."""
+    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words)
+
+
+def check(name: str, folder: Path) -> Result:
+    """Try one architecture."""
+    prompt = torch.tensor([[5, 9, 70, 33, 5, 9, 70, 41, 5, 9]])
+    fault = ""
+    for otherwise in OTHERWISE:
+        try:
+            model = random_model(small_config(name, otherwise))
+            expected = _generated(model, prompt)
+            model.save_pretrained(folder)
+            tokenizer().save_pretrained(folder)
+            break
+        except TimeoutError:
+            raise
+        except Exception as error:  # noqa: BLE001  (transformers' own)
+            fault = fault or one_line(error)[:160]
+    else:
+        return Result(name, "none", f"transformers makes or runs no such small model: {fault}")
+    try:
+        loaded = load_model(folder, torch.float32, CPU, 2)
+        check_tree_attention(loaded)
+        backend = "native" if describe(loaded.config) is not None else "eager"
+        assembly = assemble(loaded, NGramDrafter(NGramOptions()), SHAPES, backend)
+        decoder = Decoder(assembly, tokenizer(), FixedPolicy(TreeShape(2, 3, 8)), frozenset())
+        found = decoder.generate(prompt[0].tolist(), max_new_tokens=NEW_TOKENS)
+    except YggdrasilError as error:
+        return Result(name, "refused", one_line(error).replace(f"{folder}: ", "").replace(f"{folder} ", ""))
+    except TimeoutError:
+        raise
+    except Exception as error:  # noqa: BLE001  (what is to be found)
+        return Result(name, "failed", f"{type(error).__name__}: {one_line(error)[:200]}")
+    if list(found.tokens) != expected:
+        return Result(name, "failed", f"other tokens than generate: {list(found.tokens)} for {expected}")
+    note = f"{found.metrics.aal:.1f} tokens an iteration"
+    return Result(name, "native" if backend == "native" else "traced", note)
+
+
+def _generated(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
+    settings = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": None, "pad_token_id": 0}
+    tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[0, prompt.shape[1] :]
+    found: list[int] = tokens.tolist()
+    return found
+
+
+@contextmanager
+def time_limit() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not done in {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def main(
+    only: Annotated[
+        list[str] | None, typer.Argument(help="Architectures by transformers' names; all unless given.")
+    ] = None,
+    table: Annotated[Path | None, typer.Option("--csv", help="Write the table there.")] = None,
+) -> None:
+    """Try every text-generation architecture of transformers with a small random model."""
+    warnings.simplefilter("ignore")
+    transformers_logging.set_verbosity_error()
+    results = []
+    for name in only or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
+            try:
+                with time_limit():
+                    result = check(name, Path(folder))
+            except TimeoutError as error:
+                result = Result(name, "failed", str(error))
+        results.append(result)
+        typer.echo(f"{result.architecture:28} {result.outcome:8} {result.note}")
+    if table is not None:
+        with table.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerows([Result._fields, *results])
+    raise typer.Exit(any(result.outcome == "failed" for result in results))
+
+
+if __name__ == "__main__":
+    run_script(main, "check_families")
