@@ -25,10 +25,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
+from yggdrasil.drafters.options import NGramOptions
 
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.options import NGramOptions
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError, one_line

@@ -145,7 +145,9 @@ class TracedCall:
 
     @property
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """The model's layers, in order."""
+        """The model's layers, in order; none where some read keys and values that others made."""
+        if getattr(self._loaded.model.config.get_text_config(), "num_kv_shared_layers", 0):
+            return ()
         return tuple(decoder_layers(self._loaded.model))
 
     def _capture(self, captured: dict[int, Tensor], hooks: ExitStack, rows: Tensor | None) -> None:
