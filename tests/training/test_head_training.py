@@ -425,7 +425,7 @@ def test_a_head_that_was_trained_for_a_target_fits_it(config, tmp_path):
     recipe = EagleRecipe(loaded, torch.arange(40))
     recipe.write(recipe.initial(), tmp_path)
 
-    assert begun_head(tmp_path, "eagle3", loaded).settings.rope == settings_for(loaded, 40).rope
+    assert begun_head(tmp_path, loaded).settings.rope == settings_for(loaded, 40).rope
 
 
 def test_another_process_that_writes_takes_no_time_of_a_training(written, seconds, monkeypatch):

@@ -1,7 +1,8 @@
-"""A model's tensors as steps read them, kept on disk: a later start reads these and nothing else of the model.
+"""Tensors of a model whose weights were rounded, kept on disk: a later start reads these and nothing else of the model.
 
 It needs neither transformers' models and configurations, which take longer to import than all the rest, nor the time to
-pack. The file is safetensors; its metadata says the rest of what packages are known by.
+round. The file is safetensors; its metadata says the rest. Of models that native steps do not cover nothing is kept:
+their steps are traced at every start, from the model itself.
 """
 
 import hashlib
@@ -51,7 +52,7 @@ def open_model(
 ) -> LoadedModel:
     """What ``load_model`` gives: of a described model from its file as it lies, unless ``is_described`` is false.
 
-    Of others from tensors kept by an earlier time if they are whole; else it keeps them.
+    Of one whose weights are rounded from tensors kept by an earlier time if they are whole; else it keeps them.
 
     Raises:
         YggdrasilError: as ``load_model``.
@@ -71,6 +72,8 @@ def open_model(
     described = load_described(found, dtype, num_threads, weights, lambda: load().model) if is_described else None
     if described is not None:
         return described
+    if not _is_kept(found, weights):
+        return load()
     folder = _folder(found, dtype, weights)
     kept = _kept(folder)
     if kept is None:
@@ -79,7 +82,6 @@ def open_model(
     if kept is None:
         return load()
     tensors, record = kept
-    # Traced is the model as it is loaded: tracing asks for it where a step has no package.
     outline = Outline.from_record(record["outline"])
     return LoadedModel(
         found.given, outline, num_threads, dtype, device, tensors, record["formats"],
@@ -90,11 +92,16 @@ def open_model(
 def keep_model(loaded: LoadedModel, source: str | Path | Source, weights: Weights) -> None:
     """Have the next ``open_model`` find what is loaded already; where that cannot be it takes longer."""
     found = Source.find(source)
-    if weights in ("full", "file") and is_native() and description_of(found) is not None:
-        return  # it is loaded from its file
+    if loaded.device.type != "cpu" or not _is_kept(found, weights):
+        return
     folder = _folder(found, loaded.dtype, weights)
-    if loaded.device.type == "cpu" and not is_whole(folder, _layout(), sampled=_FILE):
+    if not is_whole(folder, _layout(), sampled=_FILE):
         _keep(loaded, folder)
+
+
+def _is_kept(source: Source, weights: Weights) -> bool:
+    """Whether native steps run over weights that take time to make."""
+    return weights not in ("full", "file") and is_native() and description_of(source) is not None
 
 
 def _folder(source: Source, dtype: torch.dtype, weights: Weights) -> Path:

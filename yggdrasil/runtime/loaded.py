@@ -10,7 +10,7 @@ from torch import Tensor
 
 from yggdrasil.checkpoints.outline import Outline
 
-if TYPE_CHECKING:  # a model that runs from packages never imports transformers' models
+if TYPE_CHECKING:  # native steps never import transformers' models
     from transformers import PreTrainedModel
 
 
@@ -26,18 +26,14 @@ class LoadedModel:
     tensors: dict[str, Tensor]  # parameters and buffers by name: what a step takes as its weights
     formats: dict[str, int]  # GGUF's numbers for the formats of quantised layers, by their names
     config: Mapping[str, Any]  # what config.json says; nothing of a head
-    described: str  # the model's configuration as it runs, which packages are known by
+    described: str  # the model's configuration as it runs
     build: Callable[[], "PreTrainedModel"]  # over the same tensors, or the same weights where it is described
     is_described: bool = False  # its tensors are those of native steps, which need no model
 
     @cached_property
     def model(self) -> "PreTrainedModel":
-        """What is traced; a model that runs from packages alone never asks for it."""
+        """What is traced; native steps never ask for it."""
         return self.build()
-
-    def make_model(self) -> None:
-        """Have ``model`` made now, if it is not yet."""
-        _ = self.model
 
     @property
     def max_context(self) -> int:
