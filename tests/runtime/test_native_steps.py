@@ -12,7 +12,7 @@ from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.native import is_native
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.runtime.native_steps.families import FAMILIES, describe, with_defaults
-from yggdrasil.runtime.native_steps.rotary import frequencies
+from yggdrasil.runtime.native_steps.rotary import RotaryTable, frequencies
 from yggdrasil.runtime.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(not is_native(), reason="the native library is not there")
@@ -234,3 +234,17 @@ def generated(family, prompt, count):
     settings = {"do_sample": False, "max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
     output = untouched(family).generate(tokens, attention_mask=torch.ones_like(tokens), **settings)
     return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_rows_are_those_of_a_whole_table_however_far_was_read_before(dtype):
+    rope, size, positions = {"rope_type": "default", "rope_theta": 1e4}, 64, 5000
+    speeds, _ = frequencies(rope, size)
+    angles = torch.arange(positions).float()[:, None] * torch.cat([speeds, speeds])
+    table = RotaryTable(rope, size, positions, dtype)
+
+    for first in (0, 700, 512, 4990, 3):  # within the first rows, beyond them, and back
+        asked = torch.arange(first, first + 10)
+        cosines, sines = table.rows(asked, first + 9)
+        assert torch.equal(cosines, angles[asked].cos().to(dtype))
+        assert torch.equal(sines, angles[asked].sin().to(dtype))

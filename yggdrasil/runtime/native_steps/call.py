@@ -14,7 +14,7 @@ from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, likeliest
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.families import Description, describe
 from yggdrasil.runtime.native_steps.layers import Linear, NotCoveredError, Weights, stack_of
-from yggdrasil.runtime.native_steps.rotary import rotary_table
+from yggdrasil.runtime.native_steps.rotary import RotaryTable
 
 
 def native_call(
@@ -50,10 +50,8 @@ class NativeCall:
         self._stack = stack_of(described, weights, cache.keys, cache.values, loaded.num_threads)
         # A turn in float32 reads its table in float32.
         table_dtype = loaded.dtype if described.turn == 0 else torch.float32
-        self._turns = [
-            part
-            for rope in described.ropes.values()
-            for part in rotary_table(rope, described.head_size, positions, table_dtype)
+        self._rotary = [
+            RotaryTable(rope, described.head_size, positions, table_dtype) for rope in described.ropes.values()
         ]
         self._embedding = _Embedding(loaded, described, weights)
         self._head = _Head(loaded, described, weights, vocab_size)
@@ -72,7 +70,8 @@ class NativeCall:
         # An id that only a padded target knows has no row in a drafter; padding rows may lie behind the last position.
         embedded = self._embedding(tokens.clamp(max=self._last_token))
         places = positions.clamp(max=self._last_position)
-        shared = [tree_mask, offsets, *(table.index_select(0, places) for table in self._turns)]
+        last = int(places.max())
+        shared = [tree_mask, offsets, *(part for table in self._rotary for part in table.rows(places, last))]
         outputs = dict(zip(self._kept, self._stack.run(embedded, shared, self._kept), strict=True))
         hidden = outputs[self._kept[-1]]
         wanted = hidden if rows is None else hidden.index_select(0, rows)

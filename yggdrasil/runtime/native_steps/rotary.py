@@ -10,13 +10,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_FIRST_ROWS = 512
 
-def rotary_table(rope: Mapping[str, Any], size: int, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [P, D] in ``dtype``, the second half of each row equal to the first."""
-    turns, scale = frequencies(rope, size)
-    angles = torch.arange(positions, dtype=torch.int64).float()[:, None] * turns
-    angles = torch.cat([angles, angles], dim=-1)
-    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+class RotaryTable:
+    """Cosines and sines [P, D] in ``dtype`` of P positions, the second half of each row equal to the first.
+
+    Rows are computed up to the farthest position that was read, twice as many each time: a model may have 131,072
+    positions, of which most texts read a few hundred.
+    """
+
+    def __init__(self, rope: Mapping[str, Any], size: int, positions: int, dtype: torch.dtype) -> None:
+        self._frequencies, self._scale = frequencies(rope, size)
+        with torch.inference_mode(False):  # rows are written later, in either mode
+            self._cosines, self._sines = (torch.empty(positions, size, dtype=dtype) for _ in range(2))
+        self._computed = 0
+
+    def rows(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [W, D] of ``positions`` [W] int64, none of which is greater than ``last``."""
+        if last >= self._computed:
+            self._compute(max(last + 1, _FIRST_ROWS, 2 * self._computed))
+        return self._cosines.index_select(0, positions), self._sines.index_select(0, positions)
+
+    @torch.no_grad()
+    def _compute(self, end: int) -> None:
+        """Compute the rows before ``end``."""
+        begin, end = self._computed, min(end, len(self._cosines))
+        angles = torch.arange(begin, end, dtype=torch.int64).float()[:, None] * self._frequencies
+        angles = torch.cat([angles, angles], dim=-1)
+        self._cosines[begin:end] = angles.cos() * self._scale
+        self._sines[begin:end] = angles.sin() * self._scale
+        self._computed = end
 
 
 def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
