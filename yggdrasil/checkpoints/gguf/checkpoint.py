@@ -19,6 +19,7 @@ from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.gguf.config import ROPE_FACTORS
 from yggdrasil.checkpoints.gguf.experts import apart, together
+from yggdrasil.checkpoints.gguf.recurrent import RECURRENT, as_in_model
 from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.checkpoints.shards import ShardWriter
 from yggdrasil.errors import YggdrasilError
@@ -50,19 +51,23 @@ def _weights(
 ) -> Iterator[tuple[str, Tensor]]:
     shapes = _expected_shapes(config)
     names = tensor_names(header, config, shapes)
-    processor = _processor(header, config)
     for tensor in sorted(header.tensors.values(), key=lambda each: each.start):
         name = names.get(tensor.name)
         if name is None:
             continue
-        if tensor.shape != shapes[name]:
+        if _without_ones(tensor.shape) != _without_ones(shapes[name]):
             raise YggdrasilError(
                 f"{shown(header.path)}: the tensor {tensor.name} has the shape {list(tensor.shape)} where the model "
                 f"({name}) has {list(shapes[name])}; the file is damaged or its facts are of another model"
             )
         if name not in but:
-            values = processor.process(values_of(header, tensor), tensor.name).weights
+            values = _as_in_model(header, config, tensor.name, values_of(header, tensor))
             yield name, torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A convolution of one channel each is [C, 1, K] in the model, and [C, K] in a file."""
+    return tuple(size for size in shape if size != 1)
 
 
 def _expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
@@ -83,13 +88,18 @@ def row_order(header: GgufHeader, config: PretrainedConfig, tensor: GgufTensor) 
     What is done to rows on the way to the model is done here to their numbers.
     """
     numbers = np.arange(tensor.shape[0])
-    order: npt.NDArray[np.int64] = _processor(header, config).process(numbers[:, None], tensor.name).weights[:, 0]
+    order: npt.NDArray[np.int64] = _as_in_model(header, config, tensor.name, numbers[:, None])[:, 0]
     return None if np.array_equal(order, numbers) else order
 
 
-def _processor(header: GgufHeader, config: PretrainedConfig) -> Any:
+def _as_in_model(header: GgufHeader, config: PretrainedConfig, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """``values`` of the file's tensor ``name`` as the model has them."""
+    if header.architecture in RECURRENT:
+        return as_in_model(config, name, values)
     order = "llama" if header.architecture in _LIKE_LLAMAS else header.architecture
-    return TENSOR_PROCESSORS.get(order, TensorProcessor)(config=config.to_dict())  # type: ignore[no-untyped-call]
+    processor: Any = TENSOR_PROCESSORS.get(order, TensorProcessor)
+    found: npt.NDArray[Any] = processor(config=config.to_dict()).process(values, name).weights
+    return found
 
 
 def tensor_names(
@@ -105,13 +115,23 @@ def tensor_names(
     for name in shapes:
         stem, _, suffix = name.rpartition(".")
         bare = table.get_name(name)  # a parameter that is no layer's weight or bias
-        names[f"{table.get_name(stem)}.{suffix}" if bare is None else f"{bare}.weight"] = name
+        if suffix == "dt_bias":
+            stem, suffix, bare = f"{stem}.dt_proj", "bias", None
+        theirs = f"{table.get_name(stem)}.{suffix}" if bare is None else f"{bare}.weight"
+        names[bare if bare in header.tensors else theirs] = name
     missing = sorted(names.keys() - header.tensors.keys())
-    unknown = sorted(header.tensors.keys() - names.keys() - {ROPE_FACTORS})
+    drafting = {name for name in header.tensors if _layer_of(name) >= config.num_hidden_layers}
+    unknown = sorted(header.tensors.keys() - names.keys() - {ROPE_FACTORS} - drafting)
     if missing or unknown:
         what = f"lacks {_listed(missing)}" if missing else f"holds {_listed(unknown)}, unknown to this architecture"
         raise YggdrasilError(f"{shown(header.path)} {what}; it cannot be loaded as {header.architecture}")
     return names
+
+
+def _layer_of(name: str) -> int:
+    """The layer that the file's tensor ``name`` belongs to, -1 of none; behind a model's own lie those that draft."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blk" and parts[1].isdecimal() else -1
 
 
 def _listed(names: list[str], most: int = 3) -> str:

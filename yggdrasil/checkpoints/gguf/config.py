@@ -13,6 +13,7 @@ from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.checkpoints.gguf.experts import expert_facts
 from yggdrasil.checkpoints.gguf.kinds import refuse_other_kinds
+from yggdrasil.checkpoints.gguf.recurrent import recurrent_facts
 from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.errors import YggdrasilError, one_line
 
@@ -21,7 +22,7 @@ from yggdrasil.errors import YggdrasilError, one_line
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2", "gemma3": "gemma3_text",
     "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5",
-    "gpt-oss": "gpt_oss",
+    "gpt-oss": "gpt_oss", "lfm2": "lfm2", "qwen35": "qwen3_5_text",
 }  # fmt: skip
 # Facts by the words of transformers, for those of which it has no table.
 _USUAL = {
@@ -71,6 +72,7 @@ def read_config(header: GgufHeader) -> PretrainedConfig:
         )
     facts["vocab_size"] = embedding.shape[0]
     facts |= _rope_scaling(header)
+    facts |= recurrent_facts(header)
     if header.architecture in _MOST_LAYERS_OF_GEMMA:
         facts |= _facts_of_gemma(header, facts)
     experts = expert_facts(header)
@@ -108,6 +110,8 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
     # As llama.cpp has it, which stretches evenly unless told otherwise.
     kind = header.fact("rope.scaling.type", "none" if factor == 1.0 else "linear")
     rotated, width = header.fact("rope.dimension_count"), _head_width(header)
+    if header.architecture == "qwen35":
+        return {}  # its own facts say so
     if rotated is not None and width is not None and rotated != width:
         raise _unread_rotation(header, f"of {rotated} of {width} channels")
     if ROPE_FACTORS in header.tensors:

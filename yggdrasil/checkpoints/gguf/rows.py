@@ -9,6 +9,7 @@ from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.formats.kinds import FORMATS, Format
 from yggdrasil.checkpoints.formats.rows import Quantise, QuantisedRows
 from yggdrasil.checkpoints.gguf.checkpoint import empty_model, row_order, tensor_names
+from yggdrasil.checkpoints.gguf.recurrent import has_columns_in_turns
 from yggdrasil.checkpoints.packing import weights_of
 
 _HEAD, _TABLE = "lm_head.weight", "token_embd.weight"
@@ -22,9 +23,14 @@ def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, GgufTen
     found: dict[str, GgufTensor] = {}
     for name, module in empty_model(config).named_modules():
         weights = weights_of(name, module)
-        if all(weight in places and places[weight].kind in FORMATS for weight in weights):
+        if all(weight in places and _is_read(places[weight], config) for weight in weights):
             found |= {weight: places[weight] for weight in weights}
     return found
+
+
+def _is_read(place: GgufTensor, config: PretrainedConfig) -> bool:
+    """Whether a layer reads the blocks as they lie: their order may change by rows, and never within one."""
+    return place.kind in FORMATS and not has_columns_in_turns(config, place.name)
 
 
 def rows_of_file(header: GgufHeader, config: PretrainedConfig) -> Quantise:

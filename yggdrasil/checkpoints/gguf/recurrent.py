@@ -1,0 +1,125 @@
+"""Recurrent layers in a GGUF file: their facts, and weights that llama.cpp's converter writes in another form.
+
+Of gated delta networks a file has the heads of values in turns of the heads of keys (0, 2, 4, .., 1, 3, ..), where the
+model has those of one key side by side; and the decay as it is multiplied, where the model has its logarithm.
+
+Dims: Hk heads of keys, Hv of values, Dk and Dv their sizes.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PretrainedConfig
+
+from yggdrasil.artifacts import shown
+from yggdrasil.artifacts.gguf import GgufHeader
+from yggdrasil.errors import YggdrasilError
+
+_Values = npt.NDArray[Any]
+_SHORT, _DELTA = "lfm2", "qwen35"
+RECURRENT = (_SHORT, _DELTA)
+
+
+def recurrent_facts(header: GgufHeader) -> dict[str, Any]:
+    """What the file says of its recurrent layers, in the words of transformers; nothing where it has none.
+
+    Raises:
+        YggdrasilError: something is not said, or the sizes do not fit together.
+    """
+    if header.architecture == _SHORT:
+        return _short_facts(header)
+    return _delta_facts(header) if header.architecture == _DELTA else {}
+
+
+def _short_facts(header: GgufHeader) -> dict[str, Any]:
+    heads = header.fact("attention.head_count_kv")
+    count = header.fact("block_count")
+    if not isinstance(heads, list) or len(heads) != count or not any(heads):
+        raise _unsaid(header, "attention.head_count_kv", heads)
+    return {
+        "num_key_value_heads": int(max(heads)), "block_auto_adjust_ff_dim": False,
+        "layer_types": ["full_attention" if each else "conv" for each in heads],
+        "norm_eps": header.fact("attention.layer_norm_rms_epsilon"),
+    }  # fmt: skip
+
+
+def _delta_facts(header: GgufHeader) -> dict[str, Any]:
+    sizes = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
+    facts = {name: header.fact(name) for name in ("block_count", *(f"ssm.{size}" for size in sizes))}
+    for name, fact in facts.items():
+        if not isinstance(fact, int) or fact < 1:
+            raise _unsaid(header, name, fact)
+    if facts["ssm.inner_size"] % facts["ssm.time_step_rank"] or facts["ssm.time_step_rank"] % facts["ssm.group_count"]:
+        raise _unsaid(header, "ssm.time_step_rank", facts["ssm.time_step_rank"])
+    count = facts["block_count"] - int(header.fact("nextn_predict_layers", 0))  # a drafting module lies behind
+    interval = int(header.fact("full_attention_interval", 4))
+    recurrent = header.fact("attention.recurrent_layers", [bool((layer + 1) % interval) for layer in range(count)])
+    width, rotated = header.fact("attention.key_length"), header.fact("rope.dimension_count")
+    if not isinstance(width, int) or not isinstance(rotated, int) or not 0 < rotated <= width:
+        raise _unsaid(header, "rope.dimension_count", rotated)
+    if (scaling := header.fact("rope.scaling.type", "none")) != "none":
+        raise _unsaid(header, "rope.scaling.type", scaling)
+    sections = header.fact("rope.dimension_sections", [11, 11, 10, 0])
+    rope = {
+        "rope_type": "default", "rope_theta": float(header.fact("rope.freq_base", 1e7)),
+        "partial_rotary_factor": rotated / width, "mrope_section": list(sections)[:3], "mrope_interleaved": True,
+    }  # fmt: skip
+    return {
+        "num_hidden_layers": count, "rope_parameters": rope,
+        "layer_types": ["linear_attention" if each else "full_attention" for each in list(recurrent)[:count]],
+        "linear_conv_kernel_dim": facts["ssm.conv_kernel"], "linear_key_head_dim": facts["ssm.state_size"],
+        "linear_num_key_heads": facts["ssm.group_count"], "linear_num_value_heads": facts["ssm.time_step_rank"],
+        "linear_value_head_dim": facts["ssm.inner_size"] // facts["ssm.time_step_rank"],
+    }  # fmt: skip
+
+
+def _unsaid(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
+    return YggdrasilError(
+        f"{shown(header.path)}: its {name} is {fact!r}, of which no model is made; fetch the file again, or give the "
+        "checkpoint folder"
+    )
+
+
+def has_columns_in_turns(config: PretrainedConfig, name: str) -> bool:
+    """Whether columns of the file's tensor ``name`` lie in another order than the model's."""
+    is_grouped = getattr(config, "linear_num_key_heads", 0) != getattr(config, "linear_num_value_heads", 0)
+    return is_grouped and ".ssm_out." in name
+
+
+def as_in_model(config: PretrainedConfig, name: str, values: _Values) -> _Values:
+    """``values`` of the file's tensor ``name`` as the model has them; rows alone where ``values`` are their numbers."""
+    if ".shortconv.conv." in name:
+        return values[:, None]
+    if config.model_type != "qwen3_5_text":
+        return values
+    part = name.rpartition(".weight")[0].rpartition(".")[2] or name.rpartition(".")[2]
+    values = _rows_in_turn(config, name, values)
+    if part == "ssm_conv1d":
+        return values[:, None]
+    if name.endswith("ssm_a"):
+        return np.log(-values)
+    is_norm = part.endswith("norm") and part != "ssm_norm"
+    return values - 1 if is_norm and values.ndim == 1 else values
+
+
+def _rows_in_turn(config: PretrainedConfig, name: str, values: _Values) -> _Values:
+    """Rows, or columns, of values by the heads of keys."""
+    keys, heads, size = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
+    first = 2 * keys * config.linear_key_head_dim  # of a convolution, and of what it reads
+    if keys == heads:
+        return values
+    if ".attn_qkv." in name or ".ssm_conv1d." in name:
+        return np.concatenate([values[:first], _grouped(values[first:], keys, heads, size)])
+    if ".ssm_out." in name:
+        return _grouped(values.T, keys, heads, size).T if values.shape[1] == heads * size else values
+    if ".attn_gate." in name:
+        return _grouped(values, keys, heads, size)
+    if any(part in name for part in (".ssm_alpha.", ".ssm_beta.", ".ssm_dt.", ".ssm_a")):
+        return _grouped(values, keys, heads, 1)
+    return values
+
+
+def _grouped(rows: _Values, keys: int, heads: int, size: int) -> _Values:
+    """Rows [Hv * size, ..] with those of one head of keys side by side."""
+    return rows.reshape(heads // keys, keys, size, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
