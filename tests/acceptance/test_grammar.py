@@ -53,13 +53,17 @@ def test_a_matching_text_is_allowed_and_ends():
     assert TOKENIZER.decode(grammar.forced(tokens('{"na'))).startswith("me")
 
 
-def test_json_is_spaced_as_python_writes_it_unless_the_schema_says_otherwise():
-    spaced = '{ "name":"Ada",\n"age": 36}'
-    free = {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}
-    flexible = Constraint("json_schema", json.dumps({**SCHEMA, "x-guidance": free}))
+def test_json_is_spaced_as_the_model_likes_but_not_for_ever_unless_the_schema_says_otherwise():
+    compact = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+    fixed = Constraint("json_schema", json.dumps({**SCHEMA, "x-guidance": compact}))
+    free = COMPILER.compile(JSON_SCHEMA)
 
-    assert not COMPILER.compile(JSON_SCHEMA).allows(tokens(spaced))
-    assert COMPILER.compile(flexible).allows(tokens(spaced))
+    for text in ('{"name": "Ada", "age": 36}', '{\n  "name": "Ada",\n  "age": 36\n}', '{"name":"Ada","age":36}'):
+        assert free.allows(tokens(text))
+    for text in ('{  "name"', '{\n\n"name"', "{\n" + " " * 17):
+        assert not free.allows(tokens(text))
+    assert COMPILER.compile(fixed).allows(tokens('{"name":"Ada","age":36}'))
+    assert not COMPILER.compile(fixed).allows(tokens('{"name": "Ada"'))
 
 
 @settings(max_examples=40)
@@ -235,7 +239,7 @@ def test_a_wide_enumeration_is_right():
 )
 def test_the_text_of_an_added_token_can_be_written(make, is_in_vocabulary):
     """As Qwen's ``<tool_call>``, which lies behind the vocabulary, and Gemma's ``<b>``, which is part of it."""
-    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer = copy.deepcopy(TOKENIZER.whole)
     text = next(token for token in tokenizer.get_vocab() if token.isalpha() and len(token) > 3)
     text = text if is_in_vocabulary else "<tool_call>"
     tokenizer.add_tokens([AddedToken(text, special=False)])

@@ -275,7 +275,7 @@ def test_a_stream_tells_all_that_stands_before_a_call(server):
 def test_a_call_that_special_tokens_alone_mark_is_found_behind_text(server, monkeypatch, before):
     """As Mistral's and Command-R's: the mark shows in no text, and an answer that is not all JSON was text."""
     server.chat(regex="a", max_tokens=4)  # constraints go by the tokenizer of the first: "~" is text there
-    tokenizer = copy.deepcopy(server.worker.decoder.tokenizer)
+    tokenizer = copy.deepcopy(server.worker.decoder.tokenizer.whole)
     tokenizer.add_special_tokens({"additional_special_tokens": ["~", "^"]})
     tokenizer.chat_template = TEMPLATE.replace("<tool_call>\n", "~").replace("\n</tool_call>", "^")
     monkeypatch.setattr(server.worker.decoder, "tokenizer", tokenizer)
@@ -354,7 +354,8 @@ def test_an_answer_that_is_nothing_but_calls_needs_no_mark(tokenizer, text, coun
 
 def test_a_mark_that_is_no_special_token_is_required_by_its_id(tokenizer):
     """Qwen's ``<tool_call>`` is an added token, and not special: its text alone is made of other tokens."""
-    tokenizer = copy.deepcopy(tokenizer)
+    template, tokenizer = tokenizer.chat_template, copy.deepcopy(tokenizer.whole)
+    tokenizer.chat_template = template
     tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("</tool_call>", special=False)])
     begin, end = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
     tools = [Tool.model_validate(each) for each in TOOLS]

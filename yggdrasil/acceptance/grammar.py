@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from llguidance._lib import JsonCompileOptions
 
-# JSON as json.dumps writes it: a model that may put white space anywhere may never stop, and what the spacing
-# determines need not be guessed. A schema asks for more by llguidance's own key, "x-guidance".
-_SPACING: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# White space as models usually write it: one space, or a line break with indentation. A model that may put any amount
+# anywhere may never stop; one that may put none is forced off its way (asked for a list, SmolLM2-135M then answers
+# `[]`). A schema asks for other white space by llguidance's own key, "x-guidance".
+_SPACING: "JsonCompileOptions" = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n {0,16})"}
 
 
 # What compiling one constraint may take. 8,000 alternatives take 0.1 s and 10 MB; some schemas grow without end.
@@ -193,7 +194,10 @@ def _to_llguidance(constraint: Constraint) -> str:
             raise ValueError("false allows nothing")
         if schema is not True and not isinstance(schema, dict):
             raise ValueError("a schema is a JSON object, or true")
-        return LLMatcher.grammar_from_json_schema(json.dumps({} if schema is True else schema), _SPACING)
+        has_own = isinstance(schema, dict) and "x-guidance" in schema
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps({} if schema is True else schema), None if has_own else _SPACING
+        )
     if constraint.kind == "regex":
         if (len(constraint.text) - len(constraint.text.rstrip("\\"))) % 2:
             raise ValueError("it ends with a backslash, which escapes nothing")  # llguidance drops it
