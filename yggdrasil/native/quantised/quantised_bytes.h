@@ -28,22 +28,20 @@ template <typename F>
 [[gnu::always_inline]] inline __m256i widened(const uint8_t* values, int vector, int half) {
   const auto at = [&](int64_t place) __attribute__((always_inline)) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + place)); };
   if constexpr (F::kBits == 8) return at(64 * vector + 32 * half);
+  if constexpr (F::kBits == 6) {
+    const int64_t first = vector / 4 * 192 + 32 * half;
+    if (vector % 4 < 3) return _mm256_and_si256(at(first + vector % 4 * 64), _mm256_set1_epi8(63));
+    const __m256i low = _mm256_and_si256(_mm256_srli_epi16(at(first), 6), _mm256_set1_epi8(3));
+    const __m256i middle = _mm256_and_si256(_mm256_srli_epi16(at(first + 64), 4), _mm256_set1_epi8(12));
+    return _mm256_or_si256(_mm256_or_si256(low, middle), _mm256_and_si256(_mm256_srli_epi16(at(first + 128), 2), _mm256_set1_epi8(48)));
+  }
   const __m256i nibbles = at(vector % 4 * 64 + 32 * half);
   const __m256i low = _mm256_and_si256(vector < 4 ? nibbles : _mm256_srli_epi16(nibbles, 4), _mm256_set1_epi8(15));
   if constexpr (F::kIsTable) return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kCodes))), low);
   if constexpr (F::kBits == 5) {
-    int32_t fifths;  // byte b of the vector has the b-th bit
-    std::memcpy(&fifths, values + kNibbleBytes + 8 * vector + 4 * half, sizeof fifths);
-    const __m256i of_bytes = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const __m256i spread_out = _mm256_shuffle_epi8(_mm256_set1_epi32(fifths), of_bytes), own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
-    const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(spread_out, own), own);
-    return _mm256_or_si256(low, _mm256_and_si256(is_set, _mm256_set1_epi8(16)));
-  }
-  if constexpr (F::kBits == 6) {
-    const __m256i pairs = at(kNibbleBytes + 64 * (vector / 4) + 32 * half);
-    const int place = vector % 4;  // of four pairs of bits in each byte
-    const __m256i moved = place < 2 ? _mm256_slli_epi16(pairs, 4 - 2 * place) : _mm256_srli_epi16(pairs, 2 * place - 4);
-    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(48)));
+    const __m256i fifths = at(kNibbleBytes + 32 * half);
+    const __m256i moved = vector < 4 ? _mm256_slli_epi16(fifths, 4 - vector) : _mm256_srli_epi16(fifths, vector - 4);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(16)));
   }
   return low;
 }

@@ -6,8 +6,8 @@
 // order they are read, and the stream of one row is up to a third faster. Groups of eight chunks lie side by side whole,
 // which was faster for them. The values of a chunk are eight vectors of 64 bytes, vector v holding inputs 4v to 4v+3 of
 // all 16 outputs, four beside each other, as numbers from 0 on: weight = scale * (value - offset) + minimum. Nibbles lie
-// in four vectors, v in the low and v + 4 in the high half. The fifth bits of vector v are 64 bits at 8v; the two highest
-// of six are a quarter of vector v / 4 of two.
+// in four vectors, v in the low and v + 4 in the high half. The fifth bits of vector v are the bits v
+// of another one. Four vectors of 6 bits lie in three, one in each, and pairs of the fourth's bits above them.
 #pragma once
 
 #include <algorithm>
@@ -159,24 +159,22 @@ void pack_values(const uint8_t* values, int lane, uint8_t* chunk) {
     for (int vector = 0; vector < 8; ++vector) std::memcpy(target + vector * 64, values + vector * 4, 4);
     return;
   }
+  if constexpr (F::kBits == 6) {
+    for (int vector = 0; vector < 6; ++vector) {
+      const uint8_t *own = values + 4 * (vector + vector / 3), *fourth = values + 16 * (vector / 3) + 12;
+      uint8_t four[4];
+      for (int i = 0; i < 4; ++i) four[i] = static_cast<uint8_t>(own[i] | (fourth[i] >> (vector % 3 * 2) & 3) << 6);
+      std::memcpy(target + vector * 64, four, 4);
+    }
+    return;
+  }
   uint8_t nibbles[kChunk / 2];
   for (int i = 0; i < kChunk / 2; ++i) nibbles[i] = static_cast<uint8_t>((values[i] & 15) | values[kChunk / 2 + i] << 4);
   for (int vector = 0; vector < 4; ++vector) std::memcpy(target + vector * 64, nibbles + vector * 4, 4);
   if constexpr (F::kBits == 5) {
-    for (int vector = 0; vector < 8; ++vector) {
-      const uint8_t* four = values + vector * 4;
-      const int bits = four[0] >> 4 | four[1] >> 4 << 1 | four[2] >> 4 << 2 | four[3] >> 4 << 3;
-      chunk[kNibbleBytes + vector * 8 + lane / 2] |= bits << (lane % 2 * 4);
-    }
-  }
-  if constexpr (F::kBits == 6) {
-    for (int half = 0; half < 2; ++half) {
-      const uint8_t* of = values + half * 16;
-      uint8_t high[4];
-      for (int i = 0; i < 4; ++i)
-        high[i] = static_cast<uint8_t>(of[i] >> 4 | of[4 + i] >> 4 << 2 | of[8 + i] >> 4 << 4 | of[12 + i] >> 4 << 6);
-      std::memcpy(target + kNibbleBytes + half * 64, high, 4);
-    }
+    uint8_t fifths[4] = {};
+    for (int i = 0; i < kChunk; ++i) fifths[i % 4] |= static_cast<uint8_t>(values[i] >> 4 << (i / 4));
+    std::memcpy(target + kNibbleBytes, fifths, 4);
   }
 }
 
@@ -232,10 +230,13 @@ template <typename F>
 uint8_t value_at(const uint8_t* chunk, int lane, int input) {
   const int vector = input / 4, byte = lane * 4 + input % 4;
   if constexpr (F::kBits == 8) return chunk[vector * 64 + byte];
+  if constexpr (F::kBits == 6) {
+    const uint8_t* three = chunk + vector / 4 * 192 + byte;
+    return vector % 4 < 3 ? three[vector % 4 * 64] & 63 : three[0] >> 6 | three[64] >> 6 << 2 | three[128] >> 6 << 4;
+  }
   uint8_t value = chunk[vector % 4 * 64 + byte] >> (vector / 4 * 4) & 15;
   if constexpr (F::kIsTable) return kCodes[value];
-  if constexpr (F::kBits == 5) value |= (chunk[kNibbleBytes + vector * 8 + byte / 8] >> (byte % 8) & 1) << 4;
-  if constexpr (F::kBits == 6) value |= (chunk[kNibbleBytes + vector / 4 * 64 + byte] >> (vector % 4 * 2) & 3) << 4;
+  if constexpr (F::kBits == 5) value |= (chunk[kNibbleBytes + byte] >> vector & 1) << 4;
   return value;
 }
 

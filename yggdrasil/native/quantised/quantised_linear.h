@@ -40,6 +40,21 @@ inline void widen_chunk(const uint8_t* values, __m512i (&wide)[8]) {
     for (int v = 0; v < 8; ++v) wide[v] = _mm512_loadu_si512(values + 64 * v);
     return;
   }
+  if constexpr (F::kBits == 6) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      __m512i *four = wide + 4 * i, three[3];
+#pragma GCC unroll 4
+      for (int v = 0; v < 3; ++v) {
+        three[v] = _mm512_loadu_si512(values + 192 * i + 64 * v);
+        four[v] = _mm512_and_si512(three[v], _mm512_set1_epi8(63));
+      }
+      const __m512i low = _mm512_and_si512(_mm512_srli_epi16(three[0], 6), _mm512_set1_epi8(3));
+      const __m512i middle = _mm512_and_si512(_mm512_srli_epi16(three[1], 4), _mm512_set1_epi8(12));
+      four[3] = _mm512_or_si512(_mm512_or_si512(low, middle), _mm512_and_si512(_mm512_srli_epi16(three[2], 2), _mm512_set1_epi8(48)));
+    }
+    return;
+  }
 #pragma GCC unroll 16
   for (int v = 0; v < 4; ++v) {
     const __m512i nibbles = _mm512_loadu_si512(values + 64 * v);
@@ -52,23 +67,10 @@ inline void widen_chunk(const uint8_t* values, __m512i (&wide)[8]) {
     for (int v = 0; v < 8; ++v) wide[v] = _mm512_shuffle_epi8(codes, wide[v]);
   }
   if constexpr (F::kBits == 5) {
-    const __m512i fifth = _mm512_set1_epi8(16);
+    const __m512i fifth = _mm512_set1_epi8(16), fifths = _mm512_loadu_si512(values + kNibbleBytes);
 #pragma GCC unroll 16
-    for (int v = 0; v < 8; ++v) {
-      uint64_t bits;
-      std::memcpy(&bits, values + kNibbleBytes + 8 * v, sizeof bits);
-      wide[v] = _mm512_mask_add_epi8(wide[v], _cvtu64_mask64(bits), wide[v], fifth);
-    }
-  }
-  if constexpr (F::kBits == 6) {
-    const __m512i highest = _mm512_set1_epi8(48);
-#pragma GCC unroll 16
-    for (int i = 0; i < 2; ++i) {
-      const __m512i pairs = _mm512_loadu_si512(values + kNibbleBytes + 64 * i);
-      const __m512i moved[4] = {_mm512_slli_epi16(pairs, 4), _mm512_slli_epi16(pairs, 2), pairs, _mm512_srli_epi16(pairs, 2)};
-#pragma GCC unroll 16
-      for (int v = 0; v < 4; ++v) wide[4 * i + v] = _mm512_or_si512(wide[4 * i + v], _mm512_and_si512(moved[v], highest));
-    }
+    for (int v = 0; v < 8; ++v)
+      wide[v] = _mm512_mask_add_epi8(wide[v], _mm512_test_epi8_mask(fifths, _mm512_set1_epi8(static_cast<char>(1 << v))), wide[v], fifth);
   }
 }
 
