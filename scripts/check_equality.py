@@ -128,7 +128,7 @@ def ways_of(planned: Policy, plan: Plan) -> dict[str, Way]:
     width = max((width for width in shapes.draft_widths if width <= 4), default=0)
     return {
         "plan": Way(planned),
-        **({"counts": Way(ModelFreePolicy(verified(shapes, 16)))} if plan.free else {}),
+        **({"counts": Way(ModelFreePolicy(verified(shapes, 16)))} if plan.model_free else {}),
         **(
             {
                 "EGT": Way(FixedPolicy(TreeShape(width, min(4, shapes.max_depth), verified(shapes, 16)))),

@@ -36,7 +36,7 @@ from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.progress import PhaseProgress, show_table
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
@@ -145,7 +145,9 @@ def _compare(kind: str, file: Path, program: Path, asked: Asked) -> dict[str, An
     longest = max(context + width for context, width, _ in asked.passes) + 1
     shapes = Shapes(max_length=max(2048, longest), draft_widths=(), verify_widths=widths)
     weights: Weights = "full" if kind == "bf16" else "file"
-    source = PairSource(str(file), None, "bfloat16", asked.threads, 1, shapes, weights, free=(CountsOptions(),))
+    source = PairSource(
+        str(file), None, "bfloat16", asked.threads, 1, shapes, weights, model_free=(StatisticsOptions(),)
+    )
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # PyTorch's idle threads would spin on the cores that our operators use
     with PhaseProgress() as progress, LlamaSteps(program, file, asked.threads, shapes.max_length) as theirs:

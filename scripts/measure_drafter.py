@@ -220,11 +220,11 @@ def played(
     traces: TraceSet, shape: TreeShape, documents: Sequence[Document], decoder: engine.Decoder
 ) -> dict[str, float]:
     """Accepted lengths, bonus included: of the drafter, of it with counts in its tree, of the counts."""
-    counts, policy = decoder.assembly.engine.free, Whole(COSTS, shape)
+    counts, policy = decoder.assembly.engine.model_free, Whole(COSTS, shape)
     recorded = recorded_documents(traces, dict(enumerate(document.prompt for document in documents)))
     alone = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, None))
-    both = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, counts), free=counts)
-    without = replay(recorded, ModelFreePolicy(shape.verify_width), COSTS, free=counts)
+    both = replay(recorded, policy, COSTS, trees=RecordedTrees(traces, COSTS, counts), model_free=counts)
+    without = replay(recorded, ModelFreePolicy(shape.verify_width), COSTS, model_free=counts)
     return {"drafter": alone.aal, "drafter and counts": both.aal, "counts": without.aal}
 
 

@@ -28,8 +28,8 @@ from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, repl
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.drafters.statistics.drafter import CountsDrafter
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import Policy
 from yggdrasil.policy.objective import least_useful_probability
@@ -101,7 +101,7 @@ def _speeds(seed: int) -> np.ndarray:
 
 def usual_drafter(native: bool) -> DrafterGroup:
     """N-gram statistics of the prompt and the answer, with the scorer that serves where none was fitted."""
-    drafter = CountsDrafter(Belief.usual(with_table=False), native=native)
+    drafter = StatisticsDrafter(NGramScorer.usual(with_table=False), native=native)
     return DrafterGroup([drafter])
 
 
@@ -122,10 +122,10 @@ class Play(NamedTuple):
         costs = Machine(**given, kind=kind, seed=seed)
         drafter = self.drafter(self.native)
         for each in drafter.drafters:
-            if isinstance(each, CountsDrafter):
+            if isinstance(each, StatisticsDrafter):
                 each.leave_out_below(least_useful_probability([self.costs]))
         trees = None if self.traces is None else RecordedTrees(self.traces, self.costs, drafter)
-        replay(self.documents, self.policy(), costs, trees=trees, free=drafter)
+        replay(self.documents, self.policy(), costs, trees=trees, model_free=drafter)
         return sum(costs.spent)
 
 
@@ -152,7 +152,7 @@ def plays_of(folder: Path, costs: StepCosts) -> list[Play]:
     mean = learned.mean.astype(np.float32)
 
     def drafting() -> Policy:
-        return ObjectivePolicy({0: paired}, ratios, mean, None, added_tokens=learned.lift)
+        return ObjectivePolicy({0: paired}, ratios, mean, None, added_tokens=learned.added_tokens)
 
     return [*plays, Play(f"{folder.name}, drafted", recorded_documents(held_out, prompts), paired, held_out, drafting)]
 

@@ -20,9 +20,9 @@ from yggdrasil.calibration.own_text import Document, read_documents
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.protocol import Budget
-from yggdrasil.drafters.statistics.drafter import CountsDrafter
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.grown_table import OWN_WEIGHT
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.shipped_table import make_table, table_file
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.errors import YggdrasilError
@@ -62,8 +62,8 @@ def main(
 
 def tokens_a_pass(table: Table | None, documents: Sequence[Document], width: int) -> float:
     """Tokens that become certain in a pass, the target's own among them, over all ``documents``."""
-    scorer = Belief.usual(with_table=False) if table is None else Belief.of_shipped_text()
-    drafter, tree, tokens, passes = CountsDrafter(scorer, table), TokenTree.on_host(16), 0, 0
+    scorer = NGramScorer.usual(with_table=False) if table is None else NGramScorer.of_shipped_text()
+    drafter, tree, tokens, passes = StatisticsDrafter(scorer, table), TokenTree.on_host(16), 0, 0
     for document in documents:
         drafter.begin([*document.prompt, document.answer[0]])
         certain = 1

@@ -49,7 +49,7 @@ TUNED = [
     Tuned("policy.costs", "LatencyScales.OWN_RATE", "of a deviation, what the scale of its own kind follows"),
     Tuned("policy.costs", "LatencyScales.PAUSE", "times its prediction: a step beyond it is a pause"),
     Tuned("policy.objective", "UNDERESTIMATE", "times its estimate: what a path may be accepted"),
-    Tuned("drafters.statistics.portable", "MOST_FOLLOWERS", "followers of a context that are looked at"),
+    Tuned("drafters.statistics.portable", "MAX_CONTINUATIONS", "continuations of a context that are looked at"),
     Tuned("drafters.statistics.best_first", "BRANCHES", "children of a node"),
     Tuned("drafters.statistics.portable", "MOST_LIKELY", "probability of all children together", is_share=True),
     Tuned("drafters.statistics.best_first", "LEAST_LIKELY", "probability below which a child is left out"),
@@ -58,7 +58,7 @@ TUNED = [
 ]
 NOT_PLAYED = {  # what else has a number there
     "engine.assembly": {"READ_WIDTH": "a size of steps"},
-    "engine.conversations": {"_WORTH_KEEPING": "the smallest prefill"},
+    "engine.conversations": {"_MIN_ROWS": "the smallest prefill"},
     "engine.host_acceptance": {"PolicyPerSetting._MOST": "sampling settings that are remembered"},
     "engine.online_estimates": {
         "VERSION": "of a file",
@@ -72,16 +72,16 @@ NOT_PLAYED = {  # what else has a number there
         "_OWN_SURVIVAL": "of a drafter that nothing is known of",
     },
     "drafters.statistics.portable": {
-        "LONGEST": "evidence: weights are fitted to it",
-        "TABLE_LENGTH": "evidence: weights are fitted to it",
-        "NUM_CONTEXTS": "evidence: weights are fitted to it",
+        "LONGEST": "features: weights are fitted to it",
+        "TABLE_LENGTH": "features: weights are fitted to it",
+        "NUM_CONTEXTS": "features: weights are fitted to it",
         "HIDDEN": "a size of what is fitted",
-        "RUNNERS_UP": "evidence: weights are fitted to it",
+        "RUNNERS_UP": "features: weights are fitted to it",
         "_BITS": "a size of keys",
         "MOST_TOKEN": "a size of keys",
         "LEAST_PATH": "until a plan's costs say it",
     },
-    "drafters.statistics.drafter": {"POOL_TOKENS": "a bound of memory", "_NativeCounts._MOST": "a bound of memory"},
+    "drafters.statistics.drafter": {"POOL_TOKENS": "a bound of memory", "_NativeStatistics._MOST": "a bound of memory"},
     "drafters.draft_model": {"SHORT_HEAD": "a size of steps"},
     "drafters.expansion": {"_ORDER_STEP": "an order among equals"},
     "drafters.statistics.grown_table": {

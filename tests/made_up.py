@@ -9,13 +9,13 @@ from tiny_pair import SHAPES
 
 from yggdrasil.artifacts import current_machine, plan_path, predictor_directory, profile_directory, write_csv
 from yggdrasil.calibration.measurement.stages import COLUMNS as SAMPLE_COLUMNS
-from yggdrasil.drafters.model_free_options import CountsOptions
-from yggdrasil.drafters.statistics.drafter import BELIEF_FILE
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.model_free_options import StatisticsOptions
+from yggdrasil.drafters.statistics.drafter import SCORER_FILE
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.features import EvidenceSizes
+from yggdrasil.predictor.features import FeatureSizes
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, STAGES, Schedule, all_variants
@@ -47,7 +47,7 @@ def learned(shapes=SHAPES):
               ("head_weight", (2, shapes.max_depth)), ("head_bias", shapes.max_depth))}  # fmt: skip
     predictor = DepthPredictor(scale=np.ones(1, dtype=np.float32), **zeros)
     survival = np.array([0.9**level for level in depths], dtype=np.float32)
-    return Learned(AcceptanceCalibration.identity(), predictor, EvidenceSizes(1, 0, 0), survival, ratios)
+    return Learned(AcceptanceCalibration.identity(), predictor, FeatureSizes(1, 0, 0), survival, ratios)
 
 
 def schedule_samples(shapes=SHAPES):
@@ -93,7 +93,7 @@ def plan(name: str = "made-up", **changes) -> Plan:
     )  # fmt: skip
     made = Plan(
         name, machine, {"yggdrasil": "0"}, "float32", ModelRef("owner/target", "0", 1),
-        [ModelRef("owner/drafter", "1", 1), CountsOptions(table=False)], "2", SHAPES, DEFAULT_ORDER, "latency",
+        [ModelRef("owner/drafter", "1", 1), StatisticsOptions(table=False)], "2", SHAPES, DEFAULT_ORDER, "latency",
         "predictor",
         f"../../predictors/{name}/{machine.slug}", [costs],
         Expectation("depth from predictor", 2.5, 4.5, 2.0),
@@ -107,7 +107,7 @@ def write_artifacts(root: Path, name: str = "made-up", **changes) -> Path:
     predictor = predictor_directory(root, name, machine)
     plan(name, **changes).save(destination)
     learned().save(predictor)
-    Belief.usual(with_table=False).save(predictor / BELIEF_FILE)
+    NGramScorer.usual(with_table=False).save(predictor / SCORER_FILE)
     scores = [("predictor", depth, scorer, 0.5 + 0.05 * depth, 0.2) for depth in (1, 2) for scorer in
               ("predictor", "constant", "confidence")]  # fmt: skip
     report = pd.DataFrame(scores, columns=["reads", "depth", "scorer", "auc", "brier"])

@@ -22,8 +22,8 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.heads.files import open_head
-from yggdrasil.drafters.model_free_options import CountsOptions
-from yggdrasil.drafters.statistics.drafter import CountsDrafter
+from yggdrasil.drafters.model_free_options import StatisticsOptions
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import encode_chat, encode_prompt, read_prompts
 from yggdrasil.runtime.parity import ParityReport
@@ -71,7 +71,7 @@ def test_a_drafter_that_does_not_pay_is_left_out(calibrated, reference, tmp_path
     plan, kept = Plan.load(path), Plan.load(calibrated.plan)
 
     assert (plan.drafter, plan.left_out.drafter) == (None, kept.drafter)
-    assert isinstance(plan.free[0], CountsOptions)
+    assert isinstance(plan.model_free[0], StatisticsOptions)
     assert kept.left_out is None
     assert (plan.shapes.draft_widths, plan.costs[0].draft_ms) == ((), {})
     assert f"left out {plan.left_out.describe()}; --keep-drafter keeps it" in capsys.readouterr().out
@@ -96,13 +96,13 @@ def test_a_calibrated_plan_decodes_what_the_target_says(calibrated, decoder, ref
 
 def test_the_text_is_counted_beside_a_draft_model_and_a_drafter_of_ones_own(calibrated, decoder):
     """What a calibration writes is what decoding opens; an n-gram drafter looks the text up itself."""
-    assert decoder.plan.free == (CountsOptions(table=False),)
-    assert isinstance(decoder.assembly.engine.free.drafters[0], CountsDrafter)
+    assert decoder.plan.model_free == (StatisticsOptions(table=False),)
+    assert isinstance(decoder.assembly.engine.model_free.drafters[0], StatisticsDrafter)
     own = Decoder.from_plan(calibrated.plan, drafter=Nobody())
-    assert [each.name for each in own.assembly.engine.free.drafters] == ["nobody", "text"]
+    assert [each.name for each in own.assembly.engine.model_free.drafters] == ["nobody", "text"]
     look_up = NGramDrafter()
     engine = Decoder.from_plan(calibrated.plan, drafter=look_up).assembly.engine
-    assert (engine.drafter, engine.free.drafters) == (None, [look_up])
+    assert (engine.drafter, engine.model_free.drafters) == (None, [look_up])
 
 
 def test_a_stream_is_the_text_piece_by_piece(calibrated, decoder):

@@ -14,7 +14,7 @@ from yggdrasil.calibration.pair import build_assembly, usual_drafter_weights
 from yggdrasil.calibration.pipeline import _drafters_of
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.model_free_options import CountsOptions, NGramOptions
+from yggdrasil.drafters.model_free_options import NGramOptions, StatisticsOptions
 from yggdrasil.engine import plan_lookup
 from yggdrasil.engine.plan_lookup import automatic_name
 from yggdrasil.engine.plan_parts import planned_drafter
@@ -115,7 +115,7 @@ def test_a_calibration_notes_the_weights_of_its_draft_model(monkeypatch):
 def test_drafter_and_dtype_decide_which(save):
     ngram, pair = save(plan()), save(plan(drafters=[ModelRef("x", DRAFTER.fingerprint(), 1)]), "pair")
     exact = save(plan(dtype="float32"), "exact")
-    counted = save(plan(drafters=[CountsOptions()]), "counted")
+    counted = save(plan(drafters=[StatisticsOptions()]), "counted")
 
     assert find_plan(TARGET, ["ngram"], "bfloat16") == ngram
     assert find_plan(TARGET, ["text"], None) == counted
@@ -123,7 +123,7 @@ def test_drafter_and_dtype_decide_which(save):
     assert find_plan(TARGET, None, "float32") == exact
     assert find_plan(TARGET, [str(TARGET.folder)], None) is None
     assert find_plan(TARGET, [str(DRAFTER.folder), "table"], None) is None
-    together = save(plan(drafters=[ModelRef("x", DRAFTER.fingerprint(), 1), CountsOptions()]), "together")
+    together = save(plan(drafters=[ModelRef("x", DRAFTER.fingerprint(), 1), StatisticsOptions()]), "together")
     assert find_plan(TARGET, [str(DRAFTER.folder), "table"], None) == together
     assert find_plan(TARGET, ["table"], None) == counted
 
@@ -134,7 +134,7 @@ def test_a_provisional_plan_serves_its_own_drafters_until_there_is_a_calibrated_
     assert find_plan(TARGET, None, None) is None
     assert find_plan(TARGET, ["ngram"], None) == tried
     calibrated = save(plan(drafters=[ModelRef("x", DRAFTER.fingerprint(), 1)]))
-    first = save(plan(drafters=[CountsOptions()], is_provisional=True), usual)
+    first = save(plan(drafters=[StatisticsOptions()], is_provisional=True), usual)
     assert find_plan(TARGET, None, None) == calibrated, "whatever drafters it has"
     calibrated.unlink()
     assert find_plan(TARGET, None, None) == first
@@ -173,7 +173,7 @@ def test_what_opens_no_plan_is_refused(plan, options, said):
 def test_a_plan_that_left_a_drafter_out_is_found_for_it(save):
     """It would be left out again."""
     model, gave = ModelRef("x", DRAFTER.fingerprint(), 1), Expectation("mean", 1.5, 1.0, 1.2)
-    without = save(plan(drafters=[CountsOptions()], left_out=LeftOut(model, gave, gave)))
+    without = save(plan(drafters=[StatisticsOptions()], left_out=LeftOut(model, gave, gave)))
 
     for asked in ([str(DRAFTER.folder)], [str(DRAFTER.folder), "table"], ["table"], None):
         assert find_plan(TARGET, asked, None) == without

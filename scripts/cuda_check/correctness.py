@@ -73,14 +73,14 @@ def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
     """Those without a model, by the names that a user gives; the draft model is in every tree above."""
     from yggdrasil.drafters.group import DrafterGroup
     from yggdrasil.drafters.lookahead import LookaheadDrafter
-    from yggdrasil.drafters.statistics.drafter import usual_counts
+    from yggdrasil.drafters.statistics.drafter import default_statistics
 
     free = ModelFreePolicy(16)
     return {
         "n-gram": (FixedPolicy(TREES[0]), {"drafter": NGramDrafter()}),
-        "n-gram statistics": (free, {"drafter": None, "free": usual_counts()}),
+        "n-gram statistics": (free, {"drafter": None, "free": default_statistics()}),
         "lookahead": (free, {"drafter": None, "free": DrafterGroup([LookaheadDrafter()])}),
-        "recycling": (free, {"drafter": None, "free": usual_counts(recycles=True)}),
+        "recycling": (free, {"drafter": None, "free": default_statistics(recycles=True)}),
     }
 
 

@@ -51,7 +51,7 @@ def test_nothing_guesses_beside_a_draft_model_alone(plan):
 
 def test_a_plan_goes_by_what_drafting_adds(plan):
     beside = Decision(TreeShape(0, 3, 4), 2.0, 1.0)
-    given, unknown = (planned_policy(plan, replace(made_up.learned(), lift=lift)) for lift in (0.5, None))
+    given, unknown = (planned_policy(plan, replace(made_up.learned(), added_tokens=lift)) for lift in (0.5, None))
 
     assert given._drafted.typically(0, beside).tokens == 2.0 + 0.5 / 2.0
     assert unknown._drafted.typically(0, beside) == unknown._drafted.typically(0, None)

@@ -15,7 +15,7 @@ from yggdrasil.bench.figures.context import OURS, PLAIN, Effort, Figure, FigureC
 from yggdrasil.bench.figures.draw import CSV_VERSION, draw, write_figure
 from yggdrasil.bench.figures.registry import FIGURES, chosen_figures
 from yggdrasil.bench.figures.temperatures import STATIC
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan
@@ -133,7 +133,7 @@ def test_the_same_numbers_draw_the_same_plot():
 
 def test_a_plan_without_a_draft_model_is_refused_before_it_is_opened(tmp_path):
     path = tmp_path / "plan.yaml"
-    replace(plan_of(), drafters=[CountsOptions()]).save(path)
+    replace(plan_of(), drafters=[StatisticsOptions()]).save(path)
     with pytest.raises(YggdrasilError, match="the plan tiny drafts without a draft model; rivals need a plan with one"):
         open_context(str(path), [], tmp_path, EFFORT, force_machine=False)
 

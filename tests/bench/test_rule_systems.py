@@ -81,6 +81,6 @@ def test_steps_that_verify_one_token_have_no_modes_to_compare(pair):
     ids=["no model", "no drafter"],
 )
 def test_rules_that_have_nothing_to_decide_on_are_left_out(pair, drafter, rules):
-    (rows,) = rows_of(rule_group(pair.decoder(PLAIN_POLICY, drafter=drafter, free=NGramDrafter()), 0.0))
+    (rows,) = rows_of(rule_group(pair.decoder(PLAIN_POLICY, drafter=drafter, model_free=NGramDrafter()), 0.0))
 
     assert [name.removesuffix(", T=0") for name in rows] == rules

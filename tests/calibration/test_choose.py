@@ -14,7 +14,7 @@ from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.drafters import NGramDrafter, NGramOptions
 from yggdrasil.drafters.registry import ngram_options
-from yggdrasil.drafters.statistics.drafter import usual_counts
+from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
@@ -61,9 +61,9 @@ def test_a_draft_model_is_chosen_for_with_and_without_its_first_guesses(pair, tm
     assert loaded.reads == choice.learned.reads
     sizes = (traces.hidden.shape[1], traces.repetition.shape[1], traces.head.shape[1])
     assert loaded.reads in {sizes, (*sizes[:2], 0)}
-    assert loaded.lift == choice.learned.lift > 0.0
-    replace(loaded, lift=None).save(tmp_path)  # as of an earlier calibration
-    assert Learned.load(tmp_path).lift is None
+    assert loaded.added_tokens == choice.learned.added_tokens > 0.0
+    replace(loaded, added_tokens=None).save(tmp_path)  # as of an earlier calibration
+    assert Learned.load(tmp_path).added_tokens is None
 
 
 def test_a_prediction_says_how_much_of_its_text_repeats_itself(pair):
@@ -96,7 +96,7 @@ def test_a_predictor_must_pay_for_the_time_it_takes(pair, monkeypatch, predictor
 def test_a_drafter_pays_by_what_others_guess_without_it(pair, draft_ms, pays):
     """Plain steps are not its rival here: the same trees without it are, on the same documents."""
     costs = replace(COSTS, head_ms=draft_ms, draft_ms=dict.fromkeys(COSTS.draft_ms, draft_ms))
-    choice = choose(recording(pair), AcceptanceCalibration.identity(), costs, usual_counts(), {})
+    choice = choose(recording(pair), AcceptanceCalibration.identity(), costs, default_statistics(), {})
     without = [each for each in choice.rejected if each.policy == "text alone"]
 
     assert choice.gain.pays == pays
@@ -118,7 +118,7 @@ def test_what_a_drafter_gains_is_of_all_documents(pair, monkeypatch):
     module_replay = module.replay
     monkeypatch.setattr(module, "replay", play)
     traces = recording(pair)
-    choose(traces, AcceptanceCalibration.identity(), COSTS, usual_counts(), {})
+    choose(traces, AcceptanceCalibration.identity(), COSTS, default_statistics(), {})
 
     assert played.count((4, traces.num_positions)) == 2
     assert max(played) == (4, traces.num_positions)
@@ -134,8 +134,8 @@ def test_policies_are_played_with_what_drafting_adds(pair, monkeypatch):
             super().__init__(*arguments, added_tokens=added_tokens, **options)
 
     monkeypatch.setattr(module, "ObjectivePolicy", Noted)
-    choice = choose(recording(pair), AcceptanceCalibration.identity(), COSTS, usual_counts(), {})
-    assert set(lifts) == {choice.learned.lift}
+    choice = choose(recording(pair), AcceptanceCalibration.identity(), COSTS, default_statistics(), {})
+    assert set(lifts) == {choice.learned.added_tokens}
 
 
 def test_three_percent_are_asked_of_a_drafter():
@@ -157,7 +157,7 @@ def test_where_documents_differ_more_is_asked_of_a_drafter(pair, monkeypatch):
     module, results = sys.modules[choose.__module__], []
     module_replay = module.replay
     monkeypatch.setattr(module, "replay", lambda *a, **k: results.append(module_replay(*a, **k)) or results[-1])
-    gain = choose(recording(pair), AcceptanceCalibration.identity(), COSTS, usual_counts(), {}).gain
+    gain = choose(recording(pair), AcceptanceCalibration.identity(), COSTS, default_statistics(), {}).gain
     drafting, without = (each for each in results if each.tokens == max(result.tokens for result in results))
 
     assert len(drafting.document_ms) == 4
@@ -177,7 +177,7 @@ def beside_each_other(frame):
 
 
 def test_free_trees_are_measured_between_drafted_ones(pair):
-    decoder = pair.decoder(PLAIN_POLICY, free=usual_counts())
+    decoder = pair.decoder(PLAIN_POLICY, model_free=default_statistics())
     frame = measure_stages(
         decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), list(TEXT[:40]), 2,
         lambda fraction: None,
@@ -190,7 +190,7 @@ def test_free_trees_are_measured_between_drafted_ones(pair):
     costs = costs_from(frame, SHAPES)[0]
 
     assert not decoder.assembly.engine.target.text.tokens, "what was timed last is no text to go on from"
-    assert costs.free_overhead_ms is not None
+    assert costs.model_free_overhead_ms is not None
     assert costs.head_ms > 0.0
 
 
@@ -217,12 +217,12 @@ def test_what_a_drafter_takes_to_read_a_text_is_measured(pair, monkeypatch):
     assert reading.between((len(prompt) - 4) / len(prompt), (len(prompt) + 4) / len(prompt)).all()
 
 
-@pytest.mark.parametrize("free", [None, NGramDrafter(), usual_counts()], ids=["none", "n-gram", "text"])
+@pytest.mark.parametrize("free", [None, NGramDrafter(), default_statistics()], ids=["none", "n-gram", "text"])
 def test_stages_without_a_drafter_have_costs(pair, free):
     """Free trees are measured as they are decoded; where the text says nothing their pass is as wide."""
     widths = SHAPES.verify_widths if free else (1,)
     shapes = replace(SHAPES, draft_widths=(), verify_widths=widths)
-    decoder = pair.decoder(PLAIN_POLICY, shapes, drafter=None, free=free)
+    decoder = pair.decoder(PLAIN_POLICY, shapes, drafter=None, model_free=free)
     frame = measure_stages(
         decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), list(range(1, 90)), 2,
         lambda fraction: None,

@@ -51,8 +51,8 @@ def test_trees_that_cost_no_pass_have_an_overhead_of_their_own():
         pd.DataFrame([row for row in rows if row[2] or not row[3]], columns=list(SAMPLE_COLUMNS)), shapes
     )[0]
 
-    assert costs.free_overhead_ms == 0.1
-    assert replace(costs, free_overhead_ms=None) == without
+    assert costs.model_free_overhead_ms == 0.1
+    assert replace(costs, model_free_overhead_ms=None) == without
     assert costs.head_ms == 0.5
     assert costs.verify_ms == {1: PLAIN_MS, 2: 10.0, 4: 12.0}
     assert useful_verify_widths(frame, shapes) == (1, 2, 4)

@@ -23,19 +23,19 @@ from yggdrasil.calibration.own_text import Document, OwnText, read_documents
 from yggdrasil.calibration.replay import replay
 from yggdrasil.calibration.statistics.learning import learn_counts
 from yggdrasil.calibration.statistics.model_free import guesses_beside
-from yggdrasil.calibration.statistics.prediction import foresee
-from yggdrasil.calibration.statistics.scorer_fit import fit_belief
+from yggdrasil.calibration.statistics.prediction import predict_model_free
+from yggdrasil.calibration.statistics.scorer_fit import fit_scorer
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.group import group_of
-from yggdrasil.drafters.model_free_options import CountsOptions, NGramOptions
+from yggdrasil.drafters.model_free_options import NGramOptions, StatisticsOptions
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import Capabilities, Step
 from yggdrasil.drafters.registry import Named, named_drafters, names_of
-from yggdrasil.drafters.statistics.drafter import CountsDrafter, usual_counts
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter, default_statistics
 from yggdrasil.drafters.statistics.portable import is_longest
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.engine.end_tokens import end_tokens
-from yggdrasil.engine.plan_parts import drafting_by, planned_free, planned_policy
+from yggdrasil.engine.plan_parts import drafting_by, planned_model_free, planned_policy
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import ModelFreePolicy
@@ -47,7 +47,7 @@ from yggdrasil.scheduling.plan import resolve_source
 
 TARGET = resolve_source("yggdrasil:assets/tiny/target")
 WORDS = ("The first of", "def add(a, b):", "In winter the old town by the sea is quiet, and", "1 2 3 4")
-TEXT_ALONE = CountsOptions(table=False)
+TEXT_ALONE = StatisticsOptions(table=False)
 COSTS = StepCosts(
     0.01,
     dict.fromkeys(SHAPES.draft_widths, 0.01),
@@ -246,9 +246,9 @@ def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer, f
 
 ROOM = 128  # tokens of an answer, which the tiny pair has slots for
 MAKE_FREE = {
-    "text": lambda: group_of([usual_counts()]),
+    "text": lambda: group_of([default_statistics()]),
     "n-gram": lambda: group_of([NGramDrafter()]),
-    "both": lambda: group_of([NGramDrafter(), usual_counts()]),
+    "both": lambda: group_of([NGramDrafter(), default_statistics()]),
 }
 
 
@@ -269,13 +269,13 @@ def test_the_simulation_decodes_as_the_engine_does(pair, kind, monkeypatch):
     def policy():
         return Costly({0: COSTS}, {}, np.empty(0, dtype=np.float32), None)
 
-    played = replay([document], policy(), COSTS, free=drafter)
-    decoder = pair.decoder(policy(), replace(SHAPES, draft_widths=()), drafter=None, free=MAKE_FREE[kind]())
+    played = replay([document], policy(), COSTS, model_free=drafter)
+    decoder = pair.decoder(policy(), replace(SHAPES, draft_widths=()), drafter=None, model_free=MAKE_FREE[kind]())
     generation = decoder.generate(TEXT[:20], max_new_tokens=ROOM)
     assert generation.tokens == reference
     assert (played.tokens, played.iterations) == (ROOM - 1, generation.metrics.iterations)
-    assert generation.metrics.free_trees > 5
-    expected = foresee(MAKE_FREE[kind](), [document], COSTS)
+    assert generation.metrics.model_free_trees > 5
+    expected = predict_model_free(MAKE_FREE[kind](), [document], COSTS)
     assert expected[0].aal == round(played.aal, 3)
     assert expected[0].speedup >= expected[-1].speedup == 1.0
     assert [each.policy.split(" width")[0] for each in expected[1:]] == ["fixed verify", "plain decoding"]
@@ -288,16 +288,16 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
         Document([1, 2], [token for phrase in generator.choice(12, 8) for token in phrases[phrase]]) for _ in range(60)
     ]
     learned = learn_counts(documents, COSTS, with_table=True)
-    assert learned.options() == CountsOptions(table=True)
+    assert learned.options() == StatisticsOptions(table=True)
     assert learned.expected[0].speedup > 2.0
     assert (learned.table.totals[is_longest(learned.table.keys)] > 1).all()
     alone = learn_counts(documents, COSTS, with_table=False)
-    assert alone.options() == CountsOptions(table=False)
+    assert alone.options() == StatisticsOptions(table=False)
     assert learned.expected[0].aal > alone.expected[0].aal > 1.2
     nothing = learn_counts([], COSTS, with_table=True)
     assert (nothing.table, nothing.expected) == (None, [])
-    few = fit_belief(documents[:3], with_table=True)
-    assert np.array_equal(few.counts, Belief.usual(with_table=True).counts)
+    few = fit_scorer(documents[:3], with_table=True)
+    assert np.array_equal(few.counts, NGramScorer.usual(with_table=True).counts)
 
 
 def test_a_belief_that_says_less_of_unseen_text_than_the_usual_is_not_taken():
@@ -305,10 +305,10 @@ def test_a_belief_that_says_less_of_unseen_text_than_the_usual_is_not_taken():
     generator = np.random.default_rng(0)
     told = [Document([1, 2], [7] * 100)] * 50
     others = [Document([1, 2], generator.integers(0, 40, 100).tolist()) for _ in range(30)]
-    usual = Belief.usual(with_table=False)
+    usual = NGramScorer.usual(with_table=False)
 
-    assert np.array_equal(fit_belief([*told, *others[:10]], with_table=False).bias, usual.bias)
-    assert not np.array_equal(fit_belief(others, with_table=False).bias, usual.bias)
+    assert np.array_equal(fit_scorer([*told, *others[:10]], with_table=False).bias, usual.bias)
+    assert not np.array_equal(fit_scorer(others, with_table=False).bias, usual.bias)
 
 
 def test_a_table_that_is_to_predict_knows_nothing_of_the_prompts_it_predicts_for():
@@ -318,28 +318,30 @@ def test_a_table_that_is_to_predict_knows_nothing_of_the_prompts_it_predicts_for
     told = [document for document in documents if document.prompt in ([9, 3], [9, 5])]
     borrowed = learned._replace(documents=())  # counted elsewhere: nobody knows of what
     ignorant = [each.knowing_nothing_of(told) for each in (learned, borrowed)]
-    whole = CountsDrafter(learned.belief, learned.table)
+    whole = StatisticsDrafter(learned.scorer, learned.table)
 
     for drafter, is_known in ((ignorant[0], False), (ignorant[1], False), (whole, True)):
         for prompt in asked:
             drafter.begin(prompt)
-            followers = drafter.evidence(())[:, 0].tolist()
-            assert (prompt[-1] in followers) == is_known
+            continuations = drafter.features(())[:, 0].tolist()
+            assert (prompt[-1] in continuations) == is_known
     for drafter in ignorant:
         drafter.begin([9, 4])
-        assert 4 in drafter.evidence(())[:, 0].tolist()
+        assert 4 in drafter.features(())[:, 0].tolist()
 
 
 def test_what_guesses_beside_a_drafter_knows_nothing_of_the_texts_it_is_played_on():
     documents = [Document([9, start], [start, *range(20, 30), start] * 8) for start in range(8)] * 30
     learned = learn_counts(documents, COSTS, with_table=True)
-    assembly = SimpleNamespace(engine=SimpleNamespace(free=group_of([CountsDrafter(learned.belief, learned.table)])))
+    assembly = SimpleNamespace(
+        engine=SimpleNamespace(model_free=group_of([StatisticsDrafter(learned.scorer, learned.table)]))
+    )
     job = Job(None, None, assembly, None, [], None, None)
     (beside,) = guesses_beside(job, learned, [documents[3], documents[5]], COSTS).drafters
 
     for prompt, is_known in (([9, 3], False), ([9, 5], False), ([9, 4], True)):
         beside.begin(prompt)
-        assert (prompt[-1] in beside.evidence(())[:, 0].tolist()) == is_known
+        assert (prompt[-1] in beside.features(())[:, 0].tolist()) == is_known
 
 
 def test_runners_up_are_worth_something_before_anything_came_twice():
@@ -358,25 +360,25 @@ def test_runners_up_are_worth_something_before_anything_came_twice():
 
     alone = learn_counts(documents, COSTS, with_table=False)
     recycling = learn_counts(documents, COSTS, with_table=False, runners_up=runners_up)
-    assert recycling.options() == CountsOptions(table=False, recycling=True)
+    assert recycling.options() == StatisticsOptions(table=False, recycling=True)
     assert recycling.expected[0].aal > alone.expected[0].aal + 0.1
-    worth = np.maximum(recycling.belief.bias + recycling.belief.recycled, 0.0) @ recycling.belief.out
+    worth = np.maximum(recycling.scorer.bias + recycling.scorer.recycled, 0.0) @ recycling.scorer.out
     assert worth[1:4].min() > worth[0], "the three ways on, before anything else is known"
     assert learn_counts([], COSTS, with_table=False, runners_up=runners_up).options().recycling
 
 
 def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
     """Neither where a plan's counts guess nor where it is predicted what they give."""
-    least, own = [], CountsDrafter.leave_out_below
+    least, own = [], StatisticsDrafter.leave_out_below
     monkeypatch.setattr(
-        CountsDrafter, "leave_out_below", lambda drafter, likely: least.append(likely) or own(drafter, likely)
+        StatisticsDrafter, "leave_out_below", lambda drafter, likely: least.append(likely) or own(drafter, likely)
     )
     learned = learn_counts([Document([1, 2], [1, 2, 3] * 20)] * 12, COSTS, with_table=True)
     assert least == [least_useful_probability([COSTS])]
     learned.save(tmp_path)
 
     plan = made_up.plan(drafters=(learned.options(),))
-    planned_free(plan, tmp_path)
+    planned_model_free(plan, tmp_path)
     alone = made_up.plan().drafters[:1]
     drafting_by(made_up.plan(drafters=alone), tmp_path, Silent())  # beside a drafter of one's own
 
@@ -402,7 +404,7 @@ def test_a_prediction_says_how_much_of_its_text_repeats_itself():
     assert "repeats" not in expected[1].describe()
 
 
-TABLE_TOO, LOOK_UP = CountsOptions(table=True), NGramOptions()
+TABLE_TOO, LOOK_UP = StatisticsOptions(table=True), NGramOptions()
 
 
 @pytest.mark.parametrize(
@@ -417,8 +419,8 @@ TABLE_TOO, LOOK_UP = CountsOptions(table=True), NGramOptions()
         (["some/model", "text"], "some/model", [TEXT_ALONE]),
         (["table", "some/model"], "some/model", [TABLE_TOO]),
         (["ngram", "table", "some/model"], "some/model", [LOOK_UP, TABLE_TOO]),
-        (["recycling"], None, [CountsOptions(table=False, recycling=True)]),
-        (["recycling", "table", "some/model"], "some/model", [CountsOptions(recycling=True)]),
+        (["recycling"], None, [StatisticsOptions(table=False, recycling=True)]),
+        (["recycling", "table", "some/model"], "some/model", [StatisticsOptions(recycling=True)]),
         (["none"], None, []),
     ],
 )
@@ -431,7 +433,7 @@ def test_drafters_by_name(names, model, free):
 
 
 def test_drafters_that_do_not_go_group_of():
-    assert named_drafters(["ngram"], "max_draft_len=3").free == (NGramOptions(max_draft_len=3),)
+    assert named_drafters(["ngram"], "max_draft_len=3").model_free == (NGramOptions(max_draft_len=3),)
     for names in (["a/model", "b/model"], ["none", "text"], ["none", "some/model"]):
         with pytest.raises(YggdrasilError, match=f"{names[0]} and {names[1]} do not draft together"):
             named_drafters(names)
@@ -452,7 +454,7 @@ def test_who_drafts_in_the_place_of_a_plans_own(tmp_path):
     """What costs no pass joins the counts; a look-up stands alone; of another's trees nothing is known."""
     plan = made_up.plan(drafters=[], shapes=replace(SHAPES, draft_widths=()))
     plan = replace(plan, costs=[replace(entry, draft_ms={}, head_ms=0.0) for entry in plan.costs])
-    own, look_up, free = Nobody(), NGramDrafter(), usual_counts()
+    own, look_up, free = Nobody(), NGramDrafter(), default_statistics()
 
     adapted, drafter, beside = drafting_by(plan, tmp_path, own)
     assert drafter is own
@@ -474,7 +476,7 @@ def test_who_drafts_in_the_place_of_a_plans_own(tmp_path):
 @pytest.mark.parametrize("kind", MAKE_FREE)
 @pytest.mark.parametrize("width", [2, 16])
 def test_a_fixed_free_tree_is_exact_too(pair, kind, width):
-    decoder = pair.decoder(ModelFreePolicy(width), drafter=None, free=MAKE_FREE[kind]())
+    decoder = pair.decoder(ModelFreePolicy(width), drafter=None, model_free=MAKE_FREE[kind]())
     generation = decoder.generate(TEXT[:30], max_new_tokens=60)
     assert generation.tokens == pair.reference(TEXT[:30], 60)
     assert generation.metrics.accepted > 0

@@ -12,14 +12,14 @@ from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.statistics.known_tables import SHIPPED, announce, largest_table, with_larger
 from yggdrasil.calibration.statistics.learning import Counted
-from yggdrasil.drafters.model_free_options import CountsOptions
-from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE, table_origin
+from yggdrasil.drafters.model_free_options import StatisticsOptions
+from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE, table_origin
 from yggdrasil.drafters.statistics.portable import HIDDEN
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.scheduling.plan import Expectation, ModelRef
 
-TABLE_TOO = CountsOptions()
+TABLE_TOO = StatisticsOptions()
 OWN = Table.of([([0], [1, 2, 3])])
 LARGER = Table.of([([0], list(range(50)))])
 LARGEST = Table.of([([0], list(range(90)))])
@@ -44,16 +44,16 @@ def plan(tmp_path, monkeypatch, target):
         parts = {"source": "elsewhere", "fingerprint": model_fingerprint(target), "threads": 1, **changes}
         write_artifacts(tmp_path, name, target=ModelRef(**parts), drafters=[options])
         folder = next((tmp_path / "predictors" / name).iterdir())
-        belief(table).save(folder / BELIEF_FILE)
+        scorer(table).save(folder / SCORER_FILE)
         table.save(folder / TABLE_FILE)
         return folder
 
     return write
 
 
-def belief(table):
+def scorer(table):
     """One that tells whose it is."""
-    return replace(Belief.usual(with_table=True), bias=np.full(HIDDEN, float(table.num_tokens)))
+    return replace(NGramScorer.usual(with_table=True), bias=np.full(HIDDEN, float(table.num_tokens)))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def shipped(tmp_path, monkeypatch, target):
     def write(table):
         folder = tmp_path / "tables" / model_fingerprint(target)
         folder.mkdir(parents=True)
-        belief(table).save(folder / BELIEF_FILE)
+        scorer(table).save(folder / SCORER_FILE)
         table.save(folder / TABLE_FILE)
 
     return write
@@ -84,7 +84,7 @@ def taken(target):
         pair = SimpleNamespace(counts=options, target=str(target), weights="full")
         known = largest_table(SimpleNamespace(pair=pair, **{"table_tokens": None, "own_table": False, **settings}))
         announce(known, SimpleNamespace(phase=phase))
-        counted = Counted(belief(OWN), table, EXPECTED, documents=[Document([0], [1, 2, 3])])
+        counted = Counted(scorer(OWN), table, EXPECTED, documents=[Document([0], [1, 2, 3])])
         return with_larger(counted, known), told
 
     return take
@@ -98,7 +98,7 @@ def test_the_largest_table_is_taken_with_its_belief(plan, taken):
         found, told = taken(table=own)
 
         assert found.table.num_tokens == LARGEST.num_tokens == 90
-        assert np.array_equal(found.belief.bias, belief(LARGEST).bias)
+        assert np.array_equal(found.scorer.bias, scorer(LARGEST).bias)
         assert found.expected is EXPECTED
         assert not found.documents, "they are not what it counts"
         assert len(told) == 1
@@ -120,18 +120,18 @@ def test_another_targets_table_is_not(plan, taken, change):
 
 
 def test_nor_one_that_counts_otherwise_or_is_damaged(plan, taken):
-    plan("recycling", LARGER, CountsOptions(recycling=True))
-    plan("text-alone", LARGER, CountsOptions(table=False))
+    plan("recycling", LARGER, StatisticsOptions(recycling=True))
+    plan("text-alone", LARGER, StatisticsOptions(table=False))
     (plan("damaged", LARGER) / TABLE_FILE).write_bytes(b"damaged")
 
     assert taken()[0].table is OWN
-    assert taken(CountsOptions(recycling=True))[0].table.num_tokens == 50
+    assert taken(StatisticsOptions(recycling=True))[0].table.num_tokens == 50
 
 
 def test_nor_any_where_none_was_asked_for(plan, taken):
     plan("larger", LARGER)
 
-    assert taken(CountsOptions(table=False))[0].table is OWN
+    assert taken(StatisticsOptions(table=False))[0].table is OWN
     assert taken(table_tokens=0)[0].table is OWN
     assert taken(table_tokens=0)[1] == taken(own_table=True)[1] == []
     assert taken(own_table=True)[0].table is OWN
@@ -146,7 +146,7 @@ def test_a_shipped_table_is_one_of_them_and_the_report_names_it(plan, shipped, t
     assert told == [f"using {offered}, if this calibration counts fewer (--own-table uses its own)"]
     found.save(tmp_path)
     assert table_origin(tmp_path) == f"n-gram table of 90 tokens from {SHIPPED}"
-    assert taken(CountsOptions(recycling=True))[0].table is OWN, "a scorer without runners-up"
+    assert taken(StatisticsOptions(recycling=True))[0].table is OWN, "a scorer without runners-up"
     OWN.save(tmp_path / TABLE_FILE)
     assert table_origin(tmp_path) is None
 

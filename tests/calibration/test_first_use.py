@@ -10,11 +10,11 @@ from calibrated_pair import write_pair
 from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.calibration import first_use
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.drafters.model_free_options import CountsOptions
-from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.model_free_options import StatisticsOptions
+from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
-from yggdrasil.engine.online_estimates import KeptEstimates, refined, state_file
+from yggdrasil.engine.online_estimates import OnlineEstimates, refined, state_file
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.pretrained import Decoder
@@ -128,7 +128,7 @@ def test_costs_follow_the_passes_of_their_width_and_the_others_in_proportion():
 def test_estimates_that_cannot_be_written_end_no_request(models, user_cache, monkeypatch):
     opened(models[0])
     path = kept_plan()
-    estimates = KeptEstimates(path.parent / "is a file" / "x" / "plan.yaml", Plan.load(path), dict)
+    estimates = OnlineEstimates(path.parent / "is a file" / "x" / "plan.yaml", Plan.load(path), dict)
     (path.parent / "is a file").write_text("")
     estimates.add(traced((4, 2.0)))
 
@@ -136,13 +136,15 @@ def test_estimates_that_cannot_be_written_end_no_request(models, user_cache, mon
 def test_a_table_that_is_shipped_for_the_model_is_used(models, user_cache, monkeypatch, tmp_path):
     table = tmp_path / "shipped"
     table.mkdir()
-    Belief.usual(with_table=True).save(table / BELIEF_FILE)
+    NGramScorer.usual(with_table=True).save(table / SCORER_FILE)
     Table.of([Document([1, 2, 3], [4, 5, 6] * 4)]).save(table / TABLE_FILE)
     monkeypatch.setattr(first_use, "table_folder", lambda _: table)
 
-    assert opened(models[0]).plan.free == (CountsOptions(table=True),)
-    assert opened(models[0], drafter="text").plan.free == (CountsOptions(table=False),)
-    assert opened(models[0], drafter=["text", "recycling"]).plan.free == (CountsOptions(table=False, recycling=True),)
+    assert opened(models[0]).plan.model_free == (StatisticsOptions(table=True),)
+    assert opened(models[0], drafter="text").plan.model_free == (StatisticsOptions(table=False),)
+    assert opened(models[0], drafter=["text", "recycling"]).plan.model_free == (
+        StatisticsOptions(table=False, recycling=True),
+    )
 
 
 def test_a_first_use_on_a_gpu(models, tmp_path):

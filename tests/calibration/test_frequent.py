@@ -20,7 +20,7 @@ from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.results import write_results
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.engine.plan_parts import planned_vocabulary
 from yggdrasil.scheduling.plan import Costs, Expectation, Plan, Shapes
 
@@ -63,7 +63,9 @@ def job(first, tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
 
     def make(texts=(), pair=first, **changes):
-        source = PairSource(str(pair.folder), str(pair.head), "float32", 1, 1, SHAPES, free=(CountsOptions(),))
+        source = PairSource(
+            str(pair.folder), str(pair.head), "float32", 1, 1, SHAPES, model_free=(StatisticsOptions(),)
+        )
         source = replace(source, **changes)
         said = []
         reporter = SimpleNamespace(phase=lambda title: said.append(title) or (lambda share: None))
@@ -164,7 +166,7 @@ def test_without_a_table_no_text_is_written(job, write, monkeypatch):
     monkeypatch.setattr("yggdrasil.calibration.statistics.model_free.OwnText", refuse)
     write(documents(40))
 
-    assert len(drafted(among_frequent(job(free=(CountsOptions(table=False),))[0]))) == MOST
+    assert len(drafted(among_frequent(job(model_free=(StatisticsOptions(table=False),))[0]))) == MOST
 
 
 def test_other_drafters_and_small_vocabularies_are_left_alone(job, write, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from yggdrasil.calibration import pipeline
 from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, PairSource
 from yggdrasil.calibration.statistics.model_free import OWN_TEXT
-from yggdrasil.drafters.model_free_options import CountsOptions, NGramOptions
+from yggdrasil.drafters.model_free_options import NGramOptions, StatisticsOptions
 from yggdrasil.scheduling.plan import Expectation, LeftOut, ModelRef, Shapes, resolve_source
 
 TARGET, DRAFTER = (resolve_source(f"yggdrasil:assets/tiny/{part}") for part in ("target", "drafter"))
@@ -21,7 +21,9 @@ GAVE = Expectation("mean", 1.5, 1.0, 1.2)
 def settings(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(f'{{"prompt": "{text}"}}\n' for text in PROMPTS))
-    pair = PairSource(TARGET, DRAFTER, "bfloat16", 0, 0, Shapes(), free=(NGramOptions(), CountsOptions(table=False)))
+    pair = PairSource(
+        TARGET, DRAFTER, "bfloat16", 0, 0, Shapes(), model_free=(NGramOptions(), StatisticsOptions(table=False))
+    )
     return CalibrationSettings(pair, prompts, "mine", tmp_path, QUICK)
 
 
@@ -52,7 +54,7 @@ def test_what_does_not_pay_is_left_out(settings, begun):
     assert plan == Path("plan")
     assert first == settings
     assert (second.pair.drafter, second.pair.shapes.draft_widths) == (None, ())
-    assert (second.pair.target, second.pair.free) == (TARGET, (NGramOptions(), CountsOptions(table=True)))
+    assert (second.pair.target, second.pair.model_free) == (TARGET, (NGramOptions(), StatisticsOptions(table=True)))
     assert left_out.drafter.source == "x"
     assert there == [OWN_TEXT]
     assert part.parent == work

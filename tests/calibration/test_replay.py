@@ -10,11 +10,11 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.calibration.choose import DraftedTreePolicy, KnowingPolicy, choose
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
-from yggdrasil.calibration.survival import _Beginning, _lift_of, survival_of
+from yggdrasil.calibration.survival import _added_tokens, _Beginning, survival_of
 from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import Budget, Capabilities
-from yggdrasil.drafters.statistics.drafter import usual_counts
+from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
@@ -27,8 +27,8 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.05 * w for w in SHAPES.verify_widths}, 0.05, 1.1)
 MAKE_FREE = {
     "none": lambda: None,
-    "text": lambda: group_of([usual_counts()]),
-    "n-gram and text": lambda: group_of([NGramDrafter(), usual_counts()]),
+    "text": lambda: group_of([default_statistics()]),
+    "n-gram and text": lambda: group_of([NGramDrafter(), default_statistics()]),
 }
 PROMPT = list(TEXT[:20])
 ANSWER = 128  # what the pair's cache holds beside the prompt
@@ -50,7 +50,9 @@ def traces(pair):
 
 def policy(traces):
     survival = survival_of(traces, COSTS, None, {3: PROMPT})
-    return Costly({0: COSTS}, survival.ratios, survival.mean.astype(np.float32), None, added_tokens=survival.lift)
+    return Costly(
+        {0: COSTS}, survival.ratios, survival.mean.astype(np.float32), None, added_tokens=survival.added_tokens
+    )
 
 
 @pytest.mark.parametrize("kind", MAKE_FREE)
@@ -59,15 +61,15 @@ def test_the_simulation_decodes_as_the_engine_does(pair, traces, kind, monkeypat
     monkeypatch.setattr("yggdrasil.calibration.replay.ANSWER", ANSWER)
     free = MAKE_FREE[kind]()
     documents = recorded_documents(traces, {3: PROMPT})
-    played = replay(documents, policy(traces), COSTS, trees=RecordedTrees(traces, COSTS, free), free=free)
-    generation = pair.decoder(policy(traces), free=MAKE_FREE[kind]()).generate(PROMPT, max_new_tokens=ANSWER)
+    played = replay(documents, policy(traces), COSTS, trees=RecordedTrees(traces, COSTS, free), model_free=free)
+    generation = pair.decoder(policy(traces), model_free=MAKE_FREE[kind]()).generate(PROMPT, max_new_tokens=ANSWER)
 
     assert [*documents[0].answer] == generation.tokens
     assert (played.tokens, played.iterations) == (ANSWER - 1, generation.metrics.iterations)
     assert played.histograms["verify_width"] == generation.metrics.verify_widths
     assert played.histograms["width"] == generation.metrics.draft_widths
     assert sum(count for width, count in played.histograms["width"].items() if width) > 5
-    assert (generation.metrics.free_trees > 0) == (free is not None)
+    assert (generation.metrics.model_free_trees > 0) == (free is not None)
 
 
 @pytest.mark.parametrize("kind", MAKE_FREE)
@@ -77,7 +79,7 @@ def test_a_fixed_tree_is_filled_and_played_too(pair, traces, kind):
     trees = RecordedTrees(traces, COSTS, free)
     promised = trees.grow(0, TreeShape(2, 3, 1), fills=False)[-1]
     documents = recorded_documents(traces, {3: PROMPT})
-    played = replay(documents, DraftedTreePolicy(COSTS, TreeShape(2, 3, 1)), COSTS, trees=trees, free=free)
+    played = replay(documents, DraftedTreePolicy(COSTS, TreeShape(2, 3, 1)), COSTS, trees=trees, model_free=free)
     fixed = pair.decoder(FixedPolicy(TreeShape(2, 3, 8))).generate(PROMPT, max_new_tokens=ANSWER)
 
     assert 1.0 < promised < 4.0
@@ -224,7 +226,7 @@ def test_survival_is_that_of_places_where_iterations_begin():
 
     assert survival.mean.tolist() == [1.0, 1.0]
     assert survival.ratios[1][1].tolist() == [[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]
-    assert survival.lift == 2.0
+    assert survival.added_tokens == 2.0
 
 
 def test_others_know_the_text_up_to_where_an_iteration_begins():
@@ -241,29 +243,29 @@ def test_what_drafting_adds_is_fitted_by_the_inverse_of_what_is_promised():
     kept = np.array([[0, 1, 1], [0, 1, 3]])
     sure, unsure = (_Beginning(0, kept, promised, promised, width) for promised, width in ((2.0, 2), (1.0, 0)))
 
-    assert _lift_of([sure], shape=1, width=1) == (4 - 2) * 2
-    assert _lift_of([unsure], shape=1, width=1) == 2 - 1
-    assert _lift_of([sure, unsure], shape=1, width=1) == pytest.approx((2 / 2 + 1) / (1 / 4 + 1))
-    assert _lift_of([sure], shape=0, width=1) == 0.0
+    assert _added_tokens([sure], shape=1, width=1) == (4 - 2) * 2
+    assert _added_tokens([unsure], shape=1, width=1) == 2 - 1
+    assert _added_tokens([sure, unsure], shape=1, width=1) == pytest.approx((2 / 2 + 1) / (1 / 4 + 1))
+    assert _added_tokens([sure], shape=0, width=1) == 0.0
     boastful = _Beginning(0, kept, 2.0, 1.5, 2)
-    assert _lift_of([boastful], shape=1, width=1) == (4 - 1.5) * 2, "it is added to what is given"
+    assert _added_tokens([boastful], shape=1, width=1) == (4 - 1.5) * 2, "it is added to what is given"
 
 
 def test_trees_that_nothing_is_added_to_are_the_drafters_own(traces):
     silent, alone = (survival_of(traces, COSTS, free, {3: PROMPT}) for free in (group_of([Silent()]), None))
     assert silent.mean.tolist() == alone.mean.tolist()
     assert all(np.array_equal(table, alone.ratios[width]) for width, table in silent.ratios.items())
-    assert silent.lift == alone.lift
+    assert silent.added_tokens == alone.added_tokens
 
 
 def test_drafting_adds_to_other_guesses_and_to_none(traces):
-    alone, beside = (survival_of(traces, COSTS, free, {3: PROMPT}) for free in (None, group_of([usual_counts()])))
-    assert beside.lift > 0.0
-    assert 1.0 < alone.lift < 3.0, "all that a tree keeps"
+    alone, beside = (survival_of(traces, COSTS, free, {3: PROMPT}) for free in (None, group_of([default_statistics()])))
+    assert beside.added_tokens > 0.0
+    assert 1.0 < alone.added_tokens < 3.0, "all that a tree keeps"
 
 
 def test_a_level_of_the_drafters_own_is_worth_less_where_counts_go_on_with_its_tree(traces):
-    both = None, group_of([usual_counts()])
+    both = None, group_of([default_statistics()])
     alone, filled = (tables_of(survival_of(traces, COSTS, free, {3: PROMPT})) for free in both)
     tokens = {name: table[4].sum(axis=1)[:, -1] for name, table in (("alone", alone), ("filled", filled))}  # [D budget]
     assert (tokens["filled"] > tokens["alone"])[:-1].all()
@@ -272,7 +274,7 @@ def test_a_level_of_the_drafters_own_is_worth_less_where_counts_go_on_with_its_t
 
 def test_of_texts_no_longer_than_trees_are_deep_what_there_is_is_known(traces):
     short = TraceSet.from_arrays({name: array[: SHAPES.max_depth] for name, array in traces.to_arrays().items()})
-    found = survival_of(short, COSTS, group_of([usual_counts()]), {3: PROMPT})
+    found = survival_of(short, COSTS, group_of([default_statistics()]), {3: PROMPT})
     assert found.mean[0] > 0.0
     assert tables_of(found)[4].max() <= 1.0
 
@@ -290,8 +292,12 @@ def path_to(tree, node):
 @pytest.mark.parametrize("shape", [TreeShape(1, 1, 1), TreeShape(2, 2, 1), TreeShape(4, 3, 1), TreeShape(4, 4, 1)])
 def test_recorded_trees_are_filled_as_those_that_are_grown_no_deeper(pair, traces, shape):
     """What was attached at deeper levels is still a candidate there, and so is what never was."""
-    assembly, free = pair.decoder(PLAIN_POLICY).assembly, usual_counts()
-    drafter, tree, trees = assembly.engine.drafter, assembly.engine.tree, RecordedTrees(traces, COSTS, usual_counts())
+    assembly, free = pair.decoder(PLAIN_POLICY).assembly, default_statistics()
+    drafter, tree, trees = (
+        assembly.engine.drafter,
+        assembly.engine.tree,
+        RecordedTrees(traces, COSTS, default_statistics()),
+    )
     answer = recorded_documents(traces, {})[0].answer
     for index in (3, 17, 40):
         text = [*PROMPT, *answer[: index + 1]]
@@ -308,7 +314,7 @@ def test_recorded_trees_are_filled_as_those_that_are_grown_no_deeper(pair, trace
 
 
 def test_a_choice_goes_by_filled_trees(traces):
-    chosen = choose(traces, AcceptanceCalibration.identity(), COSTS, group_of([usual_counts()]), {3: PROMPT})
-    filled = survival_of(traces, COSTS, group_of([usual_counts()]), {3: PROMPT})
+    chosen = choose(traces, AcceptanceCalibration.identity(), COSTS, group_of([default_statistics()]), {3: PROMPT})
+    filled = survival_of(traces, COSTS, group_of([default_statistics()]), {3: PROMPT})
     assert all(np.allclose(table, filled.ratios[width]) for width, table in chosen.learned.ratios.items())
     np.testing.assert_allclose(chosen.learned.mean_survival, filled.mean, rtol=1e-6)

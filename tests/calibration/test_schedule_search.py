@@ -25,7 +25,7 @@ from yggdrasil.calibration.measurement.schedules import (
     summarise_plans,
 )
 from yggdrasil.cli import main
-from yggdrasil.drafters.model_free_options import CountsOptions, NGramOptions
+from yggdrasil.drafters.model_free_options import NGramOptions, StatisticsOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
@@ -134,7 +134,7 @@ def test_a_plan_that_reads_the_head_draft_keeps_doing_so(run, tmp_path):
 
 def test_with_a_head_nothing_is_searched_that_would_read_ahead_of_the_target(run, tmp_path):
     head = write_head(tmp_path / "head", eagle_config(), {})
-    path = write_artifacts(tmp_path, drafters=[ModelRef(str(head), "1", 1), CountsOptions(table=False)])
+    path = write_artifacts(tmp_path, drafters=[ModelRef(str(head), "1", 1), StatisticsOptions(table=False)])
     measured = {schedule_code(schedule) for schedule in measured_schedules(NAMED_WITH_STATES)}
     samples = schedule_samples()
     file = tmp_path / "profiles" / "made-up" / path.stem / "schedule_samples.csv"

@@ -34,7 +34,7 @@ TARGET_PROMPTS = Path(TARGET).parent / "prompts.jsonl"
 
 
 def pair(**shapes):
-    return PairSource(TARGET, None, "bfloat16", 0, 0, Shapes(**shapes), free=(NGramOptions(),))
+    return PairSource(TARGET, None, "bfloat16", 0, 0, Shapes(**shapes), model_free=(NGramOptions(),))
 
 
 def test_a_context_that_the_model_lacks_is_refused_and_not_cut():

@@ -10,7 +10,7 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.cli import chat as command
 from yggdrasil.cli import main
 from yggdrasil.cli.chat import Conversation
-from yggdrasil.engine.recommended_sampling import OwnSampling
+from yggdrasil.engine.recommended_sampling import RecommendedSampling
 from yggdrasil.engine.request_options import RequestSettings
 from yggdrasil.errors import Terminated, YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
@@ -220,8 +220,8 @@ def test_bytes_that_are_no_text(run):
 
 
 def test_a_chat_samples_as_the_model_says_and_shows_it(run, monkeypatch, pair):
-    own = OwnSampling(SamplingParams(temperature=0.6, top_k=20), "the file's own")
-    monkeypatch.setattr("yggdrasil.engine.recommended_sampling.own_sampling_of", lambda _: own)
+    own = RecommendedSampling(SamplingParams(temperature=0.6, top_k=20), "the file's own")
+    monkeypatch.setattr("yggdrasil.engine.recommended_sampling.recommended_sampling_of", lambda _: own)
 
     code, _, err = run("Then", law=())
     assert code == 0

@@ -13,7 +13,7 @@ from options import absurd_options, prompt_commands
 
 from yggdrasil.cli import main
 from yggdrasil.cli.app import app
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
     """A plan whose models are nowhere: a command that looks for them first says so, and not what was asked."""
     place = tmp_path_factory.mktemp("options")
     write_artifacts(place, "faults", target=ModelRef("missing", "0", 1), drafters=[ModelRef("missing", "0", 1)])
-    write_artifacts(place, "counted", target=ModelRef("missing", "0", 1), drafters=[CountsOptions()])
+    write_artifacts(place, "counted", target=ModelRef("missing", "0", 1), drafters=[StatisticsOptions()])
     lines = [json.dumps({"prompt": f"text number {i}"}) for i in range(6)]
     (place / "prompts.jsonl").write_text("\n".join(lines))
     return place

@@ -11,7 +11,7 @@ from yggdrasil.drafters import Capabilities
 
 
 class LastFollowerDrafter:
-    name = "last follower"
+    name = "last continuation"
     capabilities = Capabilities()  # reads no states of the target, runs no steps
 
     def begin(self, tokens):

@@ -16,26 +16,26 @@ from tiny_pair import SHAPES, TEXT, byte_tokenizer, random_model
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.statistics import grown_table
 from yggdrasil.drafters.statistics.best_first import BRANCHES
-from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
+from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
 from yggdrasil.drafters.statistics.grown_table import OWN_WEIGHT, AnswerCounts, answers_folder, forget_answers, merge
 from yggdrasil.drafters.statistics.portable import table_key
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.drafters.statistics.table_files import WatchedTable
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef
 
-FEW = st.integers(0, BRANCHES - 1)  # so many tokens that no follower is left out
+FEW = st.integers(0, BRANCHES - 1)  # so many tokens that no continuation is left out
 DOCUMENTS = st.lists(st.tuples(st.lists(FEW, max_size=4), st.lists(FEW, min_size=1, max_size=30)), max_size=6)
 ANSWER = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def read(table):
-    """Context -> (how often, {follower: how often})."""
+    """Context -> (how often, {continuation: how often})."""
     parts = zip(table.keys.tolist(), table.totals.tolist(), table.starts[:-1], table.starts[1:], strict=True)
     return {
         key: (total, dict(zip(table.tokens[a:b].tolist(), table.counts[a:b].tolist(), strict=True)))
@@ -67,8 +67,8 @@ def test_a_difference_is_the_count_of_the_rest(some, others, strangers):
 
 
 def test_what_was_not_kept_takes_no_more_away_than_there_was():
-    """Nine followers of one context, of which eight are kept: without them the ninth is all that is left."""
-    every = [token for follower in range(1, BRANCHES + 1) for token in (0, follower, 0, follower)]
+    """Nine continuations of one context, of which eight are kept: without them the ninth is all that is left."""
+    every = [token for continuation in range(1, BRANCHES + 1) for token in (0, continuation, 0, continuation)]
     left = (
         Table.of([([], [0, 99, 0, 99, 0, 99])]).plus(Table.of([([], every)])).minus(Table.of([([], [*every, 0, 99])]))
     )
@@ -80,20 +80,20 @@ def test_a_sum_keeps_the_most_frequent():
         Table.of([([], [token for each in tokens for token in (0, each)])])
         for tokens in ([*range(1, BRANCHES + 1)] * 2, [*range(BRANCHES, BRANCHES + 5), *[40] * 5])
     )
-    total, followers = read(first.plus(second))[table_key((0,))]
+    total, continuations = read(first.plus(second))[table_key((0,))]
 
     assert total == 2 * BRANCHES + 10
-    assert len(followers) == BRANCHES
-    assert followers[40] == 5
-    assert followers[BRANCHES] == 3
+    assert len(continuations) == BRANCHES
+    assert continuations[40] == 5
+    assert continuations[BRANCHES] == 3
 
 
 @given(DOCUMENTS)
 def test_half_of_every_count_is_kept(documents):
     expected = {}
-    for key, (total, followers) in read(Table.of(documents)).items():
+    for key, (total, continuations) in read(Table.of(documents)).items():
         if total >= 2:
-            expected[key] = (total // 2, {token: count // 2 for token, count in followers.items() if count >= 2})
+            expected[key] = (total // 2, {token: count // 2 for token, count in continuations.items() if count >= 2})
 
     assert read(Table.of(documents).halved()) == expected
 
@@ -275,11 +275,11 @@ def plan(tmp_path_factory):
     byte_tokenizer().save_pretrained(folder / "target")
     target = ModelRef(str(folder / "target"), model_fingerprint(folder / "target"), 1)
     path = write_artifacts(
-        folder, "grows", target=target, drafters=[CountsOptions()], depth_from="mean",
+        folder, "grows", target=target, drafters=[StatisticsOptions()], depth_from="mean",
         tokenizer=tokenizer_fingerprint(folder / "target"),
     )  # fmt: skip
     predictor = next((folder / "predictors" / "grows").iterdir())
-    Belief.usual(with_table=True).save(predictor / BELIEF_FILE)
+    NGramScorer.usual(with_table=True).save(predictor / SCORER_FILE)
     Table.of([([], [0, 0])]).save(predictor / TABLE_FILE)
     return path
 

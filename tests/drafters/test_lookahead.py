@@ -12,7 +12,7 @@ from yggdrasil.drafters import LookaheadDrafter, LookaheadOptions
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.registry import named_drafters, names_of
-from yggdrasil.drafters.statistics.drafter import usual_counts
+from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.policy.stopping import UNBOUNDED, stopping_bound
@@ -233,13 +233,13 @@ def test_what_is_left_out_is_worth_no_pass():
 
 
 def test_beside_counts_it_comes_last_and_both_know_what_is_at_stake():
-    lookahead, counts = LookaheadDrafter(), usual_counts()
+    lookahead, counts = LookaheadDrafter(), default_statistics()
     both, tree, alone = DrafterGroup([lookahead, counts]), TokenTree.on_host(64), TokenTree.on_host(64)
     assert both.drafters == [counts, lookahead]
     prompt = [1, 2, 3, 1, 2, 4, 1, 2]
     both.begin(prompt)
     both.propose(tree, Budget(8, bound=DEAR))
-    other = usual_counts()
+    other = default_statistics()
     other.begin(prompt)
     other.propose(alone, Budget(8, bound=DEAR))
 
@@ -257,14 +257,14 @@ def pair():
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside counts"])
 @pytest.mark.parametrize("stages", ["as they are", "books late", "captured"])
 def test_no_output_shows_it(pair, beside, stages):
-    drafters = [LookaheadDrafter(), *([usual_counts()] if beside else [])]
+    drafters = [LookaheadDrafter(), *([default_statistics()] if beside else [])]
     assert drafters[0].capabilities.read_choices is not None
     options = {"backend": "cudagraph"} if stages == "captured" else {}
     if stages == "books late":
         from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
         options["stages"] = [stage.replace("bookkeeping=inline", "bookkeeping=overlapped") for stage in DEFAULT_ORDER]
-    decoder = pair.decoder(ModelFreePolicy(16), drafter=None, free=DrafterGroup(drafters), **options)
+    decoder = pair.decoder(ModelFreePolicy(16), drafter=None, model_free=DrafterGroup(drafters), **options)
     result = decoder.generate(PROMPT, max_new_tokens=COUNT)
 
     assert result.tokens == pair.reference(PROMPT, COUNT)
@@ -295,7 +295,7 @@ def test_beside_counts_that_guess_it_adds_nothing_that_the_objective_leaves_out(
         sizes.append((before, tree.size))
 
     lookahead.propose = propose
-    decoder = pair.decoder(DearRows(), drafter=None, free=DrafterGroup([lookahead, usual_counts()]))
+    decoder = pair.decoder(DearRows(), drafter=None, model_free=DrafterGroup([lookahead, default_statistics()]))
     result = decoder.generate(PROMPT, max_new_tokens=COUNT)
 
     assert result.tokens == pair.reference(PROMPT, COUNT)
@@ -304,7 +304,7 @@ def test_beside_counts_that_guess_it_adds_nothing_that_the_objective_leaves_out(
 
 
 def test_sampling_with_a_seed_is_what_the_target_alone_samples(pair):
-    decoder = pair.decoder(ModelFreePolicy(16), drafter=None, free=DrafterGroup([LookaheadDrafter()]))
+    decoder = pair.decoder(ModelFreePolicy(16), drafter=None, model_free=DrafterGroup([LookaheadDrafter()]))
     sampling = SamplingParams(temperature=40.0, seed=1)
 
     ours = decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
@@ -317,8 +317,8 @@ def test_it_is_named_like_other_drafters():
     named = named_drafters(["lookahead"])
 
     assert named.drafter is None
-    assert named.free == (LookaheadOptions(),)
-    assert names_of(named.free) == {"lookahead"}
-    assert names_of(named_drafters(["lookahead", "text"]).free) == {"lookahead", "text"}
+    assert named.model_free == (LookaheadOptions(),)
+    assert names_of(named.model_free) == {"lookahead"}
+    assert names_of(named_drafters(["lookahead", "text"]).model_free) == {"lookahead", "text"}
     with pytest.raises(ValueError, match="max_ngram_size must be at least 2, got 1"):
         LookaheadOptions(max_ngram_size=1)

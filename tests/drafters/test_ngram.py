@@ -12,7 +12,7 @@ from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.model_free_options import NGramOptions
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import Budget, Capabilities, is_model_free
-from yggdrasil.drafters.statistics.drafter import usual_counts
+from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 OPTIONS = st.builds(
@@ -240,8 +240,8 @@ def test_a_look_up_drafts_alone_and_beside_another():
     prompt = [1, 2, 3]
     told = plain_decode(wandering_target, prompt, 60)
     alone = decode(NGramDrafter(), wandering_target, prompt, 60, new_tree())
-    beside = decode(Beside(NGramDrafter(), usual_counts()), wandering_target, prompt, 60, new_tree())
-    several = decode(DrafterGroup([NGramDrafter(), usual_counts()]), wandering_target, prompt, 60, new_tree())
+    beside = decode(Beside(NGramDrafter(), default_statistics()), wandering_target, prompt, 60, new_tree())
+    several = decode(DrafterGroup([NGramDrafter(), default_statistics()]), wandering_target, prompt, 60, new_tree())
 
     assert is_model_free(NGramDrafter())
     assert alone.tokens == beside.tokens == several.tokens == told

@@ -11,8 +11,8 @@ from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.tensors import in_six_bits, read_tensors
 from yggdrasil.drafters.registry import named_drafters
 from yggdrasil.drafters.shipped_assets import table_folder, whole_name
-from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.errors import YggdrasilError
 
@@ -85,5 +85,5 @@ def test_a_shipped_table_counts_what_its_card_says():
     folder = table_folder("b179c9523d0e6a0f")
     assert folder is not None
     assert Table.load(folder / TABLE_FILE).num_tokens == 3_873_377
-    assert Belief.load(folder / BELIEF_FILE).tensors()
+    assert NGramScorer.load(folder / SCORER_FILE).tensors()
     assert table_folder("another") is None

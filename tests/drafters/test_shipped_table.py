@@ -10,8 +10,8 @@ from tiny_pair import byte_tokenizer
 
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics import shipped_table
-from yggdrasil.drafters.statistics.drafter import CountsDrafter
-from yggdrasil.drafters.statistics.scorer import SHAPES, Belief
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
+from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
 from yggdrasil.drafters.statistics.shipped_table import make_in_background, make_table, table_file
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.tree.token_tree import TokenTree
@@ -44,7 +44,7 @@ def test_the_table_counts_the_text_and_a_part_of_pythons_library(short_text):
     make_table(short_text, table_file("x"))
     table = Table.load(table_file("x"))
     tree = TokenTree.on_host(4)
-    drafter = CountsDrafter(Belief.of_shipped_text(), table)
+    drafter = StatisticsDrafter(NGramScorer.of_shipped_text(), table)
     drafter.begin(tokenizer("the cat s")["input_ids"])
     drafter.propose(tree, Budget(depth=3))
 
@@ -82,7 +82,7 @@ def test_the_module_is_the_program_that_makes_it(short_text, tmp_path):
 
 
 def test_the_shipped_scorer_is_whole():
-    belief = Belief.of_shipped_text()
+    scorer = NGramScorer.of_shipped_text()
 
-    assert all(getattr(belief, name).shape == shape for name, shape in SHAPES.items())
-    assert not belief.recycled.any()
+    assert all(getattr(scorer, name).shape == shape for name, shape in SHAPES.items())
+    assert not scorer.recycled.any()

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from toy_target import decode, plain_decode, wandering_target
 
 from yggdrasil.calibration.statistics.scorer_fit import Places, fit, surprise
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics.best_first import BRANCHES
-from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE, CountsDrafter
+from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE, StatisticsDrafter
 from yggdrasil.drafters.statistics.portable import (
     LEAST_PATH,
     LONGEST,
-    MOST_FOLLOWERS,
+    MAX_CONTINUATIONS,
     MOST_LIKELY,
     MOST_TOKEN,
     NUM_CONTEXTS,
@@ -31,7 +31,7 @@ from yggdrasil.drafters.statistics.portable import (
     is_longest,
     table_key,
 )
-from yggdrasil.drafters.statistics.scorer import SHAPES, Belief
+from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.errors import ArtifactError
 from yggdrasil.native import is_native
@@ -43,7 +43,7 @@ ROWS = st.lists(  # of a pass: a token, and what the target found likeliest afte
 )
 DOCUMENTS = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=5), TEXT), max_size=4)
 DRAWN = np.random.default_rng(0)
-BELIEF = Belief(**{name: DRAWN.normal(scale=0.5, size=shape) for name, shape in SHAPES.items()})
+BELIEF = NGramScorer(**{name: DRAWN.normal(scale=0.5, size=shape) for name, shape in SHAPES.items()})
 KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not is_native(), reason="no compiler here"))]
 
 
@@ -61,7 +61,9 @@ def grown(drafter, text, num_nodes=17, depth=5):
 
 def recycle(drafter, rows):
     if rows:
-        drafter.read_runners_up([token for token, _ in rows], torch.tensor([followers for _, followers in rows]))
+        drafter.read_runners_up(
+            [token for token, _ in rows], torch.tensor([continuations for _, continuations in rows])
+        )
 
 
 LEAST = st.sampled_from([0.0, 1e-9, 0.03, 0.2])  # probability of paths that are left out
@@ -71,13 +73,13 @@ LEAST = st.sampled_from([0.0, 1e-9, 0.03, 0.2])  # probability of paths that are
 @given(text=TEXT, documents=DOCUMENTS, rows=ROWS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20), least=LEAST)
 def test_the_native_tree_is_the_portable_one(text, documents, rows, depth, num_nodes, least):
     table = Table.of(documents) if documents else None
-    drafters = [CountsDrafter(BELIEF, table, native=is_wanted) for is_wanted in (True, False)]
+    drafters = [StatisticsDrafter(BELIEF, table, native=is_wanted) for is_wanted in (True, False)]
     for drafter in drafters:
         drafter.leave_out_below(least)
         drafter.begin(text)
         recycle(drafter, rows)
     native, portable = (grown(drafter, text, num_nodes, depth) for drafter in drafters)
-    assert torch.equal(*(drafter.evidence(()) for drafter in drafters))
+    assert torch.equal(*(drafter.features(()) for drafter in drafters))
     size = portable.size
     assert native.size == size
     for ours, theirs in zip(native.tensors()[:3], portable.tensors()[:3], strict=True):
@@ -89,26 +91,26 @@ def test_the_native_tree_is_the_portable_one(text, documents, rows, depth, num_n
 
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
 def test_a_long_text_of_many_contexts_is_counted_alike():
-    """Thousands of contexts, more than there is room for at once; some have dozens of followers, most have one."""
+    """Thousands of contexts, more than there is room for at once; some have dozens of continuations, most have one."""
     drawn = np.random.default_rng(1)
     text = [int(number) for number in np.minimum(drawn.geometric(0.08, size=3000), 60)]
-    drafters = [CountsDrafter(BELIEF, native=is_wanted) for is_wanted in (True, False)]
+    drafters = [StatisticsDrafter(BELIEF, native=is_wanted) for is_wanted in (True, False)]
     for drafter in drafters:
         drafter.begin(text)
-    rows = [[drafter.evidence(path) for path in ([], [1], [2, 1], [7, 3], [59])] for drafter in drafters]
+    rows = [[drafter.features(path) for path in ([], [1], [2, 1], [7, 3], [59])] for drafter in drafters]
     forgotten = [grown(drafter, [5, 1, 5], num_nodes=9) for drafter in drafters]
 
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*rows, strict=True))
-    assert max(len(each) for each in rows[0]) > MOST_FOLLOWERS, "several contexts add to them"
+    assert max(len(each) for each in rows[0]) > MAX_CONTINUATIONS, "several contexts add to them"
     assert torch.equal(*(tree.tokens[: tree.size] for tree in forgotten))
 
 
 @pytest.mark.parametrize("native", KINDS)
 def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 5, 1]
-    every = grown(CountsDrafter(BELIEF, native=native), text, num_nodes=40)
+    every = grown(StatisticsDrafter(BELIEF, native=native), text, num_nodes=40)
     least = 0.999 * float(every.scores[: every.size].exp().median())
-    drafter = CountsDrafter(BELIEF, native=native)
+    drafter = StatisticsDrafter(BELIEF, native=native)
     drafter.leave_out_below(least)
     drafter.learn(BELIEF, None)  # as before
 
@@ -123,7 +125,7 @@ def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
 @given(text=TEXT, documents=DOCUMENTS, rows=ROWS)
 @settings(max_examples=40)
 def test_evidence_is_what_counting_by_hand_finds(native, text, documents, rows):
-    drafter = CountsDrafter(BELIEF, Table.of(documents), native=native)
+    drafter = StatisticsDrafter(BELIEF, Table.of(documents), native=native)
     drafter.begin(text)
     recycle(drafter, rows)
 
@@ -149,7 +151,7 @@ def test_evidence_is_what_counting_by_hand_finds(native, text, documents, rows):
     for place, token in enumerate(dict(rows).get(text[-1], []), start=1):
         followed.setdefault(token, [0] * NUM_CONTEXTS)
         places[token] = place
-    found = {token: (place, counts) for token, place, *counts in drafter.evidence(()).tolist()}
+    found = {token: (place, counts) for token, place, *counts in drafter.features(()).tolist()}
     assert found == {token: (places.get(token, 0), [*counts, *seen]) for token, counts in followed.items()}
 
 
@@ -157,20 +159,20 @@ def test_evidence_is_what_counting_by_hand_finds(native, text, documents, rows):
 @given(text=TEXT, documents=DOCUMENTS, rows=ROWS)
 @settings(max_examples=40)
 def test_candidates_are_as_likely_as_the_network_says(native, text, documents, rows):
-    """Its softmax over all of them and none, of the formula that the belief gives; with all children in the tree."""
+    """Its softmax over all of them and none, of the formula that the scorer gives; with all children in the tree."""
     table = Table.of(documents) if documents else None
-    drafter = CountsDrafter(BELIEF, table, native=native)
+    drafter = StatisticsDrafter(BELIEF, table, native=native)
     drafter.begin(text)
     recycle(drafter, rows)
     tree = new_tree(40)
     drafter.propose(tree, Budget(1))
 
-    evidence = drafter.evidence(()).numpy().astype(np.float64)
-    counts, totals = evidence[:, 2 : 2 + NUM_CONTEXTS], evidence[:, 2 + NUM_CONTEXTS :]
-    hidden = BELIEF.bias + BELIEF.recycled[evidence[:, 1].astype(int)] + np.log1p(totals) @ BELIEF.totals
+    features = drafter.features(()).numpy().astype(np.float64)
+    counts, totals = features[:, 2 : 2 + NUM_CONTEXTS], features[:, 2 + NUM_CONTEXTS :]
+    hidden = BELIEF.bias + BELIEF.recycled[features[:, 1].astype(int)] + np.log1p(totals) @ BELIEF.totals
     hidden += np.log1p(counts) @ BELIEF.counts[:, 0] + counts / np.maximum(totals, 1.0) @ BELIEF.counts[:, 1]
     numbers = np.exp(np.maximum(hidden, 0.0) @ BELIEF.out)
-    wanted = dict(zip(evidence[:, 0].astype(int), numbers / (numbers.sum() + np.exp(BELIEF.nothing[0])), strict=True))
+    wanted = dict(zip(features[:, 0].astype(int), numbers / (numbers.sum() + np.exp(BELIEF.nothing[0])), strict=True))
     found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
     left = MOST_LIKELY
     for likely in sorted(wanted.values(), reverse=True)[:BRANCHES]:
@@ -185,17 +187,17 @@ def test_candidates_are_as_likely_as_the_network_says(native, text, documents, r
 
 @pytest.mark.parametrize("native", KINDS)
 def test_runners_up_are_of_one_text_and_the_last_row_counts(native):
-    drafter = CountsDrafter(BELIEF, native=native)
+    drafter = StatisticsDrafter(BELIEF, native=native)
     drafter.begin([1, 2, 3])
     drafter.read_runners_up([3, 5, 3], torch.tensor([[9, 8], [1, 2], [6, 7]]))
-    assert drafter.evidence(())[:, :2].tolist() == [[6, 1], [7, 2]]
-    assert drafter.evidence([5])[:, :2].tolist() == [[1, 1], [2, 2]]
+    assert drafter.features(())[:, :2].tolist() == [[6, 1], [7, 2]]
+    assert drafter.features([5])[:, :2].tolist() == [[1, 1], [2, 2]]
     tree = grown(drafter, [1, 2, 3], num_nodes=40, depth=1)
     assert {6, 7} == set(tree.tokens[1 : tree.size].tolist())
     drafter.begin([1, 2, 3, 6])  # goes on
-    assert len(drafter.evidence([5])) == 2
+    assert len(drafter.features([5])) == 2
     drafter.begin([4])
-    assert len(drafter.evidence([5])) == 0
+    assert len(drafter.features([5])) == 0
     for wrong in (torch.zeros(1, 9, dtype=torch.int64), torch.zeros(2, 8, dtype=torch.int64), torch.zeros(8).long()):
         with pytest.raises(RuntimeError, match="runners-up must be"):
             drafter.read_runners_up([3], wrong)
@@ -203,8 +205,8 @@ def test_runners_up_are_of_one_text_and_the_last_row_counts(native):
 
 @pytest.mark.parametrize("native", KINDS)
 def test_nodes_come_best_first_and_siblings_leave_something_over(native):
-    certain = replace(Belief.none(), nothing=np.full(1, -9.0))
-    tree = grown(CountsDrafter(certain, native=native), [1, 2, 1, 3, 1, 2, 1], depth=3)
+    certain = replace(NGramScorer.none(), nothing=np.full(1, -9.0))
+    tree = grown(StatisticsDrafter(certain, native=native), [1, 2, 1, 3, 1, 2, 1], depth=3)
     scores = tree.scores[: tree.size].tolist()
     assert scores == sorted(scores, reverse=True)
     assert tree.tokens[1] in (2, 3)
@@ -214,18 +216,18 @@ def test_nodes_come_best_first_and_siblings_leave_something_over(native):
 
 @pytest.mark.parametrize("native", KINDS)
 def test_of_many_followers_the_newest_are_looked_at_and_the_likeliest_are_children(native):
-    text = [token for follower in range(1, 41) for token in (0, follower)] + [0]
-    drafter = CountsDrafter(Belief.none(), native=native)
+    text = [token for continuation in range(1, 41) for token in (0, continuation)] + [0]
+    drafter = StatisticsDrafter(NGramScorer.none(), native=native)
     tree = grown(drafter, text, num_nodes=40, depth=1)
-    assert drafter.evidence(()).numpy()[:, 0].tolist() == list(range(40, 40 - MOST_FOLLOWERS, -1))
+    assert drafter.features(()).numpy()[:, 0].tolist() == list(range(40, 40 - MAX_CONTINUATIONS, -1))
     assert tree.tokens[1 : tree.size].tolist() == list(range(40, 40 - BRANCHES, -1)), "one as likely as another"
 
 
 @pytest.mark.parametrize("native", KINDS)
 def test_a_node_has_no_more_children_than_it_may(native):
-    unlikely = replace(Belief.none(), nothing=np.full(1, 1.0))
-    text = [token for follower in range(1, 41) for token in (0, follower)] + [0]
-    tree = grown(CountsDrafter(unlikely, native=native), text, num_nodes=40, depth=1)
+    unlikely = replace(NGramScorer.none(), nothing=np.full(1, 1.0))
+    text = [token for continuation in range(1, 41) for token in (0, continuation)] + [0]
+    tree = grown(StatisticsDrafter(unlikely, native=native), text, num_nodes=40, depth=1)
     assert tree.tokens[1 : tree.size].tolist() == list(range(40, 40 - BRANCHES, -1))
 
 
@@ -241,7 +243,7 @@ def test_a_large_table_lies_on_huge_pages_where_the_system_has_them():
     table = Table.of([([], np.random.default_rng(0).integers(0, 4000, 60_000).tolist())])
     gc.collect()  # what other tests left on huge pages goes now, and not in between
     before = _advised_kilobytes(smaps)
-    drafter = CountsDrafter(BELIEF, table, native=True)
+    drafter = StatisticsDrafter(BELIEF, table, native=True)
 
     assert _advised_kilobytes(smaps) - before >= 3 * 2048, drafter.name
 
@@ -259,7 +261,7 @@ def _advised_kilobytes(smaps):
 
 
 def test_a_table_keeps_the_most_frequent():
-    answer = [token for follower in range(1, 21) for token in (0, follower)] + [0, 7]
+    answer = [token for continuation in range(1, 21) for token in (0, continuation)] + [0, 7]
     table = Table.of([([], answer)])
     place = table.keys.tolist().index(table_key((0,)))
     kept = table.tokens[table.starts[place] : table.starts[place + 1]].tolist()
@@ -270,11 +272,11 @@ def test_a_table_keeps_the_most_frequent():
 
 @pytest.mark.parametrize("native", KINDS)
 def test_a_text_that_goes_on_keeps_its_counts_and_another_has_its_own(native):
-    drafter, text = CountsDrafter(BELIEF, native=native), [1, 2, 3, 1, 2]
+    drafter, text = StatisticsDrafter(BELIEF, native=native), [1, 2, 3, 1, 2]
     grown(drafter, text)
     drafter.extend([9, 9, 9], {})  # the end of a request, which the next one does not go on from
     for following in ([*text, 3, 1], [2, 2, 2]):
-        fresh = grown(CountsDrafter(BELIEF, native=native), following)
+        fresh = grown(StatisticsDrafter(BELIEF, native=native), following)
         for kept, anew in zip(grown(drafter, following).tensors()[:6], fresh.tensors()[:6], strict=True):
             assert torch.equal(kept, anew)
 
@@ -283,7 +285,7 @@ def test_tokens_are_the_targets_own_and_fewer_passes_make_them():
     prompt = [1, 2, 3]
     told = plain_decode(wandering_target, prompt, 60)
     for table in (None, Table.of([(prompt, told)])):
-        drafter = CountsDrafter(Belief.usual(with_table=table is not None), table)
+        drafter = StatisticsDrafter(NGramScorer.usual(with_table=table is not None), table)
         decoded = decode(drafter, wandering_target, prompt, 60, new_tree())
         assert decoded.tokens == told
         assert decoded.num_iterations < (50 if table is None else 30)
@@ -293,30 +295,30 @@ def test_a_belief_says_who_knows_more_and_how_much_is_known():
     """Of two candidates one has followed a long context, the other a short one; at other places there is but that."""
     generator = np.random.default_rng(1)
     strong, weak = np.zeros((2, 2 + 2 * NUM_CONTEXTS), dtype=np.int64)
-    for evidence, context, count in ((strong, 3, 3), (weak, 0, 1)):
-        evidence[2 + context] = count
+    for features, context, count in ((strong, 3, 3), (weak, 0, 1)):
+        features[2 + context] = count
         for each in (strong, weak):
             each[2 + NUM_CONTEXTS + context] = 3 if context else 10
     alone = weak.copy()
     alone[2 + NUM_CONTEXTS + 3] = 0
-    evidence, place, is_right = [], [], []
+    features, place, is_right = [], [], []
     for number in range(3000):
         both = number % 2 == 0
         drawn = generator.random()
         rows = [(strong, drawn < 0.8), (weak, 0.8 < drawn < 0.85)] if both else [(alone, drawn < 0.3)]
         for row, hits in rows:
-            evidence.append(row), place.append(number), is_right.append(hits)
-    belief = fit(Places(np.stack(evidence), np.array(place), np.array(is_right)), Belief.usual(with_table=False))
+            features.append(row), place.append(number), is_right.append(hits)
+    scorer = fit(Places(np.stack(features), np.array(place), np.array(is_right)), NGramScorer.usual(with_table=False))
 
     def likely(*rows):
         numbers = []
         for row in np.stack(rows):
             counts, totals = row[2 : 2 + NUM_CONTEXTS], row[2 + NUM_CONTEXTS :]
-            hidden = belief.bias + belief.recycled[0] + np.log1p(totals) @ belief.totals
-            hidden = hidden + np.log1p(counts) @ belief.counts[:, 0]
-            hidden = hidden + counts / np.maximum(totals, 1) @ belief.counts[:, 1]
-            numbers.append(np.exp(np.maximum(hidden, 0) @ belief.out))
-        return np.array(numbers) / (sum(numbers) + np.exp(belief.nothing[0]))
+            hidden = scorer.bias + scorer.recycled[0] + np.log1p(totals) @ scorer.totals
+            hidden = hidden + np.log1p(counts) @ scorer.counts[:, 0]
+            hidden = hidden + counts / np.maximum(totals, 1) @ scorer.counts[:, 1]
+            numbers.append(np.exp(np.maximum(hidden, 0) @ scorer.out))
+        return np.array(numbers) / (sum(numbers) + np.exp(scorer.nothing[0]))
 
     assert likely(strong, weak) == pytest.approx([0.8, 0.05], abs=0.04)
     assert likely(alone) == pytest.approx([0.3], abs=0.04)
@@ -326,7 +328,7 @@ def test_what_never_varies_moves_no_weight_and_a_callers_inference_mode_is_none_
     """One candidate a place, always right: there is nothing to learn from its counts, all the same."""
     row = np.zeros(2 + 2 * NUM_CONTEXTS, dtype=np.int64)
     row[2], row[2 + NUM_CONTEXTS] = 49, 49
-    usual = Belief.usual(with_table=False)
+    usual = NGramScorer.usual(with_table=False)
     state = torch.get_rng_state()
     with torch.inference_mode():
         places = Places(np.stack([row] * 50), np.arange(50), np.ones(50, dtype=bool))
@@ -341,23 +343,23 @@ def test_what_never_varies_moves_no_weight_and_a_callers_inference_mode_is_none_
 
 def test_before_anything_is_learned_a_runner_up_is_a_token_like_any_other():
     for with_table in (False, True):
-        assert not Belief.usual(with_table=with_table).recycled.any()
+        assert not NGramScorer.usual(with_table=with_table).recycled.any()
 
 
 def test_what_was_learned_survives_the_disk_and_damage_is_refused(tmp_path):
     table = Table.of([([1, 2], [3, 3, 1, 2]), ([], [5])])
     table.save(tmp_path / TABLE_FILE)
-    BELIEF.save(tmp_path / BELIEF_FILE)
-    drafters = CountsDrafter.load(tmp_path, CountsOptions()), CountsDrafter(BELIEF, table)
+    BELIEF.save(tmp_path / SCORER_FILE)
+    drafters = StatisticsDrafter.load(tmp_path, StatisticsOptions()), StatisticsDrafter(BELIEF, table)
     for kept, anew in zip(*(grown(drafter, [1, 2]).tensors()[:6] for drafter in drafters), strict=True):
         assert torch.equal(kept, anew)
     (tmp_path / TABLE_FILE).write_bytes((tmp_path / TABLE_FILE).read_bytes()[:-9])
     with pytest.raises(ArtifactError, match=TABLE_FILE):
-        CountsDrafter.load(tmp_path, CountsOptions())
-    assert CountsDrafter.load(tmp_path, CountsOptions(table=False)).name == "text"
-    Table.of([]).save(tmp_path / BELIEF_FILE)
-    with pytest.raises(ArtifactError, match=BELIEF_FILE):
-        CountsDrafter.load(tmp_path, CountsOptions(table=False))
+        StatisticsDrafter.load(tmp_path, StatisticsOptions())
+    assert StatisticsDrafter.load(tmp_path, StatisticsOptions(table=False)).name == "text"
+    Table.of([]).save(tmp_path / SCORER_FILE)
+    with pytest.raises(ArtifactError, match=SCORER_FILE):
+        StatisticsDrafter.load(tmp_path, StatisticsOptions(table=False))
 
 
 @pytest.mark.parametrize(
@@ -426,7 +428,7 @@ def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, docum
     table = Table.of(documents) if documents else None
     native, portable = (
         filled(
-            CountsDrafter(BELIEF, table, native=is_wanted),
+            StatisticsDrafter(BELIEF, table, native=is_wanted),
             text,
             somebody_elses_tree(text, guesses, offers=offers),
             depth,
@@ -445,13 +447,13 @@ def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, docum
 @settings(max_examples=40)
 def test_filling_keeps_every_node_and_believes_the_more_confident(native, text, guesses):
     before = somebody_elses_tree(text, guesses)
-    drafter = CountsDrafter(BELIEF, native=native)
+    drafter = StatisticsDrafter(BELIEF, native=native)
     after = filled(drafter, text, somebody_elses_tree(text, guesses), depth=5)
     size = before.size
     assert after.size >= size
     assert torch.equal(after.tokens[:size], before.tokens[:size])
     assert torch.equal(after.parents[:size], before.parents[:size])
-    alone = grown(CountsDrafter(BELIEF, native=native), text, num_nodes=200, depth=1)
+    alone = grown(StatisticsDrafter(BELIEF, native=native), text, num_nodes=200, depth=1)
     said = {int(alone.tokens[node]): float(alone.scores[node]) for node in range(1, alone.size)}
     for node in range(1, size):
         parent = int(before.parents[node])
@@ -465,13 +467,13 @@ def test_filling_keeps_every_node_and_believes_the_more_confident(native, text, 
 def test_a_drafter_that_has_read_a_node_is_believed_as_far_as_it_says_that_it_knows(native):
     """It says 2 (.3, attached), 12 (.1) and 3 (.2); the counts say 3 and 4."""
     text = [1, 3, 1, 4, 1]
-    alone = grown(CountsDrafter(BELIEF, native=native), text, depth=1)
+    alone = grown(StatisticsDrafter(BELIEF, native=native), text, depth=1)
     counted = {int(alone.tokens[node]): float(alone.scores[node].exp()) for node in range(1, alone.size)}
     assert set(counted) == {3, 4}
     tree = somebody_elses_tree(text, [(0, 2, log(0.3))])
     for place, (token, likely) in enumerate([(12, 0.1), (3, 0.2)]):
         tree.pool_tokens[place], tree.pool_scores[place] = token, log(likely)
-    filled(CountsDrafter(BELIEF, native=native), text, tree, depth=1)
+    filled(StatisticsDrafter(BELIEF, native=native), text, tree, depth=1)
 
     share = 0.6 / (0.6 + sum(counted.values()))
     found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
@@ -484,8 +486,8 @@ def test_a_node_all_of_whose_candidates_are_attached_has_been_read(native):
     """Eight tokens, of which the counts say one: it is believed by both, and one that only they say by half."""
     text = [1, 3, 1, 14, 1]
     guesses = [(0, token, log(0.1)) for token in range(2, 10)]
-    tree = filled(CountsDrafter(BELIEF, native=native), text, somebody_elses_tree(text, guesses), depth=1)
-    alone = grown(CountsDrafter(BELIEF, native=native), text, depth=1)
+    tree = filled(StatisticsDrafter(BELIEF, native=native), text, somebody_elses_tree(text, guesses), depth=1)
+    alone = grown(StatisticsDrafter(BELIEF, native=native), text, depth=1)
     counted = {int(alone.tokens[node]): float(alone.scores[node].exp()) for node in range(1, alone.size)}
     share = 0.8 / (0.8 + sum(counted.values()))
     found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
@@ -500,7 +502,7 @@ def test_what_a_drafter_says_and_others_have_attached_is_no_second_node(native):
     tree = somebody_elses_tree(text, [(0, 2, log(0.3)), (0, 3, log(0.2))])
     for place, (token, likely) in enumerate([(12, 0.1), (3, 0.2)]):
         tree.pool_tokens[place], tree.pool_scores[place] = token, log(likely)
-    filled(CountsDrafter(BELIEF, native=native), text, tree, depth=1)
+    filled(StatisticsDrafter(BELIEF, native=native), text, tree, depth=1)
     assert sorted(tree.tokens[1 : tree.size].tolist()) == [2, 3, 4, 12]
 
 
@@ -508,33 +510,33 @@ def test_what_a_drafter_says_and_others_have_attached_is_no_second_node(native):
 def test_what_follows_a_guess_of_another_drafter_is_counted_too(native):
     text = [1, 2, 3, 4, 5, 9]
     tree = somebody_elses_tree(text, [(0, 2, -0.5)])  # nothing has followed the 9: only the guess has been seen before
-    filled(CountsDrafter(Belief.usual(with_table=False), native=native), text, tree, depth=3)
+    filled(StatisticsDrafter(NGramScorer.usual(with_table=False), native=native), text, tree, depth=3)
     assert tree.tokens[2:4].tolist() == [3, 4]
     assert tree.parents[2:4].tolist() == [1, 2]
 
 
 def test_a_public_pool_counts_what_earlier_requests_said(monkeypatch):
-    own, pooled = CountsDrafter(BELIEF), CountsDrafter(BELIEF)
+    own, pooled = StatisticsDrafter(BELIEF), StatisticsDrafter(BELIEF)
     pooled.is_public_pool = True
     for drafter in (own, pooled):
         for text in ([7, 1, 2, 3, 4], [9, 1]):
             drafter.begin(text)
             tree = TokenTree.on_host(8)
             drafter.propose(tree, Budget(3))
-    assert own.evidence(()).numel() == 0
-    assert pooled.evidence(())[:, 0].tolist() == [2]
+    assert own.features(()).numel() == 0
+    assert pooled.features(())[:, 0].tolist() == [2]
 
     monkeypatch.setattr("yggdrasil.drafters.statistics.drafter.POOL_TOKENS", 6)
     pooled.begin([5, 1])  # seven tokens of others
     pooled.propose(TokenTree.on_host(8), Budget(3))
-    assert pooled.evidence(()).numel() == 0
+    assert pooled.features(()).numel() == 0
 
 
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
 def test_tokens_come_by_mail_or_where_there_are_too_many_all_at_once():
     """A long prompt, then a few at a time, into trees of two buffers in turns."""
     text = np.random.default_rng(1).integers(0, 5, 400).tolist()
-    drafters = [CountsDrafter(BELIEF, native=is_wanted) for is_wanted in (True, False)]
+    drafters = [StatisticsDrafter(BELIEF, native=is_wanted) for is_wanted in (True, False)]
     trees = [(new_tree(), new_tree()) for _ in drafters]
     for drafter in drafters:
         drafter.begin(text[:300])
@@ -552,4 +554,4 @@ def test_tokens_come_by_mail_or_where_there_are_too_many_all_at_once():
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
 def test_without_a_text_native_counts_grow_nothing():
     with pytest.raises(RuntimeError, match="no text to grow"):
-        CountsDrafter(BELIEF, native=True).propose(new_tree(), Budget(4))
+        StatisticsDrafter(BELIEF, native=True).propose(new_tree(), Budget(4))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_pair import SHAPES, TEXT
 
-from yggdrasil.drafters.statistics.drafter import usual_counts
+from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import ModelFree
@@ -68,11 +68,13 @@ def test_beside_a_drafter_its_overhead_is_not_theirs():
     dear, expected = replace(COSTS, overhead_ms=1.0), [1.0, 1.5, 1.6, 1.7]
 
     assert chosen(policy(costs=dear), expected).shape.depth == 0
-    decision = chosen(policy(costs=replace(dear, free_overhead_ms=0.1)), expected)
+    decision = chosen(policy(costs=replace(dear, model_free_overhead_ms=0.1)), expected)
     assert decision.shape == TreeShape(0, 16, 2)
-    assert decision.milliseconds == TREE_MS[2] == replace(dear, free_overhead_ms=0.1).iteration_ms(*decision.shape)
-    with pytest.raises(ValueError, match=r"free_overhead_ms must not be negative, got -0\.1"):
-        replace(COSTS, free_overhead_ms=-0.1)
+    assert (
+        decision.milliseconds == TREE_MS[2] == replace(dear, model_free_overhead_ms=0.1).iteration_ms(*decision.shape)
+    )
+    with pytest.raises(ValueError, match=r"model_free_overhead_ms must not be negative, got -0\.1"):
+        replace(COSTS, model_free_overhead_ms=-0.1)
 
 
 def test_no_more_is_promised_than_may_come():
@@ -126,20 +128,20 @@ def test_a_drafter_that_comes_good_is_found():
 
 def test_decoding_is_exact_and_verifies_what_the_text_says(pair):
     reference = pair.reference(TEXT[:20], 60)
-    decoder = pair.decoder(fresh(_costs(SHAPES)), drafter=None, free=usual_counts())
+    decoder = pair.decoder(fresh(_costs(SHAPES)), drafter=None, model_free=default_statistics())
     generation = decoder.generate(TEXT[:20], max_new_tokens=60)
     assert generation.tokens == reference
-    assert generation.metrics.free_trees > 0
-    assert generation.metrics.free_trees + generation.metrics.plain_steps == generation.metrics.iterations
+    assert generation.metrics.model_free_trees > 0
+    assert generation.metrics.model_free_trees + generation.metrics.plain_steps == generation.metrics.iterations
     assert generation.metrics.aal > 1.0
     plain = decoder.generate(TEXT[:20], max_new_tokens=60, speculation=False)
     assert plain.tokens == reference
-    assert plain.metrics.free_trees == 0
+    assert plain.metrics.model_free_trees == 0
 
 
 def test_whoever_watches_sees_trees_of_counts_too(pair):
     seen = []
-    decoder = pair.decoder(ModelFreePolicy(8), drafter=None, free=usual_counts())
+    decoder = pair.decoder(ModelFreePolicy(8), drafter=None, model_free=default_statistics())
     generation = decoder.generate(TEXT[:20], max_new_tokens=20, watch=seen.append)
     assert {tree.drafter for tree in seen} >= {"text"}
     assert [token for tree in seen for token in (*(tree.tokens[node] for node in tree.accepted[1:]), tree.bonus)][
@@ -157,7 +159,7 @@ class AtExpectedTimes(ObjectivePolicy):
 def test_a_public_pool_is_exact_and_knows_the_answer_again(pair):
     passes = {}
     for shares in (False, True):
-        decoder = pair.decoder(fresh(_costs(SHAPES), AtExpectedTimes), drafter=None, free=usual_counts())
+        decoder = pair.decoder(fresh(_costs(SHAPES), AtExpectedTimes), drafter=None, model_free=default_statistics())
         if shares:
             decoder.pool_texts()
         for prompt in (TEXT[:20], TEXT[30:50], TEXT[:20]):

@@ -10,7 +10,7 @@ from yggdrasil.acceptance.grammar import Constraint
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters import Capabilities
-from yggdrasil.drafters.statistics.drafter import usual_counts
+from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
@@ -77,7 +77,7 @@ SUGGESTIONS = Suggesting()
 
 @pytest.fixture(scope="module")
 def decoder(pair):
-    return pair.decoder(Alternating(), SHAPES, other_stages=EVERY, free=SUGGESTIONS)
+    return pair.decoder(Alternating(), SHAPES, other_stages=EVERY, model_free=SUGGESTIONS)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def suggested(pair):
 
 def counting(pair, policy, **options):
     """A decoder that counts the text beside its draft model."""
-    return pair.decoder(policy, free=usual_counts(), **options)
+    return pair.decoder(policy, model_free=default_statistics(), **options)
 
 
 @pytest.mark.parametrize("stages", EVERY, ids="-".join)
@@ -102,8 +102,8 @@ def test_every_schedule_gives_the_same_tokens_and_drafter_rows(pair, decoder, su
     generation = decoder.generate(prompt, max_new_tokens=42)
 
     assert generation.tokens == text[20:62]
-    assert generation.metrics.free_trees == len(policy.taken)
-    assert 0 < generation.metrics.plain_steps < generation.metrics.iterations - generation.metrics.free_trees
+    assert generation.metrics.model_free_trees == len(policy.taken)
+    assert 0 < generation.metrics.plain_steps < generation.metrics.iterations - generation.metrics.model_free_trees
     assert max(tokens for _, tokens in policy.taken) > MAX_DEPTH + 1
     assert max(policy.drafted) > MAX_DEPTH + 1  # more than the draft model's levels: others go on below its nodes
     drafter = engine.drafter
@@ -205,7 +205,7 @@ def test_a_context_that_is_nearly_full_holds_no_more(pair):
 
     assert plain.finish_reason == generation.finish_reason == "context"
     assert generation.tokens == plain.tokens
-    assert generation.metrics.free_trees > 0
+    assert generation.metrics.model_free_trees > 0
 
 
 def test_threads_decode_the_same(pair, decoder, suggested):
@@ -218,7 +218,7 @@ def test_threads_decode_the_same(pair, decoder, suggested):
             generation = decoder.generate(prompt, max_new_tokens=42)
 
             assert generation.tokens == text[20:62]
-            assert generation.metrics.free_trees > 0
+            assert generation.metrics.model_free_trees > 0
     finally:
         engine.executor = InOrderExecutor()
 
@@ -236,7 +236,7 @@ def test_only_exact_passes_of_any_width_have_free_guesses(pair, speculation, is_
     """A lossy rule would keep copied tokens that are likely enough; one width has no price that the plan knows."""
     generation = counting(pair, Alternating()).generate(LOOPING, max_new_tokens=40, speculation=speculation)
 
-    assert (generation.metrics.free_trees > 0) == is_free
+    assert (generation.metrics.model_free_trees > 0) == is_free
     if speculation.is_lossless:
         assert generation.tokens == pair.reference(LOOPING, 40)
 
@@ -275,11 +275,11 @@ def test_where_nothing_is_guessed_there_is_no_free_tree(pair, suggested):
     prompt, text = suggested
     SUGGESTIONS.text = text[:24]
     policy = Alternating()
-    generation = pair.decoder(policy, free=SUGGESTIONS).generate(prompt, max_new_tokens=30)
+    generation = pair.decoder(policy, model_free=SUGGESTIONS).generate(prompt, max_new_tokens=30)
 
     assert generation.tokens == text[20:50]
     assert all(decision.shape.depth > 0 for decision, _ in policy.taken)
-    assert generation.metrics.free_trees == len(policy.taken) < 3
+    assert generation.metrics.model_free_trees == len(policy.taken) < 3
 
 
 def test_captured_steps_rank_free_trees_as_they_are(pair):
@@ -300,5 +300,5 @@ def test_sampling_gives_the_same_draws(pair, temperature):
     generation = decoder.generate(LOOPING, max_new_tokens=40, sampling=sampling)
 
     assert generation.tokens == alone.tokens
-    assert generation.metrics.free_trees > 0
-    assert alone.metrics.free_trees == 0
+    assert generation.metrics.model_free_trees > 0
+    assert alone.metrics.model_free_trees == 0

@@ -12,7 +12,7 @@ from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.drafted import DepthPrediction
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.policy.policy import ObjectivePolicy
-from yggdrasil.predictor.features import EvidenceSizes
+from yggdrasil.predictor.features import FeatureSizes
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
@@ -21,7 +21,7 @@ NUM_TOKENS = 50
 
 
 class Reader(FixedPolicy):
-    """Reads all evidence at every position and drafts trees of several shapes, with plain steps between."""
+    """Reads all features at every position and drafts trees of several shapes, with plain steps between."""
 
     def __init__(self):
         super().__init__(PLAIN_STEP)
@@ -79,9 +79,9 @@ def test_plain_steps_of_a_spent_budget_call_neither_predictor_nor_drafter(pair, 
     costs = StepCosts(9.0, dict.fromkeys((1, 2, 4), 9.0), dict.fromkeys(SHAPES.verify_widths, 9.0), 9.0, 1.0)
     ratios = {w: np.ones((4, 4, 5), dtype=np.float32) for w in (1, 2, 4)}
     predictor = CountingPredictor([0.1, 0.0, 0.0, 0.0])
-    depth = DepthPrediction(predictor, EvidenceSizes(0, 6, 0))
+    depth = DepthPrediction(predictor, FeatureSizes(0, 6, 0))
     policy = ObjectivePolicy({50: costs}, ratios, predictor.survival(None), depth, is_head_first=stages is not None)
-    settle = policy.settle  # at promised times, of which reading the evidence is two plain steps
+    settle = policy.settle  # at promised times, of which reading the features is two plain steps
     policy.settle = lambda decision, tokens, _: settle(
         decision, tokens, decision.milliseconds + (2.0 if decision.is_drafting else 0.0)
     )

@@ -15,7 +15,7 @@ from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.scheduling.plan import KIND, SCHEMA_VERSION, ModelRef, Plan
 
@@ -41,7 +41,7 @@ def path(pair, tmp_path, monkeypatch):
     monkeypatch.setattr("yggdrasil.calibration.pair.settled", lambda head, target, fingerprint: head)
     target, head = (Source.find(str(pair[1] / part)) for part in ("target", "head"))
     refs = (ModelRef(str(source.folder), source.fingerprint(), 1) for source in (target, head))
-    made = {"target": next(refs), "drafters": [next(refs), CountsOptions(table=False)], "depth_from": "mean"}
+    made = {"target": next(refs), "drafters": [next(refs), StatisticsOptions(table=False)], "depth_from": "mean"}
     made |= {"tokenizer": target.tokenizer_fingerprint(), "draft_vocabulary": len(EVERY_OTHER.tokens)}
     path = write_artifacts(tmp_path, **made)
     EVERY_OTHER.save(path.parent / Plan.load(path).predictor / FILE_NAME)
@@ -92,7 +92,7 @@ def test_a_vocabulary_that_is_missing_cut_or_of_another_calibration_is_refused(p
         Decoder.from_plan(path, backend="eager")
 
 
-@pytest.mark.parametrize("changes", [{"draft_vocabulary": 0}, {"drafters": [CountsOptions()]}])
+@pytest.mark.parametrize("changes", [{"draft_vocabulary": 0}, {"drafters": [StatisticsOptions()]}])
 def test_no_plan_has_one_without_a_drafter_or_tokens(path, changes):
     with pytest.raises(ValueError, match="draft_vocabulary is"):
         replace(Plan.load(path), **changes)

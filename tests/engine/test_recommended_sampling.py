@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
-from yggdrasil.engine.recommended_sampling import describe, own_sampling
+from yggdrasil.engine.recommended_sampling import describe, recommended_sampling
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from yggdrasil.engine.recommended_sampling import describe, own_sampling
 )
 def test_a_generation_config_is_followed(tmp_path, config, expected):
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    found = own_sampling(tmp_path, None)
+    found = recommended_sampling(tmp_path, None)
 
     assert found.params == expected
     assert found.origin == "the model's generation_config"
@@ -41,7 +41,7 @@ def test_the_metadata_of_a_gguf_file_are_followed(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = own_sampling(tmp_path, tmp_path / "m.gguf")
+    found = recommended_sampling(tmp_path, tmp_path / "m.gguf")
 
     assert found.params == SamplingParams(temperature=0.6, top_k=64)
     assert found.describe() == "temperature 0.6, top-k 64 (the file's own)"
@@ -51,7 +51,7 @@ def test_the_metadata_of_a_gguf_file_are_followed(tmp_path):
 def test_a_model_that_names_none_has_the_usual(tmp_path, text):
     if text is not None:
         (tmp_path / "generation_config.json").write_text(text)
-    found = own_sampling(tmp_path, None)
+    found = recommended_sampling(tmp_path, None)
 
     assert found.params.temperature == 0.8
     assert "the model names none" in found.origin

@@ -8,7 +8,7 @@ from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
-from yggdrasil.drafters.statistics.drafter import usual_counts
+from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.runtime.forward import NUM_RUNNERS_UP, likeliest_tokens
 from yggdrasil.scheduling.stages import Schedule
@@ -22,13 +22,13 @@ class Noting:
     """Counts that recycle, and a note of all they are told."""
 
     def __init__(self):
-        self.counts, self.told = usual_counts(recycles=True), []
+        self.counts, self.told = default_statistics(recycles=True), []
         self.name, self.capabilities = self.counts.name, replace(self.counts.capabilities, read_runners_up=self._note)
 
-    def _note(self, tokens, followers):
-        assert len(tokens) == len(followers)
-        self.told.append((list(tokens), followers.clone()))
-        self.counts.capabilities.read_runners_up(tokens, followers)
+    def _note(self, tokens, continuations):
+        assert len(tokens) == len(continuations)
+        self.told.append((list(tokens), continuations.clone()))
+        self.counts.capabilities.read_runners_up(tokens, continuations)
 
     def __getattr__(self, name):
         return getattr(self.counts, name)
@@ -56,7 +56,7 @@ def test_what_is_told_is_what_the_target_found_likeliest(pair, variants, beside)
     assert last == PROMPT[-1]
     text, rows = [*PROMPT, generation.tokens[0]], 0
     assert torch.equal(first[0], _likeliest(pair, PROMPT))
-    for tree, (tokens, followers) in zip(seen, free.told[1:], strict=True):
+    for tree, (tokens, continuations) in zip(seen, free.told[1:], strict=True):
         assert tokens[0] == text[-1]
         for row, node in enumerate(sorted(tree.verified) if len(tokens) > 1 else [0]):
             path = []
@@ -64,7 +64,7 @@ def test_what_is_told_is_what_the_target_found_likeliest(pair, variants, beside)
                 path.insert(0, tree.tokens[node])
                 node = tree.parents[node]
             assert tokens[row] == [text[-1], *path][-1]
-            assert torch.equal(followers[row], _likeliest(pair, [*text, *path]))
+            assert torch.equal(continuations[row], _likeliest(pair, [*text, *path]))
             rows += 1
         text += [*(tree.tokens[node] for node in tree.accepted[1:]), tree.bonus]
     assert rows > 2 * len(seen)
@@ -87,12 +87,12 @@ RULES = {
 @pytest.mark.parametrize("width", [2, 16])
 def test_recycling_moves_no_token(pair, sampling, speculation, width):
     free = Noting()
-    decoder = pair.decoder(ModelFreePolicy(width), drafter=None, free=free)
+    decoder = pair.decoder(ModelFreePolicy(width), drafter=None, model_free=free)
     alone = decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=False)
     generation = decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling, speculation=speculation)
 
     assert generation.tokens == alone.tokens
-    assert generation.metrics.free_trees > COUNT // 4
+    assert generation.metrics.model_free_trees > COUNT // 4
     assert len(free.told) > COUNT // 4
 
 
@@ -103,7 +103,7 @@ def test_captured_steps_bring_the_same_runners_up(pair, beside):
     for backend in ("eager", "cudagraph"):
         free, policy = Noting(), FixedPolicy(TreeShape(2, 3, 8)) if beside else ModelFreePolicy(8)
         options = {} if beside else {"drafter": None}
-        decoder = pair.decoder(policy, SHAPES, free=free, backend=backend, **options)
+        decoder = pair.decoder(policy, SHAPES, model_free=free, backend=backend, **options)
         assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == pair.reference(PROMPT, COUNT)
         pairs = [pair for tokens, rows in free.told for pair in zip(tokens, rows.tolist(), strict=True)]
         told.append({(token, tuple(row)) for token, row in pairs})

@@ -46,8 +46,8 @@ def test_free_guesses_are_counted_apart():
     trace.note(TreeShape(0, 5, 8), tokens=6, expected=5.0, predicted_ms=5.0)  # in five levels
     metrics = trace.metrics()
 
-    assert hand_made_trace().metrics().free_trees == 0
-    assert (metrics.free_trees, metrics.plain_steps, metrics.draft_widths[0]) == (1, 1, 2)
+    assert hand_made_trace().metrics().model_free_trees == 0
+    assert (metrics.model_free_trees, metrics.plain_steps, metrics.draft_widths[0]) == (1, 1, 2)
     assert (metrics.proposed, metrics.accepted) == (17 + 7, 4 + 5)
 
 

@@ -8,7 +8,7 @@ from head_files import eagle_config, write_head
 from made_up import write_artifacts
 
 from yggdrasil.calibration.own_text import text_file
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.scheduling.plan import ModelRef
 
 COSTS = {"target_ms": {"1": 10.0, "2": 10.5, "33": 26.0}, "drafter_ms": {"1": 0.5, "4": 0.6}}
@@ -17,7 +17,7 @@ COSTS = {"target_ms": {"1": 10.0, "2": 10.5, "33": 26.0}, "drafter_ms": {"1": 0.
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     write_artifacts(tmp_path)
-    write_artifacts(tmp_path, "counted", drafters=[CountsOptions()])
+    write_artifacts(tmp_path, "counted", drafters=[StatisticsOptions()])
     (tmp_path / "costs.json").write_text(json.dumps(COSTS))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def test_options_go_to_standard_output_and_the_rest_beside(folder, capsys, engin
 
 def test_a_plan_with_a_head_names_it_to_those_who_take_it(folder, capsys):
     head = write_head(folder / "head", eagle_config(), {})
-    write_artifacts(folder, "headed", drafters=[ModelRef(str(head), "1", 1), CountsOptions(table=False)])
+    write_artifacts(folder, "headed", drafters=[ModelRef(str(head), "1", 1), StatisticsOptions(table=False)])
     arguments = ("export", "--plan", "headed", "--costs", "costs.json")
 
     assert run_program(*arguments, "--to", "vllm") == 0

@@ -51,14 +51,14 @@ def _change_weights(path: Path, random: Random) -> str:
 
 
 def change_tensor(path: Path, random: Random) -> str:
-    """A predictor, belief or table with the checksum that fits and content that does not."""
+    """A predictor, scorer or table with the checksum that fits and content that does not."""
     import numpy as np
 
     from yggdrasil.artifacts import read_tensors, write_tensors
     from yggdrasil.drafters.statistics import scorer, table
     from yggdrasil.predictor import bundle
 
-    module: Any = {"predictor": bundle, "belief": scorer, "table": table}[path.stem]
+    module: Any = {"predictor": bundle, "scorer": scorer, "table": table}[path.stem]
     arrays = read_tensors(path, module.KIND, module.SCHEMA_VERSION)
     name = random.choice(sorted(arrays))
     kind = random.choice(("removed", "nan", "inf", "negative", "huge", "shape", "type", "empty", "number", "shuffled"))

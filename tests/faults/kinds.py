@@ -28,7 +28,7 @@ from verdict import wrong_tokens
 
 # How many cases of each kind there are among all.
 SHARES = {
-    "plan": 5, "predictor": 3, "belief and table": 3, "profile": 3, "kernel library": 2,
+    "plan": 5, "predictor": 3, "scorer and table": 3, "profile": 3, "kernel library": 2,
     "kept tensors": 4, "checkpoint of a plan": 3, "checkpoint": 5, "tokenizer": 3, "GGUF file": 4, "prompts": 5,
     "options": 7, "unfinished calibration": 3, "kept text": 2, "surroundings": 5,
 }  # fmt: skip
@@ -46,7 +46,7 @@ class Kinds:
         self._server = server
         self._printed: dict[tuple[str, ...], str] = {}
         self.kinds: dict[str, Callable[[Path, Random], Case]] = {
-            "plan": self.plan, "predictor": self.predictor, "belief and table": self.counts, "profile": self.profile,
+            "plan": self.plan, "predictor": self.predictor, "scorer and table": self.counts, "profile": self.profile,
             "kernel library": self.library, "kept tensors": self.kept_tensors,
             "checkpoint of a plan": self.planned_checkpoint, "checkpoint": self.checkpoint,
             "tokenizer": self.tokenizer, "GGUF file": self.gguf, "prompts": self.prompts, "options": self.options,
@@ -92,7 +92,7 @@ class Kinds:
 
     def counts(self, folder: Path, random: Random) -> Case:
         """What a drafter that counts was taught."""
-        path = predictor_folder(folder, COUNTED) / random.choice(("belief.safetensors", "table.safetensors"))
+        path = predictor_folder(folder, COUNTED) / random.choice(("scorer.safetensors", "table.safetensors"))
         kind = random.choice(("bytes", "file", "value", "value"))
         if kind == "value":
             done = change_tensor(path, random)

@@ -195,7 +195,7 @@ def _build(base: Path) -> None:
     from tiny_pair import byte_tokenizer, noisy_copy, random_model
 
     from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
-    from yggdrasil.drafters.model_free_options import CountsOptions
+    from yggdrasil.drafters.model_free_options import StatisticsOptions
     from yggdrasil.scheduling.plan import ModelRef, Plan
 
     torch.set_num_threads(1)
@@ -213,13 +213,13 @@ def _build(base: Path) -> None:
         base,
         NAME,
         target=refs[0],
-        drafters=[refs[1], CountsOptions(table=False)],
+        drafters=[refs[1], StatisticsOptions(table=False)],
         tokenizer=tokenizer_fingerprint(base / "target"),
         depth_from="mean",
     )
     replace(Plan.load(path), name=NAME).save(path)
     made = write_artifacts(
-        base, COUNTED, target=refs[0], drafters=[CountsOptions()], tokenizer=tokenizer_fingerprint(base / "target"),
+        base, COUNTED, target=refs[0], drafters=[StatisticsOptions()], tokenizer=tokenizer_fingerprint(base / "target"),
         depth_from="mean",
     )  # fmt: skip
     replace(Plan.load(made), name=COUNTED).save(made)
@@ -231,12 +231,12 @@ def _build(base: Path) -> None:
 
 
 def _write_counts(folder: Path) -> None:
-    """A table of any text at all, with the belief that is usual."""
+    """A table of any text at all, with the scorer that is usual."""
     from tiny_pair import TEXT
 
-    from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
-    from yggdrasil.drafters.statistics.scorer import Belief
+    from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
+    from yggdrasil.drafters.statistics.scorer import NGramScorer
     from yggdrasil.drafters.statistics.table import Table
 
-    Belief.usual(with_table=True).save(folder / BELIEF_FILE)
+    NGramScorer.usual(with_table=True).save(folder / SCORER_FILE)
     Table.of([(TEXT[:4], TEXT[4:] * 3)]).save(folder / TABLE_FILE)

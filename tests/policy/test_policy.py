@@ -14,7 +14,7 @@ from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.policy.regret import RegretBudget
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.features import EvidenceSizes
+from yggdrasil.predictor.features import FeatureSizes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 MAX_DEPTH, DRAFT_WIDTHS, VERIFY_WIDTHS, HIDDEN_SIZE = 4, (1, 2, 4), (1, 2, 4, 8), 6
@@ -130,7 +130,7 @@ def test_the_shape_is_the_argmax_of_three_loops(costs, seed):
     predictor = made_up_predictor(seed)
     hidden = np.random.default_rng(seed + 1).normal(size=HIDDEN_SIZE).astype(np.float32)
     for used in (None, predictor):
-        depth = used and DepthPrediction(used, EvidenceSizes(HIDDEN_SIZE, 0, 0))
+        depth = used and DepthPrediction(used, FeatureSizes(HIDDEN_SIZE, 0, 0))
         policy = new_policy({100: costs}, ratios, mean_survival, depth)
         survival = mean_survival if used is None else used.survival(hidden)
         decision = choose(policy, 100, hidden)
@@ -210,7 +210,7 @@ class SurePredictor:
         return 0.9 ** np.arange(1, MAX_DEPTH + 1)
 
 
-SURE = DepthPrediction(SurePredictor(), EvidenceSizes(HIDDEN_SIZE, 0, 0))
+SURE = DepthPrediction(SurePredictor(), FeatureSizes(HIDDEN_SIZE, 0, 0))
 HERE = np.zeros(HIDDEN_SIZE, dtype=np.float32)
 
 

@@ -10,9 +10,9 @@ import torch
 from yggdrasil.calibration.measurement.stages import ShapeCycle
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
-from yggdrasil.drafters.statistics.drafter import CountsDrafter
-from yggdrasil.drafters.statistics.scorer import SHAPES, Belief
-from yggdrasil.engine.model_free import AsideTree
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
+from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
+from yggdrasil.engine.model_free import ShadowTree
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.native import is_native
 from yggdrasil.policy.costs import StepCosts
@@ -35,7 +35,7 @@ def some_costs(generator):
 
 def some_counts(generator, native):
     weights = {name: generator.normal(scale=0.7, size=shape) for name, shape in SHAPES.items()}
-    counts = DrafterGroup([CountsDrafter(Belief(**weights), native=native)])
+    counts = DrafterGroup([StatisticsDrafter(NGramScorer(**weights), native=native)])
     counts.begin(generator.integers(0, generator.integers(2, 9), 60).tolist())
     return counts
 
@@ -45,7 +45,7 @@ def both(counts, bound, depth):
     grown = []
     for each in (bound, UNBOUNDED):
         tree = TokenTree.on_host(WIDTHS[-1])
-        aside = AsideTree(counts, tree, WIDTHS, shares_tree=True)
+        aside = ShadowTree(counts, tree, WIDTHS, shares_tree=True)
         grown.append((aside.grow(depth, each), tree, aside))
     return grown
 

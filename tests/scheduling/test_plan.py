@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import yggdrasil
 from yggdrasil.artifacts import Machine, read_yaml, write_yaml
-from yggdrasil.drafters.model_free_options import CountsOptions, LookaheadOptions, NGramOptions
+from yggdrasil.drafters.model_free_options import LookaheadOptions, NGramOptions, StatisticsOptions
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.scheduling.plan import (
     KIND,
@@ -42,7 +42,7 @@ def made_up_plan(**changes):
         "versions": {"torch": "2.11.0", "yggdrasil": "0.1.0"},
         "dtype": "bfloat16",
         "target": ModelRef("owner/target", "0123abcd", 2),
-        "drafters": [ModelRef("yggdrasil:assets/tiny/drafter", "89abcdef", 1), CountsOptions(table=False)],
+        "drafters": [ModelRef("yggdrasil:assets/tiny/drafter", "89abcdef", 1), StatisticsOptions(table=False)],
         "tokenizer": "feedf00d",
         "shapes": SHAPES,
         "stages": DEFAULT_ORDER,
@@ -206,7 +206,7 @@ def test_hub_ids_are_kept():
     assert ModelRef("owner/name", "", 1).path() == "owner/name"
 
 
-COUNTS = CountsOptions()
+COUNTS = StatisticsOptions()
 
 
 MODEL = ModelRef("m", "1", 1)
@@ -223,7 +223,7 @@ def test_drafters_are_at_most_one_model_and_one_of_each_other_kind(drafters):
 def test_options_of_each_kind_come_back(tmp_path):
     plan = made_up_plan(drafters=[NGramOptions(max_draft_len=3), LookaheadOptions(max_window_size=7), COUNTS])
     plan.save(tmp_path / "plan.yaml")
-    assert Plan.load(tmp_path / "plan.yaml").free == plan.free
+    assert Plan.load(tmp_path / "plan.yaml").model_free == plan.model_free
 
 
 def test_a_model_drafts_in_some_width():
@@ -237,4 +237,4 @@ def test_what_guesses_beside_the_drafter_is_named():
     for drafter in (None, MODEL):
         for free in ((), (COUNTS,), (NGramOptions(), COUNTS)):
             plan = made_up_plan(drafters=[*([drafter] if drafter else []), *free])
-            assert (plan.drafter, plan.free) == (drafter, free)
+            assert (plan.drafter, plan.model_free) == (drafter, free)

@@ -19,7 +19,7 @@ from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.statistics.drafter import usual_counts
+from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.plan import Shapes
@@ -66,7 +66,9 @@ def traces(script, pair, documents, folder):
 @pytest.mark.parametrize("name", ["chain", "tree, 8 rows", "tree, 16 rows"])
 def test_lengths_are_those_of_decoding(script, pair, documents, folder, traces, name):
     """As far as trees were recorded: the answer's end is told from none."""
-    beside = SimpleNamespace(assembly=SimpleNamespace(engine=SimpleNamespace(free=DrafterGroup([usual_counts()]))))
+    beside = SimpleNamespace(
+        assembly=SimpleNamespace(engine=SimpleNamespace(model_free=DrafterGroup([default_statistics()])))
+    )
     shape = script.TREES.get(name, script.CHAIN)
     lengths = script.played(traces[shape.width], shape, documents, beside)
     shapes = Shapes(

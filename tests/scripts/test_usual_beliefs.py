@@ -1,4 +1,4 @@
-"""The script that fits the usual beliefs writes them from a target's own text, and knows what is none."""
+"""The script that fits the usual scorers writes them from a target's own text, and knows what is none."""
 
 import importlib
 import json
@@ -6,13 +6,13 @@ import json
 import numpy as np
 import pytest
 
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.errors import YggdrasilError
 
 
 @pytest.fixture
 def script():
-    return importlib.import_module("usual_beliefs")
+    return importlib.import_module("fit_scorers")
 
 
 def test_beliefs_are_written_and_know_of_no_runner_up(script, tmp_path, monkeypatch):
@@ -25,8 +25,8 @@ def test_beliefs_are_written_and_know_of_no_runner_up(script, tmp_path, monkeypa
     script.main(text, tmp_path)
 
     for name in ("text", "table"):
-        belief = Belief.load(tmp_path / f"{name}.safetensors")
-        assert not belief.recycled.any()
-        assert belief.out.any()
+        scorer = NGramScorer.load(tmp_path / f"{name}.safetensors")
+        assert not scorer.recycled.any()
+        assert scorer.out.any()
     with pytest.raises(YggdrasilError, match=r"nothing\.jsonl holds no text to learn from"):
         script.main(tmp_path / "nothing.jsonl", tmp_path)

@@ -4,7 +4,7 @@ import pytest
 from bundled_server import open_pair, serving, wait_until
 
 from yggdrasil import SamplingParams
-from yggdrasil.engine.recommended_sampling import OwnSampling
+from yggdrasil.engine.recommended_sampling import RecommendedSampling
 from yggdrasil.serving import service
 from yggdrasil.serving.decoding_options import filled, options_of
 from yggdrasil.serving.request_fields import ChatRequest
@@ -33,8 +33,8 @@ def test_a_temperature_of_nothing_is_greedy_all_the_same():
 
 
 def test_the_server_samples_so_and_shows_it(alone, monkeypatch):
-    monkeypatch.setattr(service, "own_sampling_of", lambda decoder: OwnSampling(OWN, "a test's"))
-    with serving(open_pair, ServerSettings(own_sampling=True)) as server:
+    monkeypatch.setattr(service, "recommended_sampling_of", lambda decoder: RecommendedSampling(OWN, "a test's"))
+    with serving(open_pair, ServerSettings(recommended_sampling=True)) as server:
         wait_until(lambda: server.worker.decoder is not None)
         reply = server.post("/v1/chat/completions", messages=CHAT, max_tokens=12, seed=3)
         shown = server.client.get("/v1/models").json()["data"][0]["meta"]["sampling"]

@@ -7,12 +7,12 @@ import pytest
 from head_files import eagle_config, published_tensors, write_head
 
 from yggdrasil.artifacts import current_machine
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 from yggdrasil.training.estimate import estimate_for
 
-COSTS = Costs(128, 2.0, {1: 1.0}, {1: 10.0, 2: 10.0, 4: 12.0, 8: 20.0}, 1.0, 10.5, free_overhead_ms=0.5)
+COSTS = Costs(128, 2.0, {1: 1.0}, {1: 10.0, 2: 10.0, 4: 12.0, 8: 20.0}, 1.0, 10.5, model_free_overhead_ms=0.5)
 
 
 @pytest.fixture
@@ -28,8 +28,10 @@ def save(tmp_path, monkeypatch):
     times = iter(range(1000, 2000))
 
     def save(name, drafter=None, **changes):
-        drafters = [CountsOptions()] if drafter is None else [ModelRef(str(drafter), "1" * 16, 1), CountsOptions()]
-        costs = replace(COSTS, head_ms=0.0, draft_ms={}, free_overhead_ms=None) if drafter is None else COSTS
+        drafters = (
+            [StatisticsOptions()] if drafter is None else [ModelRef(str(drafter), "1" * 16, 1), StatisticsOptions()]
+        )
+        costs = replace(COSTS, head_ms=0.0, draft_ms={}, model_free_overhead_ms=None) if drafter is None else COSTS
         widths = () if drafter is None else (1,)
         shapes = Shapes(draft_widths=widths, max_depth=4, candidates=4, verify_widths=(1, 2, 4, 8))
         fields = {

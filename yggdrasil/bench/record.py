@@ -53,7 +53,7 @@ def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
 
 def guessers(engine: "Engine") -> str:
     """Who guesses in an engine's trees, without the place of its files: "head mine + text + table"."""
-    names = (each.name.partition(" ") for each in (engine.drafter, engine.free) if each is not None)
+    names = (each.name.partition(" ") for each in (engine.drafter, engine.model_free) if each is not None)
     return " + ".join(kind + space + public_source(source) for kind, space, source in names) or "nobody"
 
 

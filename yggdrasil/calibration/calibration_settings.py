@@ -13,7 +13,7 @@ from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
-from yggdrasil.drafters.model_free_options import CountsOptions, FreeOptions
+from yggdrasil.drafters.model_free_options import ModelFreeOptions, StatisticsOptions
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.plan_parts import planned_vocabulary
 from yggdrasil.scheduling.plan import DeviceName, Plan, Shapes
@@ -32,7 +32,7 @@ class PairSource:
     weights: Weights = "full"  # of the target
     drafter_weights: Weights = "full"
     device: DeviceName = "cpu"
-    free: tuple[FreeOptions, ...] = ()  # what guesses without a pass
+    model_free: tuple[ModelFreeOptions, ...] = ()  # what guesses without a pass
     schedules: tuple[tuple[str, ...], ...] = ()  # whose steps it must have besides those of plain plans
     vocabulary: Vocabulary | None = None  # what a head drafts among; None: all that it can, or not decided yet
     backend: Backend | None = None  # what builds the steps; None: the usual one of the device
@@ -42,7 +42,7 @@ class PairSource:
         """The pair that a plan decodes with; what was learned for it lies in ``folder``."""
         source = cls(
             plan.target.path(), None, plan.dtype, plan.target.threads, 1, plan.shapes, plan.target.weights,
-            device=plan.device, free=plan.free,
+            device=plan.device, model_free=plan.model_free,
         )  # fmt: skip
         model = plan.drafter
         if model is None:
@@ -53,9 +53,9 @@ class PairSource:
         )  # fmt: skip
 
     @property
-    def counts(self) -> CountsOptions | None:
+    def counts(self) -> StatisticsOptions | None:
         """What is counted, alone or beside a drafter."""
-        return next((each for each in self.free if isinstance(each, CountsOptions)), None)
+        return next((each for each in self.model_free if isinstance(each, StatisticsOptions)), None)
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
         return replace(self, shapes=shapes)
@@ -65,7 +65,9 @@ class PairSource:
         return replace(
             self, drafter=None, drafter_threads=0, drafter_weights="full", shapes=replace(self.shapes, draft_widths=()),
             vocabulary=None,
-            free=tuple(replace(each, table=True) if isinstance(each, CountsOptions) else each for each in self.free),
+            model_free=tuple(
+                replace(each, table=True) if isinstance(each, StatisticsOptions) else each for each in self.model_free
+            ),
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.calibration.replay import RecordedEvidence, RecordedTrees, recorded_documents, replay
+from yggdrasil.calibration.replay import RecordedFeatures, RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.statistics.prediction import expectation, policy_without_drafter
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.drafters.group import DrafterGroup
@@ -20,7 +20,7 @@ from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.features import Evidence, EvidenceSizes
+from yggdrasil.predictor.features import Features, FeatureSizes
 from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.predictor.report import TrainingReport
 from yggdrasil.predictor.training import train_depth_predictor
@@ -31,8 +31,8 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 CONTEXT = 0  # the simulation knows one context length
 MEAN: DepthSource = "mean"
-WORTH_READING = 0.98  # of the time a token: a predictor takes time itself, which the simulation does not see
-WORTH_DRAFTING = 0.97  # of the time a token without the drafter: it saves less of texts that repeat more than these
+MAX_TIME_WITH_PREDICTOR = 0.98  # of the time a token without one: its own time is not simulated
+MAX_TIME_WITH_DRAFTER = 0.97  # of the time a token without it: it gains less on texts that repeat more than these
 
 
 class Gain(NamedTuple):
@@ -47,8 +47,8 @@ class Gain(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """Whether the drafter is worth having, as far as documents that differ can tell: without it nothing is lost."""
-        return self.drafting.tpot_ms < (WORTH_DRAFTING - self.error) * self.without.tpot_ms
+        """Whether decoding is faster with the drafter, by more than documents differ from each other."""
+        return self.drafting.tpot_ms < (MAX_TIME_WITH_DRAFTER - self.error) * self.without.tpot_ms
 
 
 class Choice(NamedTuple):
@@ -81,7 +81,7 @@ class DraftedTreePolicy(ModelFreePolicy):
         self._costs, self._shape = costs, shape
 
     def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
         return Decision(self._shape, is_drafting=True)
 
@@ -100,11 +100,11 @@ class KnowingPolicy(DraftedTreePolicy):
         self._table, self._survival = table, survival  # [P, D]
 
     def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
         if features is None:
             return None
-        assert isinstance(features, RecordedEvidence)
+        assert isinstance(features, RecordedFeatures)
         return Decision(self._table.choose(self._survival[features.index]), is_drafting=True)
 
 
@@ -112,16 +112,16 @@ class _Played:
     """Recorded text that one policy after the other decodes."""
 
     def __init__(
-        self, traces: TraceSet, costs: StepCosts, free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
+        self, traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
     ) -> None:
-        self.traces, self.costs, self.free = traces, costs, free
+        self.traces, self.costs, self.model_free = traces, costs, model_free
         self.documents = recorded_documents(traces, prompts)
-        self._trees = RecordedTrees(traces, costs, free)
+        self._trees = RecordedTrees(traces, costs, model_free)
 
     def by(self, policy: ObjectivePolicy | ModelFreePolicy, source: DepthSource = MEAN) -> Totals:
         """What decoding by ``policy`` gives, whose depth comes from ``source``."""
         return replay(
-            self.documents, policy, costs=self.costs, trees=self._trees, free=self.free, context=CONTEXT,
+            self.documents, policy, costs=self.costs, trees=self._trees, model_free=self.model_free, context=CONTEXT,
             is_head_first=source == "head",
         )  # fmt: skip
 
@@ -134,40 +134,47 @@ def choose(
     traces: TraceSet,
     acceptance: AcceptanceCalibration,
     costs: StepCosts,
-    free: DrafterGroup | None = None,
+    model_free: DrafterGroup | None = None,
     prompts: Mapping[int, Sequence[int]] | None = None,
 ) -> Choice:
     """Train on some documents, decide on the others. ``traces`` were grown with ``acceptance`` already.
 
-    ``free`` guesses beside the drafter, behind the ``prompts`` by document.
+    ``model_free`` guesses beside the drafter, behind the ``prompts`` by document.
     """
     prompts = prompts or {}
     trained = {source: _train(traces, traces.widths[-1], sizes) for source, sizes in _readings(traces).items()}
     split = next(iter(trained.values()))[1].split
     known = traces.select([*split.training, *split.validation])
     held_out = traces.select(split.held_out) if split.held_out else known
-    survival = survival_of(known, costs, free, prompts)
+    survival = survival_of(known, costs, model_free, prompts)
     ratios = {width: table.astype(np.float32) for width, table in survival.ratios.items()}
     mean_survival = survival.mean.astype(np.float32)
 
     def policy(source: DepthSource) -> ObjectivePolicy:
         depth = DepthPrediction(trained[source][0], _readings(traces)[source]) if source in trained else None
         return ObjectivePolicy(
-            {CONTEXT: costs}, ratios, mean_survival, depth, is_head_first=source == "head", added_tokens=survival.lift
+            {CONTEXT: costs},
+            ratios,
+            mean_survival,
+            depth,
+            is_head_first=source == "head",
+            added_tokens=survival.added_tokens,
         )
 
-    played = _Played(held_out, costs, free, prompts)
+    played = _Played(held_out, costs, model_free, prompts)
     results: dict[DepthSource, Totals] = {source: played.by(policy(source), source) for source in (MEAN, *trained)}
     best = _fastest(results)
     kept: DepthSource = best if best in trained else "predictor"  # the file holds one, used or not
-    learned = Learned(acceptance, trained[kept][0], _readings(traces)[kept], mean_survival, ratios, survival.lift)
+    learned = Learned(
+        acceptance, trained[kept][0], _readings(traces)[kept], mean_survival, ratios, survival.added_tokens
+    )
     expectations = {s: expectation(f"depth from {s}", result, costs) for s, result in results.items()}
     rejected = [
         *(each for source, each in expectations.items() if source != best),
         *_rivals(played, ratios),
         Expectation("plain decoding", 1.0, costs.plain_ms, 1.0),
     ]
-    gain = None if free is None else _gain(_Played(traces, costs, free, prompts), policy(best), best)
+    gain = None if model_free is None else _gain(_Played(traces, costs, model_free, prompts), policy(best), best)
     reports = {source: report for source, (_, report) in trained.items()}
     predicted = replace(expectations[best], repeats=round(share_foretold(played.documents), 3))
     return Choice(learned, reports, best, predicted, rejected, gain)
@@ -176,7 +183,7 @@ def choose(
 def _fastest(results: Mapping[DepthSource, Totals]) -> DepthSource:
     """The source that wins by enough to be read."""
     best = min(results, key=lambda source: results[source].ms_per_token)
-    return best if results[best].ms_per_token <= WORTH_READING * results[MEAN].ms_per_token else MEAN
+    return best if results[best].ms_per_token <= MAX_TIME_WITH_PREDICTOR * results[MEAN].ms_per_token else MEAN
 
 
 def _rivals(played: _Played, ratios: Mapping[int, npt.NDArray[np.float32]]) -> list[Expectation]:
@@ -194,19 +201,19 @@ def _rivals(played: _Played, ratios: Mapping[int, npt.NDArray[np.float32]]) -> l
         min(fixed, key=lambda each: each.tpot_ms),  # picked on the same documents: a strong rival
         played.told("accepted lengths known beforehand", knowing),
     ]
-    if played.free is not None:
-        rivals.append(played.told(f"{played.free.name} alone", policy_without_drafter(costs)))
+    if played.model_free is not None:
+        rivals.append(played.told(f"{played.model_free.name} alone", policy_without_drafter(costs)))
     return rivals
 
 
 def _gain(played: _Played, policy: ObjectivePolicy, source: DepthSource) -> Gain:
     """What the drafter brings beside the others that guess, on all documents."""
-    assert played.free is not None
+    assert played.model_free is not None
     costs = played.costs
     drafting, without = played.by(policy, source), played.by(policy_without_drafter(costs))
     return Gain(
         expectation(f"depth from {source}", drafting, costs),
-        expectation(f"{played.free.name} alone", without, costs),
+        expectation(f"{played.model_free.name} alone", without, costs),
         _error_of_ratio(drafting.document_ms, without.document_ms),
     )
 
@@ -219,20 +226,20 @@ def _error_of_ratio(over: Sequence[float], under: Sequence[float]) -> float:
     return float(np.std(a - a.sum() / b.sum() * b, ddof=1) * len(a) ** 0.5 / b.sum())
 
 
-def _readings(traces: TraceSet) -> dict[DepthSource, EvidenceSizes]:
+def _readings(traces: TraceSet) -> dict[DepthSource, FeatureSizes]:
     """What each kind of predictor reads; the head's only where a head draft says something."""
     hidden, repetition, head = (traces.hidden.shape[1], traces.repetition.shape[1], traces.head.shape[1])
-    readings: dict[DepthSource, EvidenceSizes] = {"predictor": EvidenceSizes(hidden, repetition, 0)}
+    readings: dict[DepthSource, FeatureSizes] = {"predictor": FeatureSizes(hidden, repetition, 0)}
     if traces.has_head:
-        readings["head"] = EvidenceSizes(hidden, repetition, head)
+        readings["head"] = FeatureSizes(hidden, repetition, head)
     return readings
 
 
-def _train(traces: TraceSet, reference: int, sizes: EvidenceSizes) -> tuple[DepthPredictor, TrainingReport]:
+def _train(traces: TraceSet, reference: int, sizes: FeatureSizes) -> tuple[DepthPredictor, TrainingReport]:
     """On the accepted lengths of the whole tree of the reference width."""
     whole = traces.max_depth * reference + 1
     return train_depth_predictor(
-        traces.evidence(sizes),
+        traces.features(sizes),
         traces.accepted_length(reference, traces.max_depth, whole),
         traces.document,
         traces.max_depth,

@@ -52,7 +52,7 @@ def among_frequent(job: Job) -> Job:
 
 
 def _chosen(job: Job, vocab_size: int) -> Vocabulary:
-    """By what the target wrote, but for its answers to the prompts that tell what the head is worth."""
+    """The most frequent tokens of the target's text, without its answers to prompts that the head is evaluated on."""
     asked = {end_of(text) for text in job.texts}
     documents = [document for document in own_text(job) if document.asked not in asked]
     found = Frequent(documents, vocab_size, DRAFT_VOCABULARY)

@@ -1,7 +1,7 @@
 """The plan of a model that nobody has calibrated: shipped acceptance statistics, and step costs timed within seconds.
 
 Only T(W), the draft steps and the overhead of an iteration are measured, in the steps that then decode. The plan lies
-in the user's cache. What later answers show of costs and acceptance is kept beside it (``engine.kept_estimates``).
+in the user's cache. What later answers show of costs and acceptance is kept beside it (``engine.online_estimates``).
 """
 
 import shutil
@@ -23,11 +23,11 @@ from yggdrasil.calibration.pair import check_pair, usual_drafter_weights, usual_
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
-from yggdrasil.drafters.model_free_options import CountsOptions, FreeOptions
+from yggdrasil.drafters.model_free_options import ModelFreeOptions, StatisticsOptions
 from yggdrasil.drafters.registry import Named
 from yggdrasil.drafters.shipped_assets import table_folder
-from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.text_stream import TextStream
@@ -66,19 +66,20 @@ def first_plan(
     )
     weights, drafter_weights = usual_weights(model, dtype, device), usual_drafter_weights(drafter, dtype, device)
     table = table_folder(model.fingerprint())
-    free = tuple(_with_shipped(each, table) for each in named.free)
-    pair = PairSource(model.given, drafter, dtype, 0, 0, shapes, weights, drafter_weights, device, free)
+    model_free = tuple(_with_shipped(each, table) for each in named.model_free)
+    pair = PairSource(model.given, drafter, dtype, 0, 0, shapes, weights, drafter_weights, device, model_free)
     tokenizer = check_pair(pair)
     folder = predictor_directory(root, name, machine)
     with atomic_directory(folder) as partial:
-        _write_statistics(partial, free, table)
+        _write_statistics(partial, model_free, table)
     target = ModelRef(portable_source(model.given), model.fingerprint(), machine.cores, weights)
     second = [] if drafter is None else [_drafter_ref(drafter, machine.cores, pair)]
     plan = Plan(
         name=name, machine=machine,
         versions={"yggdrasil": yggdrasil.__version__, "torch": str(torch.__version__),
                   "transformers": version("transformers")},
-        dtype=dtype, target=target, drafters=[*second, *free], tokenizer=model.tokenizer_fingerprint(), shapes=shapes,
+        dtype=dtype, target=target, drafters=[*second, *model_free], tokenizer=model.tokenizer_fingerprint(),
+        shapes=shapes,
         stages=DEFAULT_ORDER, objective="latency", depth_from="mean",
         predictor=Path("../..", folder.relative_to(root)).as_posix(), costs=[_assumed(shapes)], predicted=_EXPECTED,
         is_provisional=True, device=device,
@@ -86,23 +87,23 @@ def first_plan(
     return plan, tokenizer
 
 
-def _with_shipped(options: FreeOptions, table: Path | None) -> FreeOptions:
+def _with_shipped(options: ModelFreeOptions, table: Path | None) -> ModelFreeOptions:
     """``options`` with the n-gram table that is shipped, where there is one: counting another takes minutes.
 
     A shipped scorer knows nothing of runners-up, so recycling goes without a table.
     """
-    if not isinstance(options, CountsOptions):
+    if not isinstance(options, StatisticsOptions):
         return options
     return replace(options, table=options.table and table is not None and not options.recycling)
 
 
-def _write_statistics(folder: Path, free: Sequence[FreeOptions], table: Path | None) -> None:
-    """Write what the drafters of ``free`` read: a scorer, and the shipped table where they use one."""
-    if table is not None and any(isinstance(each, CountsOptions) and each.table for each in free):
-        for name in (BELIEF_FILE, TABLE_FILE):
+def _write_statistics(folder: Path, model_free: Sequence[ModelFreeOptions], table: Path | None) -> None:
+    """Write what the drafters of ``model_free`` read: a scorer, and the shipped table where they use one."""
+    if table is not None and any(isinstance(each, StatisticsOptions) and each.table for each in model_free):
+        for name in (SCORER_FILE, TABLE_FILE):
             shutil.copyfile(table / name, folder / name)
     else:
-        Belief.of_shipped_text().save(folder / BELIEF_FILE)
+        NGramScorer.of_shipped_text().save(folder / SCORER_FILE)
 
 
 def _drafter_ref(drafter: str, threads: int, pair: PairSource) -> ModelRef:

@@ -85,7 +85,7 @@ def _check_head(folder: Path) -> None:
 def usual_length(target: str, drafter: str | None) -> int:
     """The longest request to prepare for where none is named: what the models have, within what memory allows.
 
-    The memory is all that the machine has, not what is free now: steps are prepared for a length and kept.
+    The memory is all that the machine has, not what is model_free now: steps are prepared for a length and kept.
     """
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
     configs = {model: load_config(model) for model in models}
@@ -117,7 +117,7 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
         check_tree_attention(drafter, _text_of(source.drafter))
     return assemble(
         target, drafter, source.shapes, backend, knots=knots, other_stages=source.schedules,
-        free=group_of([make_drafter(each) for each in source.free]),
+        model_free=group_of([make_drafter(each) for each in source.model_free]),
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
     target = assembly.target.loaded
     return assemble(
         target, _head(source.drafter, source, target), source.shapes, assembly.target.backend,
-        other_stages=source.schedules, free=assembly.engine.free,
+        other_stages=source.schedules, model_free=assembly.engine.model_free,
     )  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend |
     """The same models, one copy of their weights, behind caches and a tree of their own: other shapes or backend."""
     return assemble(
         assembly.target.loaded, assembly.second, shapes or assembly.shapes, backend or assembly.target.backend,
-        free=assembly.engine.free,
+        model_free=assembly.engine.model_free,
     )  # fmt: skip
 
 
@@ -159,5 +159,5 @@ def with_threads(assembly: Assembly, source: "PairSource") -> Assembly:
         drafter = on_threads(drafter, source.drafter_threads)
     return assemble(
         target, drafter, source.shapes, assembly.target.backend, other_stages=source.schedules,
-        free=assembly.engine.free,
+        model_free=assembly.engine.model_free,
     )  # fmt: skip

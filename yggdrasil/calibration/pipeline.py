@@ -37,12 +37,12 @@ from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.results import SAMPLES_VERSION, write_results
 from yggdrasil.calibration.statistics.known_tables import announce, largest_table, with_larger
 from yggdrasil.calibration.statistics.learning import Counted
-from yggdrasil.calibration.statistics.model_free import OWN_TEXT, count_text, foresee_some, guesses_beside
+from yggdrasil.calibration.statistics.model_free import OWN_TEXT, count_text, guesses_beside, predict_some
 from yggdrasil.calibration.work_folder import open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
-from yggdrasil.drafters.model_free_options import CountsOptions, FreeOptions
+from yggdrasil.drafters.model_free_options import ModelFreeOptions, StatisticsOptions
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import ArtifactError
 from yggdrasil.policy.costs import StepCosts
@@ -114,14 +114,14 @@ def _calibrate(
 
 
 def _choose(job: Job, counted: Counted | None, costs: StepCosts) -> Choice:
-    """What to go by, and what it promises on text that the target wrote."""
+    """The learned tables and the policy, with predictions on text that the target wrote."""
     if job.pair.drafter is None:
-        return Choice.without_drafter((counted.expected if counted else []) or foresee_some(job, costs))
+        return Choice.without_drafter((counted.expected if counted else []) or predict_some(job, costs))
     traces, acceptance = record_all(job)
     report = job.reporter.phase("training the depth predictor and simulating")
     prompts = dict(enumerate(job.texts))
-    free = guesses_beside(job, counted, recorded_documents(traces, prompts), costs)
-    choice = choose(traces, acceptance, costs, free, prompts)
+    model_free = guesses_beside(job, counted, recorded_documents(traces, prompts), costs)
+    choice = choose(traces, acceptance, costs, model_free, prompts)
     report(1.0)
     return choice
 
@@ -157,10 +157,12 @@ def _plan(
     )
 
 
-def _drafters_of(pair: PairSource, counted: Counted | None) -> list[ModelRef | FreeOptions]:
+def _drafters_of(pair: PairSource, counted: Counted | None) -> list[ModelRef | ModelFreeOptions]:
     """The drafters as the plan names them."""
     model = [] if pair.drafter is None else [_model_ref(pair.drafter, pair.drafter_threads, pair.drafter_weights)]
-    learned = [counted.options() if isinstance(each, CountsOptions) and counted else each for each in pair.free]
+    learned = [
+        counted.options() if isinstance(each, StatisticsOptions) and counted else each for each in pair.model_free
+    ]
     return [*model, *learned]
 
 

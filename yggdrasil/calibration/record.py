@@ -21,7 +21,7 @@ def record_document(
 ) -> TraceSet:
     """Trees of every draft width at each generated position that has ``max_depth`` tokens after it.
 
-    Position p is the root ``text[p]``: its tree guesses ``text[p + 1:]``. Its evidence is what the depth predictor
+    Position p is the root ``text[p]``: its tree guesses ``text[p + 1:]``. Its features is what the depth predictor
     reads at run time: the hidden state that chose the root, the text's repetition, the root's candidates.
     """
     text = [*prompt, *generated]

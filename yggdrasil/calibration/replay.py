@@ -18,7 +18,7 @@ from torch import Tensor
 from yggdrasil.calibration.own_text import ANSWER, Document
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
-from yggdrasil.engine.model_free import AsideTree
+from yggdrasil.engine.model_free import ShadowTree
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import Decision, ModelFree, Policy
 from yggdrasil.predictor.features import Float32Array
@@ -30,8 +30,8 @@ from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 RunnersUp = Callable[[Document], Tensor]  # before each token of the answer, [len(answer), K] int64
 
 
-class RecordedEvidence:
-    """The evidence of one recorded position."""
+class RecordedFeatures:
+    """The features of one recorded position."""
 
     def __init__(self, traces: TraceSet, index: int, context: int) -> None:
         self._traces, self.index = traces, index
@@ -51,18 +51,18 @@ class RecordedEvidence:
 
 
 class RecordedTrees:
-    """Trees of ``traces``, one at a time, with what ``free`` adds to them."""
+    """Trees of ``traces``, one at a time, with what ``model_free`` adds to them."""
 
-    def __init__(self, traces: TraceSet, costs: StepCosts, free: DrafterGroup | None) -> None:
+    def __init__(self, traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None) -> None:
         self.traces = traces
-        self._free, self._last = free, np.array(costs.verify_widths) - 1
+        self._free, self._last = model_free, np.array(costs.verify_widths) - 1
         nodes = max(1 + traces.max_depth * traces.widths[-1], costs.verify_widths[-1])
         offered = traces.offered_token.get(traces.widths[-1])
         self.tree = TokenTree.on_host(nodes, 1 if offered is None else offered.shape[2])
         self._ranking = torch.empty_like(self.tree.parents), torch.empty_like(self.tree.scores)
 
     def grow(self, index: int, shape: TreeShape, *, fills: bool) -> list[float]:
-        """The tree at row ``index``; returns the tokens that its scores promise at each verify width."""
+        """The tree at row ``index``; returns the tokens that its scores expect at each verify width."""
         traces, tree, width = self.traces, self.tree, shape.width
         size = width * shape.depth
         for buffer, values in (
@@ -77,8 +77,8 @@ class RecordedTrees:
         if fills and self._free is not None:
             self._free.propose(tree, Budget(tree.num_nodes, from_root=False))
         torch.ops.yggdrasil.rank_nodes.default(tree.scores, *self._ranking)
-        promised: list[float] = self._ranking[1][torch.from_numpy(self._last)].tolist()
-        return promised
+        expected: list[float] = self._ranking[1][torch.from_numpy(self._last)].tolist()
+        return expected
 
     def _offer(self, index: int, shape: TreeShape) -> None:
         """What the drafter said below the nodes that it has read by now, but for those that it has attached."""
@@ -93,10 +93,10 @@ class RecordedTrees:
         scores.copy_(tree.scores[:read, None] + torch.from_numpy(traces.offered_fall[width][index, :read]))
         parents = traces.parent[width][index] + 1
         for node in size + np.flatnonzero(parents[size:] < read):  # attached later: still a candidate
-            free = np.flatnonzero(~np.isfinite(scores[parents[node]].numpy()))
-            if len(free) and np.isfinite(traces.scores[width][index, node]):
-                tokens[parents[node], free[0]] = int(traces.token[width][index, node])
-                scores[parents[node], free[0]] = float(traces.scores[width][index, node])
+            empty = np.flatnonzero(~np.isfinite(scores[parents[node]].numpy()))
+            if len(empty) and np.isfinite(traces.scores[width][index, node]):
+                tokens[parents[node], empty[0]] = int(traces.token[width][index, node])
+                scores[parents[node], empty[0]] = float(traces.scores[width][index, node])
 
     @property
     def order(self) -> list[int]:
@@ -114,27 +114,34 @@ class _Simulation:
     """One policy over one text."""
 
     def __init__(
-        self, policy: Policy, costs: StepCosts, trees: RecordedTrees | None, free: DrafterGroup | None, context: int
+        self,
+        policy: Policy,
+        costs: StepCosts,
+        trees: RecordedTrees | None,
+        model_free: DrafterGroup | None,
+        context: int,
     ) -> None:
         self._policy, self._costs, self._trees, self._context = policy, costs, trees, context
-        self._wants_model_free = free is not None and policy.wants_model_free
+        self._wants_model_free = model_free is not None and policy.wants_model_free
         self._alone = TokenTree.on_host(costs.verify_widths[-1] if trees is None else trees.tree.num_nodes)
-        self._aside = None if free is None else AsideTree(free, self._alone, costs.verify_widths, shares_tree=True)
+        self._shadow = (
+            None if model_free is None else ShadowTree(model_free, self._alone, costs.verify_widths, shares_tree=True)
+        )
 
     def step(self, index: int, truth: Sequence[int], remaining: int) -> _Step:
         """What is decided at row ``index``, before ``truth``, while ``remaining`` tokens may come."""
         model_free, depth = None, min(remaining, self._costs.verify_widths[-1]) - 1
-        if self._aside is not None and self._wants_model_free and depth > 0:
-            model_free = ModelFree(self._aside.grow(depth, self._policy.bound(self._context)), depth)
+        if self._shadow is not None and self._wants_model_free and depth > 0:
+            model_free = ModelFree(self._shadow.grow(depth, self._policy.bound(self._context)), depth)
         decision = self._policy.choose(self._context, model_free)
         if decision is None:
             assert self._trees is not None, "there is nothing to draft"
-            evidence = RecordedEvidence(self._trees.traces, index, self._context)
-            decision = self._policy.choose(self._context, features=evidence)
+            features = RecordedFeatures(self._trees.traces, index, self._context)
+            decision = self._policy.choose(self._context, features=features)
             assert decision is not None
         if decision.kind == "model_free":
-            assert self._aside is not None
-            nodes = self._aside.order.tolist()[: decision.shape.verify_width]
+            assert self._shadow is not None
+            nodes = self._shadow.order.tolist()[: decision.shape.verify_width]
             return _Step(decision, accepted(self._alone, nodes, truth))
         return self._drafted(decision, index, truth) if decision.shape.depth else _Step(decision, 0)
 
@@ -151,7 +158,7 @@ def replay(
     costs: StepCosts,
     *,
     trees: RecordedTrees | None = None,
-    free: DrafterGroup | None = None,
+    model_free: DrafterGroup | None = None,
     runners_up: RunnersUp | None = None,
     context: int = 0,
     is_head_first: bool = False,
@@ -159,20 +166,19 @@ def replay(
     """Decode every document as the engine would with ``policy``, each a request of its own; greedy acceptance.
 
     ``trees``: those recorded at the tokens of the answers, document after document. ``runners_up``: the target's, for
-    those of ``free`` that recycle them; of refused rows they are not known here. Everything is charged that decoding
-    pays: plain steps that sample their price, a head draft before a refusal, a tree that is verified with width 1, what
-    the drafter reads before it drafts.
-    ``context`` names the plan's costs that ``costs`` are.
+    those of ``model_free`` that recycle them; of refused rows they are not known here. All costs of decoding are
+    charged: forced probes, a head draft before a plain step, a tree that is verified with width 1, and what the drafter
+    reads before it drafts. ``context`` names the plan's costs that ``costs`` are.
 
     Raises:
         ValueError: no text at all.
     """
-    simulation, tally = _Simulation(policy, costs, trees, free, context), ShapeTally()
+    simulation, tally = _Simulation(policy, costs, trees, model_free, context), ShapeTally()
     tokens, first = sum(len(document.answer) for document in documents) - len(documents), 0
     if tokens < 1:
         raise ValueError("no text to play over")
     for document in documents:
-        answer, told = document.answer, Told(free, document, runners_up)
+        answer, told = document.answer, Told(model_free, document, runners_up)
         tally.begin()
         policy.begin()
         unread = len(document.prompt)  # tokens that the drafter has not drafted through
@@ -197,14 +203,14 @@ def replay(
 
 
 class Told:
-    """What free drafters are told of one document."""
+    """What model-free drafters are told of one document."""
 
-    def __init__(self, free: DrafterGroup | None, document: Document, runners_up: RunnersUp | None) -> None:
-        self._free, self._answer = free, document.answer
+    def __init__(self, model_free: DrafterGroup | None, document: Document, runners_up: RunnersUp | None) -> None:
+        self._free, self._answer = model_free, document.answer
         self._before = [*document.prompt[-1:], *document.answer[:-1]]
         self._likely = None if runners_up is None else runners_up(document)
-        if free is not None:
-            free.begin(document.prompt)
+        if model_free is not None:
+            model_free.begin(document.prompt)
         self.extend(0, 1)
 
     def extend(self, start: int, stop: int) -> None:

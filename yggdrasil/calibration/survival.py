@@ -1,8 +1,8 @@
-"""How deep a drafter's trees are accepted, together with what guesses without a pass add to them.
+"""How deep a drafter's trees are accepted, with the nodes that model-free drafters add to them.
 
-Decoding verifies those trees filled, so shapes are compared filled: where counts go on with a tree, another level of
-the drafter's own is worth less than it would be without them. And they are compared where iterations begin: text that
-repeats itself is gone through in few long steps, so most of its tokens are places where nothing is ever drafted.
+Decoding adds model-free drafts to drafted trees, so shapes are compared with them: another drafted level gains less
+where n-gram statistics extend the tree already. Shapes are compared at positions where iterations begin: text that
+repeats itself is decoded in few long steps, so at most of its positions nothing is ever drafted.
 
 Dims: P beginnings, W draft widths, D depth levels, V verify widths, S shapes (width by width).
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from yggdrasil.calibration.replay import RecordedTrees, Told, accepted, path_of, recorded_documents
 from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.engine.model_free import AsideTree
+from yggdrasil.engine.model_free import ShadowTree
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.decision import ModelFree
 from yggdrasil.policy.policy import ObjectivePolicy
@@ -34,7 +34,8 @@ class Survival(NamedTuple):
 
     mean: Float64Array  # [D] of the drafter's own whole tree of the widest draft width
     ratios: dict[int, Float64Array]  # draft width -> [D budget, D level, V], of filled trees relative to ``mean``
-    lift: float  # tokens that the best shape adds where nobody else guesses; a share 1 / x where x are promised
+    # Tokens that the best shape adds where model-free drafts expect none; divided by x where they expect x.
+    added_tokens: float
 
 
 class _Beginning(NamedTuple):
@@ -42,26 +43,26 @@ class _Beginning(NamedTuple):
 
     row: int
     kept: Int64Array  # [S, V] drafted tokens that filled trees keep
-    promised: float  # tokens of the free tree that is worth most, bonus included
+    expected: float  # tokens of the best model-free tree, bonus included
     given: float  # what it gives
     free_width: int  # its verify width, as an index
 
 
 def survival_of(
-    traces: TraceSet, costs: StepCosts, free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
+    traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
 ) -> Survival:
-    """By ``traces``, in whose trees ``free`` guesses behind the ``prompts`` by document."""
+    """By ``traces``, in whose trees ``model_free`` guesses behind the ``prompts`` by document."""
     reference, depth, widths = traces.widths[-1], traces.max_depth, traces.widths
-    begun = list(_beginnings(traces, costs, free, prompts))
+    begun = list(_beginnings(traces, costs, model_free, prompts))
     levels = np.arange(1, depth + 1)
     whole = traces.accepted_length(reference, depth, depth * reference + 1)[[each.row for each in begun]]
     mean = (whole[:, None] >= levels).mean(axis=0)
     kept = np.stack([each.kept for each in begun])  # [P, S, V]
     tables = (kept[:, :, None, :] >= levels[:, None]).mean(axis=0).reshape(len(widths), depth, depth, -1)
     ratios = dict(zip(widths, _relative_to(mean, tables), strict=True))
-    worth = (1.0 + kept.mean(axis=0)) / _milliseconds(traces, costs)
-    shape, width = divmod(int(worth.argmax()), worth.shape[1])
-    return Survival(mean, ratios, _lift_of(begun, shape, width))
+    values = (1.0 + kept.mean(axis=0)) / _milliseconds(traces, costs)
+    shape, width = divmod(int(values.argmax()), values.shape[1])
+    return Survival(mean, ratios, _added_tokens(begun, shape, width))
 
 
 def _relative_to(mean: Float64Array, tables: Float64Array) -> Float64Array:
@@ -71,15 +72,15 @@ def _relative_to(mean: Float64Array, tables: Float64Array) -> Float64Array:
     return relative
 
 
-def _lift_of(begun: Sequence[_Beginning], shape: int, width: int) -> float:
-    """What ``shape``, at least ``width`` wide, adds to the free tree: least squares by 1 / tokens promised by that.
+def _added_tokens(begun: Sequence[_Beginning], shape: int, width: int) -> float:
+    """Tokens that ``shape``, at least ``width`` wide, adds to what the model-free tree gives.
 
-    To what that gives: decoding corrects by itself what it promises.
+    Fitted by least squares to 1 / (tokens that the model-free tree expects).
     """
-    promised = np.array([each.promised for each in begun])
+    expected = np.array([each.expected for each in begun])
     given = np.array([each.given for each in begun])
     kept = np.array([1 + each.kept[shape, max(width, each.free_width)] for each in begun])
-    return max(0.0, float(((kept - given) / promised).sum() / (promised**-2).sum()))
+    return max(0.0, float(((kept - given) / expected).sum() / (expected**-2).sum()))
 
 
 def _shapes(traces: TraceSet) -> list[TreeShape]:
@@ -95,26 +96,26 @@ def _milliseconds(traces: TraceSet, costs: StepCosts) -> Float64Array:
 
 
 def _beginnings(
-    traces: TraceSet, costs: StepCosts, free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
+    traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
 ) -> Iterator[_Beginning]:
-    """Where iterations begin if the text is gone through with the shape that has been worth most by then.
+    """Where iterations begin if the text is gone through with the shape that gave most tokens a millisecond so far.
 
     Only where it is recorded as far as trees go, unless that is nowhere.
     """
-    trees, depth, row = RecordedTrees(traces, costs, free), traces.max_depth, 0
+    trees, depth, row = RecordedTrees(traces, costs, model_free), traces.max_depth, 0
     shapes, milliseconds, widths = _shapes(traces), _milliseconds(traces, costs), costs.verify_widths
-    tokens, promises = np.zeros_like(milliseconds), _Promises(free, costs, trees.tree.num_nodes)
+    tokens, model_free_trees = np.zeros_like(milliseconds), _ModelFreeTrees(model_free, costs, trees.tree.num_nodes)
     documents = recorded_documents(traces, prompts)
     is_short = all(len(document.answer) <= depth for document in documents)
     for document in documents:
-        told, place, answer = Told(free, document, None), 0, document.answer
+        told, place, answer = Told(model_free, document, None), 0, document.answer
         while place < len(answer):
             truth = answer[place + 1 : place + 1 + depth]
             if len(truth) < depth and not is_short:
                 break
-            promised = promises.here(truth)
+            expected = model_free_trees.here(truth)
             kept = np.array([_kept(trees, row + place, shape, truth, widths) for shape in shapes])
-            yield _Beginning(row + place, kept, *promised)
+            yield _Beginning(row + place, kept, *expected)
             tokens += 1.0 + kept
             following = min(place + 1 + int(kept.flat[int((tokens / milliseconds).argmax())]), len(answer))
             told.extend(place + 1, following + 1)
@@ -122,25 +123,25 @@ def _beginnings(
         row += len(answer)
 
 
-class _Promises:
-    """What the tree promises that needs no drafter, and gives."""
+class _ModelFreeTrees:
+    """What the tree model_free_trees that needs no drafter, and gives."""
 
-    def __init__(self, free: DrafterGroup | None, costs: StepCosts, num_nodes: int) -> None:
-        self._costs, self._aside = costs, None
+    def __init__(self, model_free: DrafterGroup | None, costs: StepCosts, num_nodes: int) -> None:
+        self._costs, self._shadow = costs, None
         self._policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
         self._tree = TokenTree.on_host(num_nodes)
-        if free is not None:
-            self._aside = AsideTree(free, self._tree, costs.verify_widths, shares_tree=True)
+        if model_free is not None:
+            self._shadow = ShadowTree(model_free, self._tree, costs.verify_widths, shares_tree=True)
 
     def here(self, truth: Sequence[int]) -> tuple[float, float, int]:
-        """Tokens promised and given before ``truth``, bonus included, and the verify width, as an index."""
-        if self._aside is not None:
+        """Tokens expected and given before ``truth``, bonus included, and the verify width, as an index."""
+        if self._shadow is not None:
             depth = self._costs.verify_widths[-1] - 1
-            expected = self._aside.grow(depth, self._policy.bound(0))
+            expected = self._shadow.grow(depth, self._policy.bound(0))
             best = self._policy.best_model_free(ModelFree(expected, depth))
             if best is not None:
                 width = best.shape.verify_width
-                given = 1.0 + accepted(self._tree, self._aside.order.tolist()[:width], truth)
+                given = 1.0 + accepted(self._tree, self._shadow.order.tolist()[:width], truth)
                 return best.tokens, given, self._costs.verify_widths.index(width)
         return 1.0, 1.0, 0
 

@@ -163,7 +163,7 @@ def calibrate(
         raise YggdrasilError("--drafter-weights is for a draft model, which is not asked for")
     pair = PairSource(
         target, named.drafter, dtype, target_threads, drafter_threads, shapes, chosen,
-        usual if drafter_weights == AUTO else cast(Weights, drafter_weights), device, named.free, backend=backend,
+        usual if drafter_weights == AUTO else cast(Weights, drafter_weights), device, named.model_free, backend=backend,
     )  # fmt: skip
     texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
     settings = CalibrationSettings(

@@ -85,9 +85,9 @@ def chat(
 
 def _sampling(decoder: "Decoder", options: dict[str, Any]) -> "SamplingParams":
     """The sampling of all answers, which is shown."""
-    from yggdrasil.engine.recommended_sampling import describe, own_sampling_of
+    from yggdrasil.engine.recommended_sampling import describe, recommended_sampling_of
 
-    own = own_sampling_of(decoder)
+    own = recommended_sampling_of(decoder)
     chosen = opt.resolved_sampling(options, own.params)
     if options["greedy"]:
         shown = "greedy"

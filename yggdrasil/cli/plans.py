@@ -66,4 +66,4 @@ def _content(path: Path) -> tuple[str, str, str]:
         return "", "", "damaged, or of an older version"
     second = [] if plan.drafter is None else [Path(plan.drafter.source).name]
     expected = "first use" if plan.is_provisional else f"{plan.predicted.speedup:.2f} x"
-    return Path(plan.target.source).name, " + ".join([*second, *sorted(names_of(plan.free))]), expected
+    return Path(plan.target.source).name, " + ".join([*second, *sorted(names_of(plan.model_free))]), expected

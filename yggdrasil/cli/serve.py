@@ -70,7 +70,7 @@ def serve(
     api_key = _key_of(api_key)
     _check_port(host, port)
     check_source(source)
-    from yggdrasil.engine.recommended_sampling import own_sampling_of
+    from yggdrasil.engine.recommended_sampling import recommended_sampling_of
     from yggdrasil.pretrained import plan_name
     from yggdrasil.serving.process import run_server
     from yggdrasil.serving.server_settings import ServerSettings
@@ -81,7 +81,7 @@ def serve(
     settings = ServerSettings(
         api_key, tuple(cors_origin or ()), queue, keep_mb << 20,
         host_names=LOOPBACK if is_local and api_key is None else (), any_model=any_model,
-        own_sampling=not greedy,
+        recommended_sampling=not greedy,
     )  # fmt: skip
 
     def opening() -> "Decoder":
@@ -98,7 +98,7 @@ def serve(
         if public_pool:
             decoder.pool_texts()
         if not greedy:
-            own = own_sampling_of(decoder).describe()
+            own = recommended_sampling_of(decoder).describe()
             say(f"sampling: {own}, where a request names none; --greedy takes the best token")
         prepare_logits(decoder)  # now, not in the first request that samples
         return decoder

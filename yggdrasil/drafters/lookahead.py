@@ -5,9 +5,9 @@ each of its columns is a token more of an n-gram that the target itself made, as
 kept by their first token, and those that begin with the root are the next guesses. In the tree the window is a chain,
 the oldest level, with a branch below each of its nodes, that column's later levels.
 
-The window's rows can hardly stand themselves. They are worth what their n-grams bring later, which is measured, so
-whoever chooses rows by what they are worth prices them. So are guesses that nobody else has made: what is worth no row
-of a pass is not put into the tree at all.
+The window's rows are hardly ever accepted themselves. Their score is the measured rate of tokens that their n-grams
+bring later, and the score of new n-grams is their measured acceptance. Nodes that no pass would verify at such a score
+are not added to the tree.
 """
 
 import math
@@ -158,7 +158,7 @@ class LookaheadDrafter:
         return [chain + tuple(later[:level]) for level in range(len(later) + 1)]
 
     def _add_window(self, there: "_There", row: float, depth: int) -> None:
-        """Each of its new nodes is worth ``row``."""
+        """Each of its new nodes has the score ``row``."""
         if not self._window:
             self._window = [self._filler(level) for level in range(self.options.max_ngram_size - 1)]
         for column in range(self.options.max_window_size):

@@ -31,7 +31,7 @@ class NGramOptions:
 
 
 @dataclass(frozen=True)
-class CountsOptions:
+class StatisticsOptions:
     """Counted continuations: of the text, and where ``table`` is set of a table of the target's own text.
 
     ``recycling``: what the target last found likeliest after a token may follow it too.
@@ -72,4 +72,6 @@ class ClassOptions:
     drafter: str
 
 
-FreeOptions: TypeAlias = NGramOptions | CountsOptions | LookaheadOptions | ClassOptions  # of model-free drafters
+ModelFreeOptions: TypeAlias = (
+    NGramOptions | StatisticsOptions | LookaheadOptions | ClassOptions
+)  # of model-free drafters

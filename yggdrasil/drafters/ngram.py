@@ -101,7 +101,7 @@ class _Pool:
         """Add certain tokens to the text, in two dictionary look-ups a token and n-gram size."""
         self._is_sound = False
         for token in tokens:
-            self._note_follower(token)
+            self._note_continuation(token)
             self._text.append(token)
             if self._options.is_keep_all:
                 self._drop_repeat(len(self._text) - self._options.max_draft_len)
@@ -127,7 +127,7 @@ class _Pool:
         for size in range(min(self._options.max_matching_ngram_size, end - self._start), 0, -1):
             yield tuple(self._text[end - size :])
 
-    def _note_follower(self, token: int) -> None:
+    def _note_continuation(self, token: int) -> None:
         """Grade the guess that the longest match would have made for ``token``, then remember where it follows."""
         place = len(self._text)
         is_graded = False

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from yggdrasil.artifacts import parse_dataclass, parse_yaml
 from yggdrasil.drafters.model_free_options import (
     ClassOptions,
-    CountsOptions,
-    FreeOptions,
     LookaheadOptions,
+    ModelFreeOptions,
     NGramOptions,
+    StatisticsOptions,
 )
 from yggdrasil.drafters.shipped_assets import PREFIX, whole_name
 from yggdrasil.errors import YggdrasilError
@@ -31,11 +31,11 @@ class Registered(NamedTuple):
     """What makes the drafter of a name."""
 
     maker: str  # ``module:name`` of what is called with the options, or without any where there are none
-    options: type[FreeOptions] = ClassOptions
+    options: type[ModelFreeOptions] = ClassOptions
 
 
 # One drafter with three sources of tokens.
-_STATISTICS = Registered("yggdrasil.drafters.statistics.drafter:untrained", CountsOptions)
+_STATISTICS = Registered("yggdrasil.drafters.statistics.drafter:untrained", StatisticsOptions)
 REGISTERED = {
     TEXT: _STATISTICS,
     TABLE: _STATISTICS,
@@ -61,7 +61,7 @@ def missing_names(drafter: object) -> list[str]:
     return [name for name in _PROTOCOL if not hasattr(drafter, name)]
 
 
-def make_drafter(options: FreeOptions) -> "Drafter":
+def make_drafter(options: ModelFreeOptions) -> "Drafter":
     """The drafter that ``options`` are of, before anything is learned for it.
 
     Raises:
@@ -108,17 +108,17 @@ class Named(NamedTuple):
     """The model that drafts, and what guesses without a pass, beside it or alone."""
 
     drafter: str | None
-    free: tuple[FreeOptions, ...] = ()
+    model_free: tuple[ModelFreeOptions, ...] = ()
 
     @property
     def has_table(self) -> bool:
         """Whether the target is to write text for a table."""
-        return any(isinstance(each, CountsOptions) and each.table for each in self.free)
+        return any(isinstance(each, StatisticsOptions) and each.table for each in self.model_free)
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing guesses."""
-        return self.drafter is None and not self.free
+        return self.drafter is None and not self.model_free
 
 
 def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
@@ -139,23 +139,23 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
     models = sorted({whole_name(name) for name in names if not is_model_free_name(name)})
     if len(models) > 1:
         raise YggdrasilError(f"--drafter {' and '.join(models)} do not draft together; give one model")
-    free: list[FreeOptions] = [ngram_options(ngram)] if NGRAM in names else []
+    model_free: list[ModelFreeOptions] = [ngram_options(ngram)] if NGRAM in names else []
     if LOOKAHEAD in names:
-        free.append(LookaheadOptions())
+        model_free.append(LookaheadOptions())
     own = sorted({name for name in names if is_own(name)})
     if len(own) > 1:
         raise YggdrasilError(f"--drafter {' and '.join(own)} do not draft together; give one of your own")
-    free += [ClassOptions(name) for name in own]
+    model_free += [ClassOptions(name) for name in own]
     if not set(names) <= {NGRAM, LOOKAHEAD, *own}:
-        free.append(CountsOptions(table=TABLE in names, recycling=RECYCLING in names))
-    return Named(models[0] if models else None, tuple(free))
+        model_free.append(StatisticsOptions(table=TABLE in names, recycling=RECYCLING in names))
+    return Named(models[0] if models else None, tuple(model_free))
 
 
-def names_of(free: Sequence[FreeOptions]) -> set[str]:
+def names_of(model_free: Sequence[ModelFreeOptions]) -> set[str]:
     """The names that stand for what guesses without a pass."""
-    names = {PLAIN} if not free else set()
-    for each in free:
-        if isinstance(each, CountsOptions):
+    names = {PLAIN} if not model_free else set()
+    for each in model_free:
+        if isinstance(each, StatisticsOptions):
             names |= {TEXT, *([TABLE] if each.table else []), *([RECYCLING] if each.recycling else [])}
         elif isinstance(each, ClassOptions):
             names.add(each.drafter)

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget, Drafter, check_tree, propose_in
 from yggdrasil.engine.iteration import NO_TREE, Emission, Iteration
-from yggdrasil.engine.live_features import LiveEvidence
-from yggdrasil.engine.model_free import FreeGuesses
+from yggdrasil.engine.live_features import LiveFeatures
+from yggdrasil.engine.model_free import ModelFreeDrafts
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
-from yggdrasil.engine.trace import Trace, seen_tree
+from yggdrasil.engine.trace import Trace, iteration_tree
 from yggdrasil.policy.decision import Decision, ModelFree, Policy
 from yggdrasil.runtime.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
@@ -24,7 +24,7 @@ class StageActions:
     """The stages over one target, at most one drafter and one tree; one request at a time.
 
     A drafter without ``TailDrafts`` reads all that was accepted in its next head draft, after acceptance.
-    ``free`` guesses beside it, where the policy wants that: alone in its stead, or in the tree that it has grown.
+    ``model_free`` guesses beside it, where the policy wants that: alone in its stead, or in the tree that it has grown.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class StageActions:
         tree: TokenTree,
         verify_widths: Sequence[int],
         limit: int,
-        free: DrafterGroup | None,
+        model_free: DrafterGroup | None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -44,9 +44,9 @@ class StageActions:
         self._steps = None if drafter is None else drafter.capabilities.steps
         self._tail = None if self._steps is None else self._steps.tail
         self._ranking, self._order = Ranking(tree, self.verify_widths), HostView(target.order)
-        self._free: FreeGuesses | None = None
-        if free is not None:
-            self._free = FreeGuesses(free, target, tree, self.verify_widths, shares_tree=self._tail is None)
+        self._free: ModelFreeDrafts | None = None
+        if model_free is not None:
+            self._free = ModelFreeDrafts(model_free, target, tree, self.verify_widths, shares_tree=self._tail is None)
         # One that somebody else wrote: ours grow theirs in their steps.
         self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
         self._keeps_books_late = False
@@ -55,17 +55,17 @@ class StageActions:
         self._policy: Policy
         self._stream: TextStream
         self._trace: Trace
-        self._evidence: LiveEvidence
+        self._features: LiveFeatures
 
     def begin(self, policy: Policy, stream: TextStream, trace: Trace, text: list[int], first: Outcome) -> None:
         """Serve another request, whose certain ``text`` ends with what the prefill gave."""
         self._policy, self._stream, self._trace = policy, stream, trace
-        self._evidence = LiveEvidence(self.target, self.tree, text, first)
+        self._features = LiveFeatures(self.target, self.tree, text, first)
 
     def follow(self, outcome: Outcome) -> None:
         """What the policy may ask from now on: the iteration is over."""
-        self._evidence.text.extend(outcome.tokens)
-        self._evidence.outcome = outcome
+        self._features.text.extend(outcome.tokens)
+        self._features.outcome = outcome
 
     def of(self, schedule: Schedule) -> dict[str, Action]:
         """The actions of the schedule's stages by name; a superset's tail has none, the head draft reads it too.
@@ -132,7 +132,7 @@ class StageActions:
         return NO_TREE if is_drafting and self.drafter is None else decision
 
     def _ask_with_features(self) -> Decision:
-        decision = self._policy.choose(self.target.length, features=self._evidence)
+        decision = self._policy.choose(self.target.length, features=self._features)
         assert decision is not None
         return decision
 
@@ -197,9 +197,9 @@ class StageActions:
         if self._free is not None and self._fills(self._free):
             self._free.fill(self._room, self._policy.bound(self.target.length, state.shape))
 
-    def _fills(self, free: FreeGuesses) -> bool:
+    def _fills(self, model_free: ModelFreeDrafts) -> bool:
         """Whether guesses that cost no pass are added to a drafted tree."""
-        return self._policy.wants_model_free and free.can_fill
+        return self._policy.wants_model_free and model_free.can_fill
 
     def _read_leaves(self, state: Iteration) -> None:
         if state.drafts and self._tail is not None:
@@ -259,7 +259,7 @@ class StageActions:
         assert state.decision is not None
         state.emission = Emission(outcome.tokens, state.shape, state.decision)
         if self._trace.watch is not None:
-            self._trace.watch(seen_tree(self.tree, self.target.order, state, self._guessers(state)))
+            self._trace.watch(iteration_tree(self.tree, self.target.order, state, self._guessers(state)))
         self.target.commit(outcome.rows)
         if self._tail is not None and self._keeps_rows and state.verifies_drafts:
             drafted = _drafted(state)

@@ -198,12 +198,12 @@ def assemble(
     knots: torch.Tensor | None = None,
     stages: Sequence[str] = DEFAULT_ORDER,
     other_stages: Sequence[Sequence[str]] = (),
-    free: DrafterGroup | None = None,
+    model_free: DrafterGroup | None = None,
 ) -> Assembly:
     """Allocate caches and tree, define every step. Nothing is compiled before a step is first used or warmed.
 
-    ``free`` guesses beside the drafter. ``stages`` is the schedule to decode by; the engine may later ``use`` any of
-    ``other_stages`` too.
+    ``model_free`` drafts beside the drafter. ``stages`` is the schedule to decode by; the engine may later ``use`` any
+    of ``other_stages`` too.
 
     Raises:
         YggdrasilError: shapes or schedules that these models or this backend cannot have.
@@ -233,7 +233,7 @@ def assemble(
     else:
         chosen = drafter
     hidden_layers = () if chosen is None else _layers_read(chosen, target)
-    if free is not None and free.capabilities.read_runners_up is not None:
+    if model_free is not None and model_free.capabilities.read_runners_up is not None:
         hidden_layers = (*hidden_layers, RUNNERS_UP)
     widest = max(*shapes.prefill_widths, *shapes.verify_widths, shapes.num_nodes)
     target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder, widest)
@@ -242,7 +242,7 @@ def assemble(
     limit = min(shapes.max_length, target.max_context)
     if isinstance(drafter, LoadedModel):
         limit = min(limit, drafter.max_context)
-    engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages, free)
+    engine = Engine(model, chosen, tree, shapes.verify_widths, limit, stages, model_free)
     return Assembly(engine, target_runner, drafter_runner, shapes)
 
 

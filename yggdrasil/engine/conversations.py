@@ -6,11 +6,11 @@ import torch
 
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter
 from yggdrasil.engine.assembly import Assembly
-from yggdrasil.engine.engine import OwnThreads
+from yggdrasil.engine.engine import SingleThreadInference
 from yggdrasil.runtime.kept_rows import KeptRows
 from yggdrasil.runtime.kept_text import KeptText
 
-_WORTH_KEEPING = 16  # rows: the smallest pass reads as many, and it costs more than the copies
+_MIN_ROWS = 16  # rows: the smallest pass reads as many, and it costs more than the copies
 
 
 class Conversations:
@@ -43,24 +43,24 @@ class Conversations:
         text = self._runners[0].text
         held = text.shared(tokens)
         found = max(self._kept, key=lambda kept: kept[0].text.shared(tokens), default=None)
-        with OwnThreads():
+        with SingleThreadInference():
             self._read_states()
-            if text.num_kept - held >= _WORTH_KEEPING and not self._is_kept():
+            if text.num_kept - held >= _MIN_ROWS and not self._is_kept():
                 self._keep(self._copies())
-            if found is not None and found[0].text.shared(tokens) - held >= _WORTH_KEEPING:
+            if found is not None and found[0].text.shared(tokens) - held >= _MIN_ROWS:
                 self._restore(found, tokens)
 
     @torch.inference_mode()
     def keep_ahead(self, is_idle: Callable[[], bool]) -> None:
         """Copy what the caches hold before another text comes, if there is room beside the others and time."""
-        with OwnThreads():
+        with SingleThreadInference():
             self._read_states()
         text = self._runners[0].text
         others = _size([rows for kept in self._others(text) for rows in kept])
         wanted = sum(map(KeptRows.bytes_of, self._runners))
-        if text.num_kept < _WORTH_KEEPING or wanted + others > self._most_bytes or self._is_kept():
+        if text.num_kept < _MIN_ROWS or wanted + others > self._most_bytes or self._is_kept():
             return
-        with OwnThreads():
+        with SingleThreadInference():
             self._keep(self._copies(is_idle))
 
     def _read_states(self) -> None:
@@ -99,7 +99,7 @@ class Conversations:
             if kept.text.shared(tokens) > runner.text.shared(tokens):
                 kept.restore(runner)
         self._kept = [kept for kept in self._kept if kept is not found]
-        if found[0].text.num_rows - found[0].text.shared(tokens) >= _WORTH_KEEPING:  # else the caches go on with all
+        if found[0].text.num_rows - found[0].text.shared(tokens) >= _MIN_ROWS:  # else the caches go on with all
             self._keep(found)
 
 

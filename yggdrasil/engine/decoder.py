@@ -15,16 +15,16 @@ from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.drafters.statistics.drafter import TABLE_FILE, CountsDrafter
+from yggdrasil.drafters.statistics.drafter import TABLE_FILE, StatisticsDrafter
 from yggdrasil.drafters.statistics.grown_table import AnswerCounts, answers_folder
 from yggdrasil.drafters.statistics.shipped_table import make_in_background, table_file
 from yggdrasil.drafters.statistics.table_files import WatchedTable
 from yggdrasil.engine.assembly import Assembly, Phase, silent
-from yggdrasil.engine.host_acceptance import HostDecisions, PolicyPerSetting, Prepared, decides_on_device
+from yggdrasil.engine.host_acceptance import HostAcceptance, PolicyPerSetting, PreparedRequest, accepts_on_device
 from yggdrasil.engine.loading import DtypeName, check_opening, opened
-from yggdrasil.engine.online_estimates import KeptEstimates
+from yggdrasil.engine.online_estimates import OnlineEstimates
 from yggdrasil.engine.plan_parts import planned_policy
-from yggdrasil.engine.request import Generation, Request, Turns
+from yggdrasil.engine.request import Generation, Request, RequestLock
 from yggdrasil.engine.request_options import RequestOptions, RequestSettings, check_prompt_tokens
 from yggdrasil.engine.scoring import score
 from yggdrasil.engine.text_stream import TextStream
@@ -56,11 +56,11 @@ class Decoder:
         self._table_base: Path | None = None  # file of the n-gram table without answers
         self._table: WatchedTable | None = None
         self._answers: AnswerCounts | None = None
-        self._estimates: KeptEstimates | None = None
+        self._estimates: OnlineEstimates | None = None
         self.tolerance: float | None = None  # logits, from ``yggdrasil parity``; None where it was never measured
-        self._turns, self._preparing = Turns(), Lock()
+        self._turns, self._preparing = RequestLock(), Lock()
         self._policies = PolicyPerSetting()
-        self._host: HostDecisions | None = None
+        self._host: HostAcceptance | None = None
 
     @classmethod
     def from_plan(  # noqa: PLR0913 - one argument for each option
@@ -146,7 +146,7 @@ class Decoder:
     def keep_estimates(self, path: Path) -> None:
         """Refine the provisional plan in the file ``path`` by what requests show, and keep that for the next start."""
         assert self.plan is not None, "the decoder was opened by the plan"
-        self._estimates = KeptEstimates(path, self.plan, getattr(self.policy, "state", dict))
+        self._estimates = OnlineEstimates(path, self.plan, getattr(self.policy, "state", dict))
         finalize(self, self._estimates.save)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
@@ -255,23 +255,23 @@ class Decoder:
         self._table.look()
         finalize(self, self._answers.keep)
 
-    def _counts(self) -> CountsDrafter | None:
-        free = self.assembly.engine.free
-        each_of = [] if free is None else free.drafters
-        return next((each for each in each_of if isinstance(each, CountsDrafter)), None)
+    def _counts(self) -> StatisticsDrafter | None:
+        model_free = self.assembly.engine.model_free
+        each_of = [] if model_free is None else model_free.drafters
+        return next((each for each in each_of if isinstance(each, StatisticsDrafter)), None)
 
     def _prepare(
         self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]
-    ) -> Prepared:
+    ) -> PreparedRequest:
         tolerance = self._tolerance_for(speculation)
         policy = self._policies.of(self.policy, sampling, speculation)
-        if decides_on_device(sampling, speculation, tolerance):
+        if accepts_on_device(sampling, speculation, tolerance):
             chosen = PLAIN_POLICY if speculation.rule == "off" else policy
             known = tolerance if speculation.exactness == "strict" else None
             report = DecodingReport(rule=speculation.rule_name, exactness=speculation.exactness, tolerance=known)
-            return Prepared(self.assembly.engine, chosen, report)
+            return PreparedRequest(self.assembly.engine, chosen, report)
         if self._host is None:
-            self._host = HostDecisions(self.assembly, self.tokenizer, self.eos_tokens)
+            self._host = HostAcceptance(self.assembly, self.tokenizer, self.eos_tokens)
         prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
         if self.plan is None or sampling.is_greedy or not prepared.is_planned:
             return prepared

@@ -24,8 +24,8 @@ from yggdrasil.tree.token_tree import TokenTree
 class Engine:
     """Runs requests one at a time over one target, at most one drafter and one tree.
 
-    ``executor`` may be replaced between requests; ``use`` changes the schedule. ``free`` guesses in the same tree, or
-    alone where a learning policy does without the drafter.
+    ``executor`` may be replaced between requests; ``use`` changes the schedule. ``model_free`` drafts in the same tree,
+    or alone where the policy does without the drafter.
     """
 
     def __init__(
@@ -36,18 +36,18 @@ class Engine:
         verify_widths: Sequence[int],
         max_length: int,
         stages: Sequence[str] = DEFAULT_ORDER,
-        free: DrafterGroup | None = None,
+        model_free: DrafterGroup | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.tree = tree
         self.max_length = max_length
         self.executor: Executor = InOrderExecutor()
-        self.free = free
-        self._mode = OwnThreads()
+        self.model_free = model_free
+        self._mode = SingleThreadInference()
         # Elsewhere a pass is only begun by its stage, and waited for in the next.
         self._times_passes = target.order.device.type == "cpu" and not isinstance(target, CapturedTarget)
-        self._stages = StageActions(target, drafter, tree, verify_widths, max_length, free)
+        self._stages = StageActions(target, drafter, tree, verify_widths, max_length, model_free)
         self.use(stages)
 
     def use(self, stages: Sequence[str]) -> None:
@@ -146,10 +146,10 @@ class Engine:
     def _tell_drafters(self, prompt: Sequence[int], start: int, outcomes: Sequence[Outcome]) -> None:
         """A request begins: ``outcomes`` are those of the prompt's chunks from ``start`` on."""
         first = outcomes[-1]
-        if self.free is not None:
-            self.free.begin(prompt)
-            self.free.extend(first.tokens, {})
-            if (read_runners_up := self.free.capabilities.read_runners_up) is not None:
+        if self.model_free is not None:
+            self.model_free.begin(prompt)
+            self.model_free.extend(first.tokens, {})
+            if (read_runners_up := self.model_free.capabilities.read_runners_up) is not None:
                 read_runners_up(prompt[-1:], first.layers[RUNNERS_UP].cpu())
         if self.drafter is not None:
             layers = {
@@ -174,7 +174,7 @@ class Engine:
         return state.emission, pass_ns
 
 
-class OwnThreads:
+class SingleThreadInference:
     """What steps run under: no gradients, and PyTorch's own pool out of the way.
 
     Its idle threads would spin on the cores that our operators' threads need. One serves again and again, not within

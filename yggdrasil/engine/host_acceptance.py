@@ -23,7 +23,7 @@ from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.targets.logit_target import Deciding, LogitTarget
+from yggdrasil.engine.targets.logit_target import AcceptanceSetup, LogitTarget
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.decision import Policy
@@ -43,14 +43,14 @@ def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes, width: int | N
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRequest:
     """What serves one request."""
 
     engine: Engine
     policy: Policy
     report: DecodingReport
     sampler: Sampler | None = None
-    decision: Deciding | None = None
+    decision: AcceptanceSetup | None = None
     counts: Counts | None = None
     is_planned: bool = False  # the decoder's own policy chooses the trees
     set_up: Callable[[], None] | None = None  # what else must be this request's when it begins
@@ -73,7 +73,7 @@ class Prepared:
         )
 
 
-def decides_on_device(sampling: SamplingParams, speculation: Speculation, tolerance: float) -> bool:
+def accepts_on_device(sampling: SamplingParams, speculation: Speculation, tolerance: float) -> bool:
     """Whether the compiled steps' own greedy acceptance serves the request."""
     is_exact = speculation.exactness == "fast" or (speculation.exactness == "strict" and tolerance == 0)
     return (
@@ -85,7 +85,7 @@ def decides_on_device(sampling: SamplingParams, speculation: Speculation, tolera
     )
 
 
-class HostDecisions:
+class HostAcceptance:
     """Prepares requests of one decoder."""
 
     def __init__(self, assembly: Assembly, tokenizer: Tokenizer, eos: frozenset[int]) -> None:
@@ -105,7 +105,7 @@ class HostDecisions:
         policy: Policy,
         eos: frozenset[int],
         tolerance: float,
-    ) -> Prepared:
+    ) -> PreparedRequest:
         """Check the request and put its parts together; ``policy`` serves where no tree shape is asked for.
 
         Raises:
@@ -140,8 +140,8 @@ class HostDecisions:
             self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages,
             self._guesses(sampler) if is_free else None,
         )  # fmt: skip
-        return Prepared(
-            engine, chosen, report, sampler, Deciding(sampler, rule, drawn, width), counts, is_planned, set_up
+        return PreparedRequest(
+            engine, chosen, report, sampler, AcceptanceSetup(sampler, rule, drawn, width), counts, is_planned, set_up
         )
 
     def _sampler(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:
@@ -178,8 +178,8 @@ class HostDecisions:
         return drafts, FixedPolicy(shape), drafts, partial(drafts.prepare, sampler, expansion, kind)
 
     def _guesses(self, sampler: Sampler) -> DrafterGroup | None:
-        free = self._engine.free
-        return free if sampler.grammar is None else DrafterGroup([GrammarDrafter(sampler, free)])
+        model_free = self._engine.model_free
+        return model_free if sampler.grammar is None else DrafterGroup([GrammarDrafter(sampler, model_free)])
 
     def _expansion(self, speculation: Speculation) -> tuple[int, ...]:
         usual = _CHAIN if DRAWN_KINDS.get(speculation.rule_name) == "chain" else _TREE

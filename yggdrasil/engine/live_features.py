@@ -8,8 +8,8 @@ from yggdrasil.runtime.buffers import HostView
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 
-class LiveEvidence:
-    """Evidence of one request; every part is read when it is asked for.
+class LiveFeatures:
+    """Features of one request; every part is read when it is asked for.
 
     ``text`` is the request's certain tokens, prompt included; whoever decodes appends to it and sets ``outcome``.
     """

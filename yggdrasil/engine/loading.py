@@ -22,7 +22,7 @@ from yggdrasil.engine.plan_parts import (
     check_fingerprint,
     drafting_by,
     planned_drafter,
-    planned_free,
+    planned_model_free,
     planned_policy,
 )  # fmt: skip
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
@@ -77,8 +77,8 @@ def opened(
     target = shared_model(
         source, DTYPES[dtype], device, plan.target.threads, plan.weights_in(dtype), is_described=backend == "native"
     )
-    plan, second, free = (
-        Drafting(plan, planned_drafter(plan, folder, tokenizer, target, dtype), planned_free(plan, folder))
+    plan, second, model_free = (
+        Drafting(plan, planned_drafter(plan, folder, tokenizer, target, dtype), planned_model_free(plan, folder))
         if stand_in is None
         else drafting_by(plan, folder, stand_in)
     )
@@ -88,7 +88,9 @@ def opened(
         models = [target, *([second] if isinstance(second, LoadedModel) else [])]
         check_room(models, shapes.max_length, shapes.cache_capacity)
     knots = None if learned is None else torch.from_numpy(np.asarray(learned.acceptance.knots))
-    assembly = assemble(target, second, shapes, backend, knots=knots, stages=plan.stages, free=group_of(free))
+    assembly = assemble(
+        target, second, shapes, backend, knots=knots, stages=plan.stages, model_free=group_of(model_free)
+    )
     return Opened(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
 
 

@@ -1,4 +1,4 @@
-"""Guesses that cost no pass, as an iteration's stages use them: a tree of their own, or more nodes in a drafted one."""
+"""Model-free drafts in an iteration: a tree of their own, or more nodes in a drafted tree."""
 
 from collections.abc import Sequence
 
@@ -15,32 +15,32 @@ from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 
-class AsideTree:
-    """What ``free`` guesses, in a tree of its own until it is chosen to be ``tree``'s content.
+class ShadowTree:
+    """Model-free drafts in a tree of their own, copied to ``tree`` where the policy chooses them.
 
-    A staged drafter may have planted the next root in ``tree`` already, which must not be lost for a look at other
-    guesses. Where no drafter does that (``shares_tree``) they grow in ``tree`` itself, if that is on the host, and are
-    ranked in ``order``, where one is given; what a drafter then plants takes their place.
+    A drafter with staged steps may hold the next root in ``tree`` already, which must survive. Where none does
+    (``shares_tree``) and ``tree`` is on the host, the drafts grow in ``tree`` itself and are ranked in ``order``, if
+    given; the drafter's next root replaces them.
     """
 
     def __init__(
         self,
-        free: DrafterGroup,
+        model_free: DrafterGroup,
         tree: TokenTree,
         verify_widths: Sequence[int],
         *,
         shares_tree: bool = False,
         order: Tensor | None = None,
     ) -> None:
-        self._free, self._tree = free, tree
+        self._free, self._tree = model_free, tree
         self.is_in_place = shares_tree and tree.tokens.device.type == "cpu"
         self._own = tree if self.is_in_place else TokenTree.on_host(tree.num_nodes)
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
 
     def grow(self, depth: int, bound: StoppingBound = UNBOUNDED) -> list[float]:
-        """Guess anew; returns the tokens to expect at each verify width by the scores, bonus included.
+        """Grow a new tree; returns the tokens that its scores expect at each verify width, bonus included.
 
-        Widths that cannot win by ``bound`` may get less than there would be for them.
+        Growth stops where ``bound`` shows that no wider pass can have a higher objective value.
         """
         self._free.propose(self._own, Budget(depth, bound=bound))
         return self._ranking.rank()
@@ -57,30 +57,36 @@ class AsideTree:
         return self._ranking.depth(width)
 
 
-class FreeGuesses:
-    """Those of ``free`` beside ``tree``, which another drafter may have grown, or planted already (``shares_tree``).
+class ModelFreeDrafts:
+    """Model-free drafts beside the drafter of ``tree``; ``shares_tree`` as for ``ShadowTree``.
 
-    ``alone`` is the tree that they make by themselves.
+    ``alone`` is the tree of model-free drafts only.
     """
 
     def __init__(
-        self, free: DrafterGroup, target: Target, tree: TokenTree, verify_widths: Sequence[int], *, shares_tree: bool
+        self,
+        model_free: DrafterGroup,
+        target: Target,
+        tree: TokenTree,
+        verify_widths: Sequence[int],
+        *,
+        shares_tree: bool,
     ) -> None:
-        self.name = free.name
+        self.name = model_free.name
         order = None if target.ranks_nodes else target.order
-        self.alone = AsideTree(free, tree, verify_widths, shares_tree=shares_tree, order=order)
-        # A tree that lies elsewhere, or is ranked there, is fixed before the host could add to it.
+        self.alone = ShadowTree(model_free, tree, verify_widths, shares_tree=shares_tree, order=order)
+        # A tree on another device, or ranked there, is fixed before the host could add to it.
         self.can_fill = tree.tokens.device.type == "cpu" and not target.ranks_nodes
-        self._free, self._target, self._tree = free, target, tree
-        self._read_choices = free.capabilities.read_choices
-        self._read_runners_up = free.capabilities.read_runners_up
+        self._free, self._target, self._tree = model_free, target, tree
+        self._read_choices = model_free.capabilities.read_choices
+        self._read_runners_up = model_free.capabilities.read_runners_up
 
     def fill(self, depth: int, bound: StoppingBound) -> None:
-        """Add to the drafted tree what costs no pass, as far as it may be verified."""
+        """Add nodes to the drafted tree, down to ``depth`` levels and as far as ``bound`` lets them be verified."""
         self._free.propose(self._tree, Budget(depth, bound=bound, from_root=False))
 
     def follow(self, state: Iteration) -> None:
-        """Learn what the iteration made certain, and what its pass said of other rows."""
+        """Read the accepted tokens, and the target's choices and runners-up at refused rows."""
         outcome = state.outcome
         assert outcome is not None
         if self._read_choices is not None and state.verifies_tree:

@@ -47,7 +47,7 @@ def _moved(ratio: float, passes: int) -> float:
     return (PRIOR_PASSES + passes * ratio) / (PRIOR_PASSES + passes)
 
 
-class KeptEstimates:
+class OnlineEstimates:
     """Refines the provisional plan in ``path`` after each request and writes it now and then."""
 
     def __init__(self, path: Path, plan: Plan, state: Callable[[], Mapping[str, Any]]) -> None:

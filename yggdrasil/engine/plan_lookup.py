@@ -32,7 +32,7 @@ def find_plan(
     for path, plan in _plans_of(digits):
         if dtype not in (None, plan.dtype) or device not in (None, plan.device) or _is_rounded(plan):
             continue
-        is_meant = not wanted or _model_of(plan) <= wanted <= _considered(plan) | names_of(plan.free)
+        is_meant = not wanted or _model_of(plan) <= wanted <= _considered(plan) | names_of(plan.model_free)
         if plan.is_provisional:  # one that was made for drafters that were named once is found for these alone
             is_meant = _named_for(path) == automatic_name(model, drafters, plan.dtype, plan.device)
         if is_meant:

@@ -15,11 +15,11 @@ from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import Drafter, is_model_free
 from yggdrasil.drafters.registry import make_drafter
-from yggdrasil.drafters.statistics.drafter import CountsDrafter, usual_counts
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter, default_statistics
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.policy.drafted import DepthPrediction
 from yggdrasil.policy.objective import FloatArray, least_useful_probability
@@ -54,15 +54,16 @@ def planned_policy(
         raise YggdrasilError(f"the plan {plan.name} has costs of widths that its shapes lack; calibrate again")
     costs = {entry.context: entry.steps() for entry in plan.costs}
     ratios, mean_survival = _unknown(plan.shapes) if drafts else ({}, np.empty(0, dtype=np.float32))
-    depth = lift = None
+    depth = added_tokens = None
     if drafts and learned is not None:
-        ratios, mean_survival, lift = learned.ratios, learned.mean_survival, learned.lift
+        ratios, mean_survival = learned.ratios, learned.mean_survival
+        added_tokens = learned.added_tokens
         depth = DepthPrediction(learned.depth, learned.reads) if plan.depth_from != "mean" else None
     try:
         return kind(
             costs, ratios, mean_survival, depth, plan.objective,
             is_head_first=is_head_first(plan.stages), wants_model_free=wants_model_free,
-            added_tokens=lift,
+            added_tokens=added_tokens,
         )  # fmt: skip
     except ValueError as error:
         raise YggdrasilError(
@@ -82,7 +83,7 @@ class Drafting(NamedTuple):
 
     plan: Plan
     drafter: LoadedModel | LoadedHead | Drafter | None  # grows trees, at a cost
-    free: list[Drafter]
+    model_free: list[Drafter]
 
 
 def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
@@ -101,9 +102,9 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
         adapted = replace(adapted, shapes=shapes, costs=costs)
     if isinstance(stand_in, NGramDrafter):
         return Drafting(adapted, None, [stand_in])
-    beside = planned_free(plan, folder)
-    if not any(isinstance(each, CountsDrafter) for each in beside):
-        beside = [*beside, _useful(usual_counts(), plan)]
+    beside = planned_model_free(plan, folder)
+    if not any(isinstance(each, StatisticsDrafter) for each in beside):
+        beside = [*beside, _useful(default_statistics(), plan)]
     if is_model_free(stand_in):
         return Drafting(adapted, None, [stand_in, *beside])
     return Drafting(adapted, stand_in, beside)
@@ -149,15 +150,17 @@ def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
     return vocabulary
 
 
-def planned_free(plan: Plan, folder: Path) -> list[Drafter]:
+def planned_model_free(plan: Plan, folder: Path) -> list[Drafter]:
     """What guesses without a pass; what was learned for it lies in ``folder``."""
     return [
-        _useful(CountsDrafter.load(folder, each), plan) if isinstance(each, CountsOptions) else make_drafter(each)
-        for each in plan.free
+        _useful(StatisticsDrafter.load(folder, each), plan)
+        if isinstance(each, StatisticsOptions)
+        else make_drafter(each)
+        for each in plan.model_free
     ]
 
 
-def _useful(counts: CountsDrafter, plan: Plan) -> CountsDrafter:
+def _useful(counts: StatisticsDrafter, plan: Plan) -> StatisticsDrafter:
     counts.leave_out_below(least_useful_probability(entry.steps() for entry in plan.costs))
     return counts
 

@@ -1,4 +1,4 @@
-"""A tree's nodes from best to worst, and what the best of them promise; made anew in every iteration."""
+"""Ranks a tree's nodes by score, and sums the expected tokens of the best of them; runs in every iteration."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -20,7 +20,7 @@ _HF_DEFAULTS = {"temperature": 1.0, "top_k": 50}  # of transformers, where a con
 _USUAL = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
 
-class OwnSampling(NamedTuple):
+class RecommendedSampling(NamedTuple):
     """Sampling parameters and where they come from."""
 
     params: SamplingParams
@@ -42,30 +42,30 @@ def describe(params: SamplingParams) -> str:
     return ", ".join(found)
 
 
-def own_sampling_of(decoder: "Decoder") -> OwnSampling:
+def recommended_sampling_of(decoder: "Decoder") -> RecommendedSampling:
     """The sampling that the files of the decoder's target recommend; llama.cpp's where they name none."""
     from yggdrasil.checkpoints.source import Source
 
     if decoder.plan is None:
-        return own_sampling(None, None)
+        return recommended_sampling(None, None)
     source = Source.find(decoder.plan.target.path())
-    return own_sampling(source.folder, source.gguf)
+    return recommended_sampling(source.folder, source.gguf)
 
 
-def own_sampling(folder: Path | None, gguf: Path | None) -> OwnSampling:
+def recommended_sampling(folder: Path | None, gguf: Path | None) -> RecommendedSampling:
     """The sampling of a checkpoint folder or a GGUF file; values that cannot be are left out."""
     if gguf is not None:
         facts = read_gguf_header(gguf).facts
         given = {ours: facts.get(f"general.sampling.{theirs}") for theirs, ours in _GGUF.items()}
         if any(value is not None for value in given.values()):
-            return OwnSampling(_params({"temperature": 0.8, **_present(given)}), "the file's own")
+            return RecommendedSampling(_params({"temperature": 0.8, **_present(given)}), "the file's own")
     elif folder is not None and (config := _generation_config(folder)) is not None:
         given = _present({ours: config.get(theirs) for theirs, ours in _HF.items()})
         if config.get("do_sample") is False or (given.get("temperature") == 0 and config.get("do_sample") is None):
-            return OwnSampling(GREEDY, "the model's generation_config")
+            return RecommendedSampling(GREEDY, "the model's generation_config")
         if config.get("do_sample") or given:
-            return OwnSampling(_params(_HF_DEFAULTS | given), "the model's generation_config")
-    return OwnSampling(_USUAL, "llama.cpp's, the model names none")
+            return RecommendedSampling(_params(_HF_DEFAULTS | given), "the model's generation_config")
+    return RecommendedSampling(_USUAL, "llama.cpp's, the model names none")
 
 
 def _generation_config(folder: Path) -> Mapping[str, Any] | None:

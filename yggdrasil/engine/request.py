@@ -9,14 +9,14 @@ from types import GeneratorType
 from weakref import WeakSet
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
-from yggdrasil.engine.host_acceptance import Prepared
+from yggdrasil.engine.host_acceptance import PreparedRequest
 from yggdrasil.engine.text_stream import FinishReason, TextStream
 from yggdrasil.engine.trace import Metrics, Trace, Watch
 from yggdrasil.errors import YggdrasilError
 
 
-class Turns:
-    """Turns on one decoder, whichever threads ask for them."""
+class RequestLock:
+    """RequestLock on one decoder, whichever threads ask for them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -69,10 +69,10 @@ class Request:
 
     def __init__(
         self,
-        turns: Turns,
+        turns: RequestLock,
         prompt: list[int],
         stream: TextStream,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         *,
         wait: bool,
         watch: Watch | None = None,

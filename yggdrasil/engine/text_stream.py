@@ -13,8 +13,8 @@ from yggdrasil.checkpoints.tokenizer import Tokenizer
 _FARTHEST = 16  # tokens before, in which a letter is looked for
 
 
-class Pieces:
-    """Pieces of text that make up what the tokens add to the text ``before`` them.
+class IncrementalDetokenizer:
+    """IncrementalDetokenizer of text that make up what the tokens add to the text ``before`` them.
 
     A piece ends with a whole character. Where later bytes belong to none and would change those before, too (a decoder
     that falls back to bytes takes all in a row as one), what was told stands and they are replacement characters.
@@ -93,7 +93,9 @@ class TextStream:
         before: Sequence[int] = (),
         keeps_special: bool = False,
     ) -> None:
-        self._pieces = Pieces(tokenizer.backend_tokenizer, skip_special=not keeps_special, before=before)
+        self._pieces = IncrementalDetokenizer(
+            tokenizer.backend_tokenizer, skip_special=not keeps_special, before=before
+        )
         self._eos_tokens = eos_tokens
         self._max_new_tokens = max_new_tokens
         self._stop = _StopStrings(tokenizer, stop, before) if stop else None
@@ -186,7 +188,7 @@ class _StopStrings:
     """Looks for stop strings in the text with its special tokens, and says where that is in the text without."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int]) -> None:
-        self._pieces = Pieces(tokenizer.backend_tokenizer, skip_special=False, before=before)
+        self._pieces = IncrementalDetokenizer(tokenizer.backend_tokenizer, skip_special=False, before=before)
         self._stop = list(stop)
         self._longest = max(map(len, stop))
         self._text = ""  # special tokens included

@@ -14,7 +14,7 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 @dataclass(frozen=True)
-class SeenTree:
+class IterationTree:
     """The tree of an iteration, a copy. Node 0 is the last certain token; a plain step has no other."""
 
     drafter: str  # who guessed, several with " + " between them; "none" for a plain step
@@ -26,20 +26,20 @@ class SeenTree:
     drafted: int = 0  # nodes that the drafter attached, which come first; those behind them are n-grams' guesses
 
 
-Watch = Callable[[SeenTree], None]
+Watch = Callable[[IterationTree], None]
 
 
-def seen_tree(tree: TokenTree, order: Tensor, state: Iteration, guessers: str) -> SeenTree:
+def iteration_tree(tree: TokenTree, order: Tensor, state: Iteration, guessers: str) -> IterationTree:
     """The iteration as it is after acceptance, before anything is planted anew."""
     outcome = state.outcome
     assert outcome is not None
     if not state.verifies_tree:
-        return SeenTree("none", [state.root], [0], [0], [0], outcome.tokens[-1])
+        return IterationTree("none", [state.root], [0], [0], [0], outcome.tokens[-1])
     size = int(torch.isfinite(tree.scores).sum())
     verified = [node for node in order[: state.shape.verify_width].tolist() if node < size]
     tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()
     drafted = min(size - 1, state.shape.width * state.shape.depth)
-    return SeenTree(guessers, tokens, parents, verified, list(outcome.nodes), outcome.tokens[-1], drafted)
+    return IterationTree(guessers, tokens, parents, verified, list(outcome.nodes), outcome.tokens[-1], drafted)
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,23 @@ class Trace:
     last_shape: TreeShape = PLAIN_STEP
     iterations: int = 0
     plain_steps: int = 0
-    free_trees: int = 0  # iterations whose guesses cost no pass, beside a drafter whose do
+    model_free_trees: int = 0  # iterations whose guesses cost no pass, beside a drafter whose do
     tokens: int = 0  # emitted by iterations, i.e. without the prefill's token
     proposed: int = 0  # guesses that were verified
     accepted: int = 0
     accepted_by_depth: Counter[int] = field(default_factory=Counter)  # iterations that accepted at least so many
     stage_ns: Counter[str] = field(default_factory=Counter)
-    expected_tokens: float = 0.0  # promised before verification, bonus included
+    expected_tokens: float = 0.0  # expected before verification, bonus included
     predicted_ms: float = 0.0  # of all iterations, by the plan's costs
     reused_tokens: int = 0  # of the prompt, whose rows the cache held from an earlier request
-    watch: Callable[[Any], None] | None = None  # is told of each iteration's tree (a ``SeenTree``)
+    watch: Callable[[Any], None] | None = None  # is told of each iteration's tree (a ``IterationTree``)
     passes: Counter[int] = field(default_factory=Counter)  # of the target that were timed, by their width
     passes_ns: Counter[int] = field(default_factory=Counter)  # what those of a width took together
     prefill_ns: int = 0
     decode_ns: int = 0
 
     def note(self, shape: TreeShape, tokens: int, expected: float, predicted_ms: float) -> None:
-        """One iteration emitted ``tokens``, bonus included, where ``expected`` were promised."""
+        """One iteration emitted ``tokens``, bonus included, where ``expected`` were expected."""
         self.expected_tokens += expected
         self.predicted_ms += predicted_ms
         self.shapes[shape] += 1
@@ -92,7 +92,7 @@ class Trace:
         if shape.depth == 0:
             self.plain_steps += 1
         else:
-            self.free_trees += shape.width == 0
+            self.model_free_trees += shape.width == 0
             self.proposed += shape.verify_width - 1
             self.accepted += tokens - 1
             for depth in range(1, tokens):
@@ -128,7 +128,7 @@ class Trace:
             accepted=self.accepted,
             acceptance_rate=self.accepted / self.proposed if self.proposed else 0.0,
             plain_steps=self.plain_steps,
-            free_trees=self.free_trees,
+            model_free_trees=self.model_free_trees,
             depths=dict(sorted(histograms[0].items())),
             draft_widths=dict(sorted(histograms[1].items())),
             verify_widths=dict(sorted(histograms[2].items())),
@@ -155,13 +155,13 @@ class Metrics:
     accepted: int
     acceptance_rate: float
     plain_steps: int
-    free_trees: int  # iterations whose guesses cost no pass; their draft width is 0, as a plain step's
+    model_free_trees: int  # iterations whose guesses cost no pass; their draft width is 0, as a plain step's
     depths: dict[int, int]
     draft_widths: dict[int, int]
     verify_widths: dict[int, int]
     stage_ms: dict[str, float]
     overhead_share: float
-    predicted_tpot_ms: float | None  # promised cost over promised tokens; None where no plan made a promise
+    predicted_tpot_ms: float | None  # predicted cost over expected tokens; None without a plan
     decoding: DecodingReport = DecodingReport()
 
     def as_dict(self) -> dict[str, Any]:

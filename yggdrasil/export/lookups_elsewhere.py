@@ -41,7 +41,7 @@ class SuffixDecoding:
         self._known = 0
 
     def draft(self, text: Sequence[int]) -> Sequence[int]:
-        for place in range(self._known, len(text) - 1):  # places of each token that has a follower
+        for place in range(self._known, len(text) - 1):  # places of each token that has a continuation
             self._followed.setdefault(text[place], []).append(place)
         self._known = max(self._known, len(text) - 1)
         best: tuple[float, Sequence[int]] = (0.0, [])

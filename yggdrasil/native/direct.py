@@ -95,7 +95,7 @@ def native_ranking(*buffers: Tensor) -> NativeObject:
     return NativeObject("ranking", _pointers(buffers), buffers)
 
 
-class NativeCounts(NativeObject):
+class NativeStatistics(NativeObject):
     """Trees of what counts make likely (tree/counts.h); the weights are those of the n-gram scorer, float64."""
 
     def __init__(self, *weights: Tensor) -> None:
@@ -106,9 +106,9 @@ class NativeCounts(NativeObject):
         """Keys, totals, starts, tokens and counts of an n-gram table, int64."""
         self._call("set_table", *_pointers([array.contiguous() for array in arrays]))
 
-    def recycle(self, tokens: Sequence[int], followers: Tensor) -> None:
-        """After ``tokens[i]`` the target found ``followers[i]`` likeliest, best first."""
-        self._call("recycle", *_integers(tokens), view_of(followers))
+    def recycle(self, tokens: Sequence[int], continuations: Tensor) -> None:
+        """After ``tokens[i]`` the target found ``continuations[i]`` likeliest, best first."""
+        self._call("recycle", *_integers(tokens), view_of(continuations))
 
     def forget(self) -> None:
         """Forget the text."""
@@ -122,9 +122,9 @@ class NativeCounts(NativeObject):
         """Grow no node whose path has a lower log-probability."""
         self._call("leave_out_below", ctypes.c_double(score))
 
-    def evidence(self, path: Sequence[int]) -> Tensor:
-        """What may follow ``path`` (its last tokens count), [n, 2 + 2 K] int64 (``CountsDrafter.evidence``)."""
-        function = getattr(_library(), "yggdrasil_counts_evidence")  # noqa: B009
+    def features(self, path: Sequence[int]) -> Tensor:
+        """What may follow ``path`` (its last tokens count), [n, 2 + 2 K] int64 (``StatisticsDrafter.features``)."""
+        function = getattr(_library(), "yggdrasil_counts_features")  # noqa: B009
         function.restype = ctypes.c_int64
         room = 1 << 12
         while True:
@@ -132,7 +132,7 @@ class NativeCounts(NativeObject):
             count = function(self.address, *_integers(path), ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(room))
             check(count)
             if count <= room:
-                return rows[:count].view(-1, EVIDENCE_COLUMNS)
+                return rows[:count].view(-1, FEATURE_COLUMNS)
             room = count
 
     def grow_in(self, *buffers: Tensor) -> None:
@@ -157,7 +157,7 @@ class NativeCounts(NativeObject):
         check(function(self.address, *arguments))
 
 
-EVIDENCE_COLUMNS = 2 + 2 * 9  # token and place, then how often it followed and was seen in each context (tree/belief.h)
+FEATURE_COLUMNS = 2 + 2 * 9  # token and place, then how often it followed and was seen in each context (tree/scorer.h)
 
 
 def _pointers(tensors: Sequence[Tensor]) -> list[bytes]:

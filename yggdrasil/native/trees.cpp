@@ -1,4 +1,4 @@
-// What is done for token trees between two passes: candidates, ranking, accepted rows, and trees of counted evidence.
+// What is done for token trees between two passes: candidates, ranking, accepted rows, and trees of counted features.
 //
 // A pass streams a model's weights through every cache, so a call must touch little: objects are handed their buffers
 // once, and numbers go by a mailbox, a buffer that both sides hold. Python keeps the buffers as long as the object.
@@ -91,7 +91,7 @@ YGG_API int64_t yggdrasil_accept_rows(void* rows) {
   return guarded([&] { static_cast<VerifiedRows*>(rows)->accept(); });
 }
 
-// ==== counted evidence ================================================================================================
+// ==== counted features ================================================================================================
 
 YGG_API void* yggdrasil_counts_new(View counts, View totals, View recycled, View bias, View out, View nothing) {
   return made([&] { return new Counts(of(counts), of(totals), of(recycled), of(bias), of(out), of(nothing)); });
@@ -100,8 +100,8 @@ YGG_API void yggdrasil_counts_free(void* counts) { delete static_cast<Counts*>(c
 YGG_API int32_t yggdrasil_counts_set_table(void* counts, View keys, View totals, View starts, View tokens, View frequencies) {
   return guarded([&] { static_cast<Counts*>(counts)->set_table(of(keys), of(totals), of(starts), of(tokens), of(frequencies)); });
 }
-YGG_API int32_t yggdrasil_counts_recycle(void* counts, const int64_t* tokens, int64_t num_tokens, View followers) {
-  return guarded([&] { static_cast<Counts*>(counts)->recycle(numbers(tokens, num_tokens), of(followers)); });
+YGG_API int32_t yggdrasil_counts_recycle(void* counts, const int64_t* tokens, int64_t num_tokens, View continuations) {
+  return guarded([&] { static_cast<Counts*>(counts)->recycle(numbers(tokens, num_tokens), of(continuations)); });
 }
 YGG_API int32_t yggdrasil_counts_forget(void* counts) {
   return guarded([&] { static_cast<Counts*>(counts)->forget(); });
@@ -113,9 +113,9 @@ YGG_API int32_t yggdrasil_counts_leave_out_below(void* counts, double score) {
   return guarded([&] { static_cast<Counts*>(counts)->leave_out_below(score); });
 }
 // Writes as many numbers of the rows as there is room for; returns how many there are.
-YGG_API int64_t yggdrasil_counts_evidence(void* counts, const int64_t* path, int64_t num_path, int64_t* rows, int64_t room) {
+YGG_API int64_t yggdrasil_counts_features(void* counts, const int64_t* path, int64_t num_path, int64_t* rows, int64_t room) {
   return counted([&] {
-    const std::vector<int64_t> found = static_cast<Counts*>(counts)->evidence(numbers(path, num_path));
+    const std::vector<int64_t> found = static_cast<Counts*>(counts)->features(numbers(path, num_path));
     std::copy_n(found.begin(), std::min<int64_t>(room, found.size()), rows);
     return static_cast<int64_t>(found.size());
   });

@@ -35,8 +35,8 @@ class StepCosts:
     ``verify_ms`` is already the lower envelope (see ``lower_envelope``), so it never falls as the width grows.
     ``head_ms`` is the first draft step, which also reads the bonus token; the other ``depth - 1`` cost ``draft_ms``
     (empty where no pass drafts).
-    ``plain_ms`` is a whole step without speculation, its own overhead included. ``free_overhead_ms`` is that of an
-    iteration with model-free drafts alone, where others draft too. ``reading_ms`` is what the drafter takes for each
+    ``plain_ms`` is a whole step without speculation, its own overhead included. ``model_free_overhead_ms`` is that of
+    an iteration with model-free drafts alone, where others draft too. ``reading_ms`` is what the drafter takes for each
     token that it has not drafted through: the prompt's, and those that model-free drafts covered.
     """
 
@@ -45,7 +45,7 @@ class StepCosts:
     verify_ms: dict[int, float]  # verify width -> one target step
     overhead_ms: float
     plain_ms: float
-    free_overhead_ms: float | None = None
+    model_free_overhead_ms: float | None = None
     reading_ms: float = 0.0
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class StepCosts:
         faults += _positive_faults("verify_ms", self.verify_ms)
         faults += [
             f"{name} must not be negative, got {value}"
-            for name in ("head_ms", "overhead_ms", "free_overhead_ms", "reading_ms")
+            for name in ("head_ms", "overhead_ms", "model_free_overhead_ms", "reading_ms")
             if (value := getattr(self, name)) is not None and not 0.0 <= value < float("inf")
         ]
         if not 0.0 < self.plain_ms < float("inf"):
@@ -87,13 +87,13 @@ class StepCosts:
         if depth == 0:
             return self.plain_ms
         if width == 0:
-            return self.verify_ms[verify_width] + self.model_free_overhead_ms
+            return self.verify_ms[verify_width] + self.model_free_iteration_overhead_ms
         return self.drafting_ms(width, depth) + self.verify_ms[verify_width] + self.overhead_ms
 
     @property
-    def model_free_overhead_ms(self) -> float:
+    def model_free_iteration_overhead_ms(self) -> float:
         """Return what an iteration with model-free drafts alone takes beside its pass."""
-        return self.overhead_ms if self.free_overhead_ms is None else self.free_overhead_ms
+        return self.overhead_ms if self.model_free_overhead_ms is None else self.model_free_overhead_ms
 
 
 class LatencyScales:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from yggdrasil.policy.costs import Kind
 from yggdrasil.policy.stopping import StoppingBound
-from yggdrasil.predictor.features import Evidence
+from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import TreeShape
 
 
@@ -49,7 +49,7 @@ class Policy(Protocol):
         """A request begins."""
 
     def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
         """Return what the next iteration drafts, behind ``context`` tokens; None asks to be called with ``features``.
 

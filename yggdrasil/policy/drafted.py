@@ -12,7 +12,7 @@ from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.objective import Candidate, FloatArray, Objective, ShapeTable
 from yggdrasil.policy.regret import RegretBudget
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.features import Evidence, EvidenceSizes, read_evidence
+from yggdrasil.predictor.features import Features, FeatureSizes, read_features
 
 Survival = npt.NDArray[np.float64]
 
@@ -21,7 +21,7 @@ class DepthPrediction(NamedTuple):
     """A depth predictor and the sizes of the features that it reads."""
 
     predictor: DepthPredictor
-    sizes: EvidenceSizes
+    sizes: FeatureSizes
 
 
 class DraftedTrees:
@@ -74,11 +74,11 @@ class DraftedTrees:
         shape = tree.shape._replace(verify_width=max(tree.shape.verify_width, model_free.shape.verify_width))
         return Candidate(shape, model_free.tokens + self._added_tokens / model_free.tokens, tree.value)
 
-    def best(self, features: Evidence, here: int) -> tuple[Candidate, Survival | None]:
+    def best(self, features: Features, here: int) -> tuple[Candidate, Survival | None]:
         """The best tree for the survival that ``features`` predict, and that prediction [D], where there is one."""
         if self._depth is None:
             return self._typical[here], None
-        predicted = self._depth.predictor.survival(read_evidence(features, self._depth.sizes))
+        predicted = self._depth.predictor.survival(read_features(features, self._depth.sizes))
         survival = np.asarray(predicted, dtype=np.float64)
         return self._tables[here].best_tree(self._correction.corrected(survival)), survival
 

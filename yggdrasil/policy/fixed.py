@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from yggdrasil.policy.decision import Decision, ModelFree
 from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
-from yggdrasil.predictor.features import Evidence
+from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 
@@ -20,7 +20,7 @@ class FixedPolicy:
         """Nothing is kept."""
 
     def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
         return self._decision
 
@@ -44,7 +44,7 @@ class ModelFreePolicy(FixedPolicy):
         self._verify_width = verify_width
 
     def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
         if model_free is None or model_free.expected[-1] <= 1.0:
             return self._decision

@@ -18,7 +18,7 @@ from yggdrasil.policy.drafted import DepthPrediction, DraftedTrees
 from yggdrasil.policy.objective import FloatArray, Objective, best_width, objective_value, value_per_token
 from yggdrasil.policy.regret import PlainProbe, RegretBudget
 from yggdrasil.policy.stopping import StoppingBound, stopping_bound, update_correction
-from yggdrasil.predictor.features import Evidence
+from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 
@@ -63,7 +63,7 @@ class ObjectivePolicy:
         self._drafted = (
             DraftedTrees(self._costs, ratios, mean_survival, depth, objective, added_tokens) if ratios else None
         )
-        self._model_free = [_Passes.of(each, each.model_free_overhead_ms, objective) for each in self._costs]
+        self._model_free = [_Passes.of(each, each.model_free_iteration_overhead_ms, objective) for each in self._costs]
         self._pruning: dict[tuple[int, int, int], _Passes] = {}  # by context's index, draft width and depth
         self._scales, self._probe = LatencyScales(), PlainProbe()
         self._correction, self._budget = AcceptanceCorrection(), RegretBudget()  # of model-free drafts
@@ -74,7 +74,7 @@ class ObjectivePolicy:
     # ==== decisions ====
 
     def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
         self._here = bisect_left(self._borders, context)
         plain = Decision(PLAIN_STEP, 1.0, self._plain_ms)
@@ -124,7 +124,7 @@ class ObjectivePolicy:
         milliseconds = self._costs[self._here].iteration_ms(*shape) * self._scales.of("model_free")
         return Decision(shape, likely, milliseconds, estimated=tree.expected[best])
 
-    def _with_features(self, features: Evidence, plain: Decision) -> Decision:
+    def _with_features(self, features: Features, plain: Decision) -> Decision:
         """The tree that a depth predictor wants here, or a plain step after all."""
         assert self._drafted is not None, "there is nothing to draft"
         tree, survival = self._drafted.best(features, self._here)

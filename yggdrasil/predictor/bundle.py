@@ -11,7 +11,7 @@ from yggdrasil.artifacts import read_tensors, write_tensors
 from yggdrasil.errors import ArtifactError
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.features import EvidenceSizes
+from yggdrasil.predictor.features import FeatureSizes
 
 KIND, SCHEMA_VERSION, FILE_NAME = "predictor", 2, "predictor.safetensors"
 
@@ -22,14 +22,15 @@ class Learned:
 
     acceptance: AcceptanceCalibration
     depth: DepthPredictor
-    reads: EvidenceSizes  # what the depth predictor's features are made of
+    reads: FeatureSizes  # what the depth predictor's features are made of
     mean_survival: npt.NDArray[np.float32]  # [D] of the reference tree, on the training documents
     ratios: dict[int, npt.NDArray[np.float32]]  # draft width -> [D budget, D level, V verify widths]
-    lift: float | None = None  # what drafting adds to guesses that cost no pass; None of an earlier calibration
+    # Tokens that drafting adds where model-free drafts expect none; None: not fitted.
+    added_tokens: float | None = None
 
     def __post_init__(self) -> None:
         if self.reads.total != self.depth.num_features:
-            raise ValueError(f"the predictor takes {self.depth.num_features} features, its evidence has {self.reads}")
+            raise ValueError(f"the predictor takes {self.depth.num_features} features, its inputs have {self.reads}")
 
     def save(self, folder: Path) -> None:
         tables: dict[str, Any] = {f"ratio.{width}": table for width, table in self.ratios.items()}
@@ -40,8 +41,8 @@ class Learned:
             "mean_survival": self.mean_survival,
             **tables,
         }
-        if self.lift is not None:
-            arrays["lift"] = np.array(self.lift)
+        if self.added_tokens is not None:
+            arrays["added_tokens"] = np.array(self.added_tokens)
         write_tensors(folder / FILE_NAME, KIND, SCHEMA_VERSION, arrays)
 
     @classmethod
@@ -49,11 +50,11 @@ class Learned:
         """Read what ``save`` wrote; ArtifactError where it is missing, damaged or incomplete."""
         arrays = read_tensors(folder / FILE_NAME, KIND, SCHEMA_VERSION)
         try:
-            lift = float(arrays["lift"]) if "lift" in arrays else None
+            added_tokens = float(arrays["added_tokens"]) if "added_tokens" in arrays else None
             ratios = {int(k.partition(".")[2]): v for k, v in arrays.items() if k.startswith("ratio.")}
             return cls(
                 AcceptanceCalibration.from_arrays(arrays), DepthPredictor.from_arrays(arrays),
-                EvidenceSizes(*arrays["reads"].tolist()), arrays["mean_survival"], ratios, lift,
+                FeatureSizes(*arrays["reads"].tolist()), arrays["mean_survival"], ratios, added_tokens,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(

@@ -3,7 +3,7 @@
 A two-layer MLP encoder and one logistic head a depth. Head d gives P(length >= d | length >= d - 1); the running
 product over heads is what callers see, so it never rises with depth.
 
-Dims: F features (see ``evidence``), E encoder size, D max depth.
+Dims: F features (see ``features``), E encoder size, D max depth.
 """
 
 from __future__ import annotations

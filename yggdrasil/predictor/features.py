@@ -25,7 +25,7 @@ _FAST, _SLOW = 0.3, 0.05  # how fast the hit rates forget
 _NO_GUESS = -12.0  # log-probability of an absent candidate, the least that the drafter's calibration knows
 
 
-class EvidenceSizes(NamedTuple):
+class FeatureSizes(NamedTuple):
     """How many numbers of each part a predictor reads; 0 where it does not read that part."""
 
     hidden: int
@@ -38,7 +38,7 @@ class EvidenceSizes(NamedTuple):
         return sum(self)
 
 
-class Evidence(Protocol):
+class Features(Protocol):
     """The present state of decoding; each part is computed when asked for, so what is not read costs nothing."""
 
     @property
@@ -96,15 +96,15 @@ class RepetitionFigures:
         )  # fmt: skip
 
 
-def read_evidence(evidence: Evidence, sizes: EvidenceSizes) -> Float32Array:
+def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
     """Features of a predictor of these sizes, [F]; parts of size 0 are not asked for."""
     parts = []
     if sizes.hidden:
-        parts.append(evidence.hidden())
+        parts.append(features.hidden())
     if sizes.repetition:
-        parts.append(evidence.repetition())
+        parts.append(features.repetition())
     if sizes.head:
-        parts.append(finite_head(evidence.head()))
+        parts.append(finite_head(features.head()))
     return np.concatenate(parts)
 
 

@@ -11,12 +11,12 @@ def foretold(prompt: Sequence[int], output: Sequence[int]) -> int:
     Occurrences are looked for in the prompt and in the output so far. Every place is judged for itself.
     """
     text = [*prompt, *output]
-    followers: dict[tuple[int, ...], int] = {}  # three tokens -> the one that came after them last
+    continuations: dict[tuple[int, ...], int] = {}  # three tokens -> the one that came after them last
     count = 0
     for place in range(NGRAM, len(text)):
         ngram = tuple(text[place - NGRAM : place])
-        count += place >= len(prompt) and followers.get(ngram) == text[place]
-        followers[ngram] = text[place]
+        count += place >= len(prompt) and continuations.get(ngram) == text[place]
+        continuations[ngram] = text[place]
     return count
 
 

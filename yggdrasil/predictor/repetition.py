@@ -12,7 +12,7 @@ class Repetition:
 
     def __init__(self) -> None:
         self.text: list[int] = []
-        self._followers: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its last occurrence
+        self._continuations: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its last occurrence
         self._guess = -1  # index of the token that should come next, -1 where nothing repeats
 
     @property
@@ -28,7 +28,7 @@ class Repetition:
         if is_hit:
             self._guess += 1
         else:
-            self._guess = self._followers.get(ngram, -1)
+            self._guess = self._continuations.get(ngram, -1)
         if len(ngram) == NGRAM:
-            self._followers[ngram] = len(self.text)
+            self._continuations[ngram] = len(self.text)
         return is_hit

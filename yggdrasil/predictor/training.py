@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.predictor.depth import DepthPredictor, Float32Array
-from yggdrasil.predictor.features import EvidenceSizes
+from yggdrasil.predictor.features import FeatureSizes
 from yggdrasil.predictor.platt import calibrate_heads
 from yggdrasil.predictor.report import (
     DocumentSplit,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 ENCODER_SIZE = 64
-HIDDEN_WEIGHT = 0.1  # of a standardised hidden state beside standardised evidence of other kinds
+HIDDEN_WEIGHT = 0.1  # of a standardised hidden state beside standardised features of other kinds
 BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 1e-2
@@ -65,9 +65,9 @@ def train_depth_predictor(
     seed: int = 0,
     progress: ProgressCallback | None = None,
     confidence: FloatArray | None = None,
-    sizes: EvidenceSizes | None = None,
+    sizes: FeatureSizes | None = None,
 ) -> tuple[DepthPredictor, TrainingReport]:
-    """Train on [n, F] features (see ``evidence``) and accepted lengths [n]; report on documents that were held out.
+    """Train on [n, F] features (see ``features``) and accepted lengths [n]; report on documents that were held out.
 
     ``sizes`` says where the hidden state ends: its many numbers start with a tenth of the others' weight, or they would
     be learned by heart before the few that tell more are heard. ``confidence`` [n, D], the best-path log-score of the
@@ -151,7 +151,7 @@ class _FitSettings(NamedTuple):
     max_depth: int
     seed: int
     progress: ProgressCallback | None
-    sizes: EvidenceSizes | None
+    sizes: FeatureSizes | None
 
 
 class _Data(NamedTuple):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
 from yggdrasil.policy.objective import expected_tokens_by_width
-from yggdrasil.predictor.features import EvidenceSizes, finite_head
+from yggdrasil.predictor.features import FeatureSizes, finite_head
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -92,7 +92,7 @@ class TraceSet:
         """Whether a head draft of this drafter says anything before a tree is grown."""
         return bool(np.isfinite(self.head).any())
 
-    def evidence(self, sizes: EvidenceSizes) -> Float32Array:
+    def features(self, sizes: FeatureSizes) -> Float32Array:
         """Return what a predictor of these sizes reads at every position, [P, F]."""
         parts = (self.hidden, self.repetition, finite_head(self.head))
         for part, size, name in zip(parts, sizes, sizes._fields, strict=True):

@@ -11,13 +11,13 @@ from typing import Literal
 from yggdrasil.artifacts import MOST_THREADS, Machine, parse_dataclass, read_yaml, to_plain, write_yaml
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.checkpoints.formats.names import Weights
-from yggdrasil.drafters.model_free_options import FreeOptions
+from yggdrasil.drafters.model_free_options import ModelFreeOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import Objective
 from yggdrasil.scheduling.stages import check_order, is_head_first
 
-KIND, SCHEMA_VERSION = "plan", 5  # 5: the beliefs and tables beside it are of another form
+KIND, SCHEMA_VERSION = "plan", 6  # 6: model_free_overhead_ms, and scorer.safetensors beside it
 PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever its place
 CACHE_PREFIX = "cache:"  # sources inside the user's cache folder, whatever its place
 
@@ -104,12 +104,12 @@ class Costs:
     verify_ms: dict[int, float]
     overhead_ms: float
     plain_ms: float
-    free_overhead_ms: float | None = None  # of trees that cost no pass, where a drafter's do
+    model_free_overhead_ms: float | None = None  # of trees that cost no pass, where a drafter's do
     reading_ms: float = 0.0  # of a token that the drafter reads and has not drafted through
 
     def steps(self) -> StepCosts:
         return StepCosts(
-            self.head_ms, self.draft_ms, self.verify_ms, self.overhead_ms, self.plain_ms, self.free_overhead_ms,
+            self.head_ms, self.draft_ms, self.verify_ms, self.overhead_ms, self.plain_ms, self.model_free_overhead_ms,
             self.reading_ms,
         )  # fmt: skip
 
@@ -185,7 +185,7 @@ class Plan:
     versions: dict[str, str]
     dtype: Literal["bfloat16", "float32"]
     target: ModelRef
-    drafters: list[ModelRef | FreeOptions]  # at most one model, the first; they guess in one tree
+    drafters: list[ModelRef | ModelFreeOptions]  # at most one model, the first; they guess in one tree
     tokenizer: str  # fingerprint
     shapes: Shapes
     stages: tuple[str, ...]
@@ -231,7 +231,7 @@ class Plan:
         return next((each for each in self.drafters if isinstance(each, ModelRef)), None)
 
     @property
-    def free(self) -> tuple[FreeOptions, ...]:
+    def model_free(self) -> tuple[ModelFreeOptions, ...]:
         """What guesses without a pass, beside a model or alone."""
         return tuple(each for each in self.drafters if not isinstance(each, ModelRef))
 

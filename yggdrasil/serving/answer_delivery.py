@@ -6,7 +6,7 @@ from time import sleep
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.acceptance.sampling import GREEDY
 from yggdrasil.engine.request import Generation, Request
-from yggdrasil.engine.trace import SeenTree
+from yggdrasil.engine.trace import IterationTree
 from yggdrasil.serving.jobs import Finished, Job, Piece
 
 # The first text is on its way sooner if whoever sends it need not take turns with the decoder for a core.
@@ -17,7 +17,7 @@ class Teller:
     """Tells what becomes final of one answer."""
 
     def __init__(self, job: Job, scored: Sequence[TokenLogprobs]) -> None:
-        self.trees: list[SeenTree] = []
+        self.trees: list[IterationTree] = []
         self._job, self._scored = job, scored
         self._logprobs = list(scored)
         self._told_length = self._noted = 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from yggdrasil.engine.request import Generation
-from yggdrasil.engine.trace import SeenTree
+from yggdrasil.engine.trace import IterationTree
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.serving.request_fields import StreamOptions
 from yggdrasil.serving.service import Identity
@@ -12,7 +12,7 @@ from yggdrasil.serving.tokenization import Texts
 from yggdrasil.serving.usage import timings_of, usage_of
 
 
-def shown_tree(texts: Texts, tree: SeenTree) -> dict[str, Any]:
+def shown_tree(texts: Texts, tree: IterationTree) -> dict[str, Any]:
     """Nodes with their texts; node 0 is the root."""
     return {
         "drafter": tree.drafter,

@@ -9,7 +9,7 @@ from time import monotonic
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.request import Generation
 from yggdrasil.engine.request_options import RequestOptions
-from yggdrasil.engine.trace import SeenTree
+from yggdrasil.engine.trace import IterationTree
 from yggdrasil.serving.errors import ClientGone, Fault
 
 
@@ -19,7 +19,7 @@ class Piece:
 
     text: str
     logprobs: Sequence[TokenLogprobs] = ()  # of the tokens that became certain since the last piece, where asked for
-    trees: Sequence[SeenTree] = ()  # of the iterations since, where asked for
+    trees: Sequence[IterationTree] = ()  # of the iterations since, where asked for
 
     @classmethod
     def joined(cls, pieces: "Sequence[Piece]") -> "Piece":

@@ -61,7 +61,7 @@ class Meters:
         self._generated.inc(len(result.tokens))
         self._drafted.inc(metrics.proposed)
         self._accepted.inc(metrics.accepted)
-        kinds = {"plain": metrics.plain_steps, "free": metrics.free_trees}
+        kinds = {"plain": metrics.plain_steps, "free": metrics.model_free_trees}
         kinds["tree"] = metrics.iterations - sum(kinds.values())
         for kind, count in kinds.items():
             self._iterations.labels(kind).inc(count)

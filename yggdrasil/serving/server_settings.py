@@ -27,5 +27,5 @@ class ServerSettings:
     kept_bytes: int = 512 << 20  # memory for what the caches held of earlier conversations
     host_names: tuple[str, ...] = ()  # those a request may call the server by; none: any
     any_model: bool = False  # requests may name any model; they get the one that is served
-    own_sampling: bool = False  # what a request leaves out of its sampling is as the model's files recommend
+    recommended_sampling: bool = False  # what a request leaves out of its sampling is as the model's files recommend
     limits: Limits = field(default_factory=Limits)

@@ -10,7 +10,7 @@ from fastapi import Request
 from yggdrasil import __version__
 from yggdrasil.acceptance.sampling import GREEDY
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.engine.recommended_sampling import OwnSampling, own_sampling_of
+from yggdrasil.engine.recommended_sampling import RecommendedSampling, recommended_sampling_of
 from yggdrasil.serving.errors import Fault
 from yggdrasil.serving.server_settings import ServerSettings
 from yggdrasil.serving.tokenization import Texts
@@ -65,9 +65,13 @@ class Service:
         return found
 
     @cached_property
-    def sampling(self) -> OwnSampling:
+    def sampling(self) -> RecommendedSampling:
         """What requests that name no sampling get."""
-        return own_sampling_of(self.decoder) if self.settings.own_sampling else OwnSampling(GREEDY, "the server's own")
+        return (
+            recommended_sampling_of(self.decoder)
+            if self.settings.recommended_sampling
+            else RecommendedSampling(GREEDY, "the server's own")
+        )
 
     @cached_property
     def fingerprint(self) -> str:

@@ -63,9 +63,11 @@ def estimate_for(fingerprint: str, weights: Weights, kind: Kind, device: DeviceN
     costs, measured = plan.costs[0].steps(), _kind(plan) == kind
     if not measured:
         pass_ms = share * costs.verify_ms[1]
-        free_ms = costs.overhead_ms if costs.free_overhead_ms is None else costs.free_overhead_ms
+        free_ms = costs.overhead_ms if costs.model_free_overhead_ms is None else costs.model_free_overhead_ms
         level_ms = _NOTHING if kind == "medusa" else pass_ms
-        costs = replace(costs, head_ms=pass_ms, draft_ms={1: level_ms}, overhead_ms=free_ms, free_overhead_ms=None)
+        costs = replace(
+            costs, head_ms=pass_ms, draft_ms={1: level_ms}, overhead_ms=free_ms, model_free_overhead_ms=None
+        )
     return Estimate(plan.name, costs, is_reckoned=not measured)
 
 

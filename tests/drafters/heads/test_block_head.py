@@ -20,7 +20,7 @@ from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.block.drafter import BlockDrafter
 from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.statistics.drafter import usual_counts
+from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
@@ -205,7 +205,7 @@ def test_a_text_that_fills_the_cache_has_room_for_a_block(published):
 
 def test_counts_fill_the_tree_below_it(published):
     policy = FixedPolicy(TreeShape(2, 2, 8))
-    decoder = published.decoder(policy, free=usual_counts())
+    decoder = published.decoder(policy, model_free=default_statistics())
 
     assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == published.pair.reference(PROMPT, COUNT)
 

@@ -21,7 +21,7 @@ from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.drafters.heads.eagle.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.statistics.drafter import usual_counts
+from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
@@ -162,13 +162,13 @@ class TakingTurns(FixedPolicy):
 
 def test_what_counts_guess_in_its_place_leaves_a_heads_rows_as_they_were(case):
     """It has read neither the free trees nor the plain steps when it is asked again."""
-    decoder = case.pair.decoder(TakingTurns(), drafter=case.head, free=usual_counts())
+    decoder = case.pair.decoder(TakingTurns(), drafter=case.head, model_free=default_statistics())
     seen = watch(decoder)
     prompt = [*PROMPT, *PROMPT]
     result = decoder.generate(prompt, max_new_tokens=2 * COUNT)
 
     assert result.tokens == case.pair.reference(prompt, 2 * COUNT)
-    assert result.metrics.free_trees > 2
+    assert result.metrics.model_free_trees > 2
     assert result.metrics.plain_steps > 2
     assert len(seen) > 2
     assert_guesses(seen, case.expected_edge)

@@ -60,8 +60,8 @@ def _serial(decoder: Decoder, backend: Backend) -> Decoder:
     assert isinstance(drafter, DraftModel)
     stages = DEFAULT_ORDER if backend == "cudagraph" else Schedule.of(NAMED_VARIANTS["naive"]).labels
     models = assembly.target.loaded, assembly.drafter.loaded
-    free = assembly.engine.free
-    built = assemble(*models, assembly.shapes, backend, knots=drafter.knots.clone(), stages=stages, free=free)
+    free = assembly.engine.model_free
+    built = assemble(*models, assembly.shapes, backend, knots=drafter.knots.clone(), stages=stages, model_free=free)
     return Decoder(built, decoder.tokenizer, decoder.policy, decoder.eos_tokens)
 
 

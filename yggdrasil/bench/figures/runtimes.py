@@ -18,7 +18,7 @@ def runtimes(context: FigureContext) -> list[Figure]:
     target, drafter = decoder.assembly.target.loaded, decoder.assembly.drafter
     assert drafter is not None
     eager = Decoder(
-        assemble(target, drafter.loaded, plan.shapes, "eager", free=decoder.assembly.engine.free),
+        assemble(target, drafter.loaded, plan.shapes, "eager", model_free=decoder.assembly.engine.model_free),
         decoder.tokenizer,
         decoder.policy,
         decoder.eos_tokens,

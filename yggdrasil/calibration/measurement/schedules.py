@@ -74,7 +74,7 @@ def measure_stage_costs(
     Raises:
         YggdrasilError: the texts are over before each way was measured.
     """
-    shapes = measured_shapes(assembly.shapes, with_free=False)
+    shapes = measured_shapes(assembly.shapes, with_model_free=False)
     cycles = [(text, shape) for _ in range(rounds) for text in texts for shape in shapes]
     rows: list[tuple[object, ...]] = []
     measured = set()

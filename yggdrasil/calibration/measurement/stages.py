@@ -24,7 +24,7 @@ from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.policy.decision import Decision, ModelFree
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound, stopping_bound
-from yggdrasil.predictor.features import Evidence
+from yggdrasil.predictor.features import Features
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -42,7 +42,7 @@ Progress = Callable[[float], None]
 class ShapeCycle:
     """A policy that runs through ``shapes`` again and again, each ``STREAK`` times in a row, the narrow ones first.
 
-    A free shape names a width alone; its tree is as deep as what is guessed. Shapes of one verify width take turns at
+    A model-free shape names a width alone; its tree is as deep as the drafts. Shapes of one verify width take turns at
     random, behind plain steps.
 
     Decoding mostly repeats a shape, and the first steps after a change of width are slower (other code, other buffers,
@@ -84,7 +84,7 @@ class ShapeCycle:
         return stopping_bound([shape.verify_width], [1.0])  # about as many as decoding would want at that width
 
     def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Evidence | None = None
+        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
         if not self._next().is_free:
             shape = self._take()
@@ -96,16 +96,16 @@ class ShapeCycle:
         return decision
 
 
-def measured_shapes(shapes: Shapes, *, with_free: bool) -> list[TreeShape]:
+def measured_shapes(shapes: Shapes, *, with_model_free: bool) -> list[TreeShape]:
     """Trees of every verify width and every draft width, shallow and deep.
 
-    They are free where no pass drafts, and ``with_free`` beside those of a drafter.
+    They are model_free where no pass drafts, and ``with_model_free`` beside those of a drafter.
     """
     wide = [width for width in shapes.verify_widths if width > 1]
     narrow = shapes.draft_widths
-    free = [TreeShape(0, 1, width) for width in wide]
+    model_free = [TreeShape(0, 1, width) for width in wide]
     if not narrow:
-        return free
+        return model_free
     if not wide:
         raise YggdrasilError("the only verify width is 1, which no tree can use; give --verify-widths such as 1,2,4,8")
     pairs = [
@@ -113,7 +113,7 @@ def measured_shapes(shapes: Shapes, *, with_free: bool) -> list[TreeShape]:
         for shift, depth in enumerate((min(SHALLOW, shapes.max_depth), shapes.max_depth))
         for i in range(max(len(wide), len(narrow)))
     ]
-    return [*pairs, *(free if with_free else ())]
+    return [*pairs, *(model_free if with_model_free else ())]
 
 
 def measure_stages(
@@ -130,7 +130,9 @@ def measure_stages(
     (``passes``), outside of any iteration. The first cycle and the first ``WARM_UP`` iterations of each streak are
     warm-up. What is called a cycle in the table is a streak of plain steps and what comes before the next.
     """
-    policy = ShapeCycle(measured_shapes(assembly.shapes, with_free=assembly.engine.free is not None), seed=0)
+    policy = ShapeCycle(
+        measured_shapes(assembly.shapes, with_model_free=assembly.engine.model_free is not None), seed=0
+    )
     wanted = policy.length * (-(-samples // (STREAK - WARM_UP)) + 1)
     rows: list[tuple[object, ...]] = []
     done = 0
@@ -224,7 +226,7 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     verify_ms = {width: _rounded(envelope[width][0]) for width in shapes.verify_widths}
     reading = frame.loc[frame["stage"] == "reading", "ms"]
     is_kept = frame["verify_width"].isin(shapes.verify_widths)
-    free = frame[is_kept & (frame["depth"] > 0) & (frame["width"] == 0)]
+    model_free = frame[is_kept & (frame["depth"] > 0) & (frame["width"] == 0)]
     return Costs(
         context=context,
         head_ms=_rounded(median(drafted, "head_draft")) if draft else 0.0,
@@ -232,7 +234,7 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
         verify_ms=verify_ms,
         overhead_ms=_rounded(median(drafted if len(drafted) else plain, "overhead") + rest),
         plain_ms=_rounded(median(plain, "iteration")),
-        free_overhead_ms=_rounded(median(free, "overhead")) if draft and len(free) else None,
+        model_free_overhead_ms=_rounded(median(model_free, "overhead")) if draft and len(model_free) else None,
         reading_ms=_rounded(max(float(reading.median()), 0.0)) if len(reading) else 0.0,
     )
 
@@ -248,7 +250,7 @@ def _draft_line(frame: pd.DataFrame) -> tuple[float, float]:
 
 
 def trees_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """The samples of a drafter's trees; of free ones where no pass drafts."""
+    """The samples of a drafter's trees; of model-free ones where no pass drafts."""
     trees = frame[frame["depth"] > 0]
     drafted = trees[trees["width"] > 0]
     return trees if drafted.empty else drafted

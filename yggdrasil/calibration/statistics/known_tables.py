@@ -13,10 +13,10 @@ from yggdrasil.calibration.calibration_settings import CalibrationSettings, Pair
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.statistics.learning import Counted
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.shipped_assets import table_folder
-from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.errors import ArtifactError
 from yggdrasil.scheduling.plan import Plan
@@ -27,7 +27,7 @@ SHIPPED = "Yggdrasil's package"
 class KnownTable(NamedTuple):
     """An n-gram table of the target with the scorer that was fitted beside it."""
 
-    belief: Belief
+    scorer: NGramScorer
     table: Table  # its origin names the plan or package that it comes from
 
     def __str__(self) -> str:
@@ -59,10 +59,10 @@ def with_larger(counted: Counted | None, known: KnownTable | None) -> Counted | 
         return counted
     if counted.table is not None and known.table.num_tokens <= counted.table.num_tokens:
         return counted
-    return counted._replace(belief=known.belief, table=known.table, documents=())
+    return counted._replace(scorer=known.scorer, table=known.table, documents=())
 
 
-def _shipped(pair: PairSource, wanted: CountsOptions) -> Iterator[KnownTable]:
+def _shipped(pair: PairSource, wanted: StatisticsOptions) -> Iterator[KnownTable]:
     """The table in the package. It holds for weights as they are in the file, dequantised or not."""
     is_rounded = pair.weights not in ("file", "full")
     if is_rounded or wanted.recycling:  # the scorer was fitted without runners-up
@@ -71,7 +71,7 @@ def _shipped(pair: PairSource, wanted: CountsOptions) -> Iterator[KnownTable]:
         yield from _read(folder, SHIPPED)
 
 
-def _of_plans(pair: PairSource, wanted: CountsOptions) -> Iterator[KnownTable]:
+def _of_plans(pair: PairSource, wanted: StatisticsOptions) -> Iterator[KnownTable]:
     """Of every plan of this target, of any machine; damaged ones are left out."""
     target = Source.find(pair.target).fingerprint(), pair.weights
     for entry in list_plans():
@@ -79,13 +79,13 @@ def _of_plans(pair: PairSource, wanted: CountsOptions) -> Iterator[KnownTable]:
             plan = Plan.load(entry.path)
         except ArtifactError:
             continue
-        if (plan.target.fingerprint, plan.target.weights) == target and wanted in plan.free:
+        if (plan.target.fingerprint, plan.target.weights) == target and wanted in plan.model_free:
             yield from _read(entry.path.parent / plan.predictor, f"the plan {entry.name} ({entry.slug})")
 
 
 def _read(folder: Path, origin: str) -> Iterator[KnownTable]:
     try:
-        belief, table = Belief.load(folder / BELIEF_FILE), Table.load(folder / TABLE_FILE)
+        scorer, table = NGramScorer.load(folder / SCORER_FILE), Table.load(folder / TABLE_FILE)
     except ArtifactError:
         return
-    yield KnownTable(belief, table.taken_from(table.origin or origin))
+    yield KnownTable(scorer, table.taken_from(table.origin or origin))

@@ -1,4 +1,4 @@
-"""What a calibration learns for drafters that count: the table, the belief, and what decoding with them will give."""
+"""What a calibration learns for drafters that count: the table, the scorer, and what decoding with them will give."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import RunnersUp
-from yggdrasil.calibration.statistics.prediction import foresee
-from yggdrasil.calibration.statistics.scorer_fit import fit_belief
+from yggdrasil.calibration.statistics.prediction import predict_model_free
+from yggdrasil.calibration.statistics.scorer_fit import fit_scorer
 from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.drafters.statistics.drafter import BELIEF_FILE, TABLE_FILE, CountsDrafter
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE, StatisticsDrafter
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import least_useful_probability
@@ -22,22 +22,22 @@ _HELD_OUT_EVERY = 10  # documents for the prediction; the others are learned fro
 
 
 class Counted(NamedTuple):
-    """A belief, a table of all documents, and what to expect by documents that neither has seen: see ``foresee``.
+    """A scorer, a table of all documents, and what decoding will give, by documents that neither was fitted to.
 
     Without documents there is no table and no outcome; or the table is another plan's.
     """
 
-    belief: Belief
+    scorer: NGramScorer
     table: Table | None
     expected: list[Expectation]
     recycles: bool = False
     documents: Sequence[Document] = ()
 
-    def options(self) -> CountsOptions:
+    def options(self) -> StatisticsOptions:
         """What a plan says of it."""
-        return CountsOptions(table=self.table is not None, recycling=self.recycles)
+        return StatisticsOptions(table=self.table is not None, recycling=self.recycles)
 
-    def knowing_nothing_of(self, documents: Sequence[Document]) -> CountsDrafter:
+    def knowing_nothing_of(self, documents: Sequence[Document]) -> StatisticsDrafter:
         """The drafter without what followed the ends of their prompts: decoding will meet others.
 
         Of a table that counts nobody knows which documents, their own answers are taken away.
@@ -47,11 +47,11 @@ class Counted(NamedTuple):
         table = self.table
         if table is not None:
             table = Table.of(others).without_rare() if self.documents else table.minus(Table.of(documents))
-        return CountsDrafter(self.belief, table, recycles=self.recycles)
+        return StatisticsDrafter(self.scorer, table, recycles=self.recycles)
 
     def save(self, folder: Path) -> None:
-        """Write what ``CountsDrafter.load`` reads."""
-        self.belief.save(folder / BELIEF_FILE)
+        """Write what ``StatisticsDrafter.load`` reads."""
+        self.scorer.save(folder / SCORER_FILE)
         if self.table is not None:
             self.table.save(folder / TABLE_FILE)
 
@@ -69,13 +69,13 @@ def learn_counts(
     ``others`` guess in the same tree. ``runners_up``: the drafter recycles them, and they are these.
     """
     if not documents:
-        return Counted(Belief.usual(with_table=False), None, [], runners_up is not None)
+        return Counted(NGramScorer.usual(with_table=False), None, [], runners_up is not None)
     recycles = runners_up is not None
     held_out = documents[::_HELD_OUT_EVERY]
     rest = [document for i, document in enumerate(documents) if i % _HELD_OUT_EVERY]
-    belief = fit_belief(rest, with_table=with_table, runners_up=runners_up)
-    drafter = CountsDrafter(belief, Table.of(rest).without_rare() if with_table else None, recycles=recycles)
+    scorer = fit_scorer(rest, with_table=with_table, runners_up=runners_up)
+    drafter = StatisticsDrafter(scorer, Table.of(rest).without_rare() if with_table else None, recycles=recycles)
     drafter.leave_out_below(least_useful_probability([costs]))
-    is_foreseen = any(len(document.answer) > 1 for document in held_out)
-    expected = foresee(DrafterGroup([*others, drafter]), held_out, costs, runners_up) if is_foreseen else []
-    return Counted(belief, Table.of(documents).without_rare() if with_table else None, expected, recycles, documents)
+    is_predicted = any(len(document.answer) > 1 for document in held_out)
+    expected = predict_model_free(DrafterGroup([*others, drafter]), held_out, costs, runners_up) if is_predicted else []
+    return Counted(scorer, Table.of(documents).without_rare() if with_table else None, expected, recycles, documents)

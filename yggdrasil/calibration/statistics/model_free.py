@@ -1,4 +1,4 @@
-"""What guesses without a pass: what it learns from the target's own text, and what is to be expected of it."""
+"""Model-free drafters in a calibration: what they learn from the target's own text, and what they will give."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,11 +11,11 @@ from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, OwnText, read_documents, text_file
 from yggdrasil.calibration.record import states_of
 from yggdrasil.calibration.statistics.learning import Counted, learn_counts
-from yggdrasil.calibration.statistics.prediction import foresee
+from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.group import DrafterGroup, group_of
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.drafters.statistics.drafter import CountsDrafter
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.engine.trace import Trace
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY
@@ -26,7 +26,7 @@ from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.plan import Expectation
 
 OWN_TEXT = "own-text.json"  # how long the target has written already
-FORESEEN = 4  # documents decoded to predict by, where the target has written no text of its own
+PREDICTION_DOCUMENTS = 4  # documents decoded to predict by, where the target has written no text of its own
 
 
 def count_text(job: Job, costs: StepCosts) -> Counted | None:
@@ -35,15 +35,15 @@ def count_text(job: Job, costs: StepCosts) -> Counted | None:
     if pair.counts is None:
         return None
     everyone = _all_of(job)
-    (drafter,) = (each for each in everyone if isinstance(each, CountsDrafter))
+    (drafter,) = (each for each in everyone if isinstance(each, StatisticsDrafter))
     others = [each for each in everyone if each is not drafter]
-    if not _writes(pair):  # the text alone beside a model: the usual belief will do
+    if not _writes(pair):  # the text alone beside a model: the default scorer serves
         return learn_counts([], costs, with_table=False)._replace(recycles=pair.counts.recycling)
     documents = own_text(job)
     recycled = partial(_runners_up, job.assembly.target) if pair.counts.recycling else None
-    report = job.reporter.phase("learning what counts are worth")
+    report = job.reporter.phase("fitting the n-gram scorer")
     counted = learn_counts(documents, costs, with_table=pair.counts.table, others=others, runners_up=recycled)
-    drafter.learn(counted.belief, counted.table)
+    drafter.learn(counted.scorer, counted.table)
     report(1.0)
     return counted
 
@@ -67,8 +67,8 @@ def _writes(pair: PairSource) -> bool:
 def guesses_beside(
     job: Job, counted: Counted | None, documents: Sequence[Document], costs: StepCosts
 ) -> DrafterGroup | None:
-    """What guesses beside the drafter, without knowing the ``documents`` that tell what both are worth."""
-    others = [each for each in _all_of(job) if not isinstance(each, CountsDrafter)]
+    """The model-free drafters beside the drafter, learned without the ``documents`` that both are evaluated on."""
+    others = [each for each in _all_of(job) if not isinstance(each, StatisticsDrafter)]
     if counted is None:
         return group_of(others)
     counts = counted.knowing_nothing_of(documents)
@@ -82,22 +82,24 @@ def _runners_up(runner: ModelRunner, document: Document) -> torch.Tensor:
     return layers[RUNNERS_UP][len(document.prompt) - 1 :]
 
 
-def foresee_some(job: Job, costs: StepCosts) -> list[Expectation]:
+def predict_some(job: Job, costs: StepCosts) -> list[Expectation]:
     """What to expect by a few of ``texts``, where the target has written nothing else."""
-    free = job.assembly.engine.free
-    if free is None:
-        return foresee(None, [], costs)
+    model_free = job.assembly.engine.model_free
+    if model_free is None:
+        return predict_model_free(None, [], costs)
     report, documents = job.reporter.phase("decoding a few prompts to predict by"), []
-    for number, text in enumerate(job.texts[:FORESEEN], start=1):
+    for number, text in enumerate(job.texts[:PREDICTION_DOCUMENTS], start=1):
         stream = open_ended(job.tokenizer, job.settings.tokens)
         for _ in job.assembly.engine.decode(text, stream, PLAIN_POLICY, Trace()):
             pass
         documents.append(Document(list(text), stream.tokens))
-        report(number / len(job.texts[:FORESEEN]))
-    recycled = partial(_runners_up, job.assembly.target) if free.capabilities.read_runners_up is not None else None
-    return foresee(free, documents, costs, recycled)
+        report(number / len(job.texts[:PREDICTION_DOCUMENTS]))
+    recycled = (
+        partial(_runners_up, job.assembly.target) if model_free.capabilities.read_runners_up is not None else None
+    )
+    return predict_model_free(model_free, documents, costs, recycled)
 
 
 def _all_of(job: Job) -> list[Drafter]:
-    free = job.assembly.engine.free
-    return [] if free is None else free.drafters
+    model_free = job.assembly.engine.model_free
+    return [] if model_free is None else model_free.drafters

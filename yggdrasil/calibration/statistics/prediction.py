@@ -17,28 +17,32 @@ from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
 
 
-def foresee(
-    free: DrafterGroup | None,
+def predict_model_free(
+    model_free: DrafterGroup | None,
     documents: Sequence[Document],
     costs: StepCosts,
     runners_up: RunnersUp | None = None,
 ) -> list[Expectation]:
     """What the run-time policy gives on ``documents``, and then what else was considered.
 
-    ``runners_up``: the target's, for those of ``free`` that recycle them.
+    ``runners_up``: the target's, for those of ``model_free`` that recycle them.
     """
     plain = Expectation("plain decoding", 1.0, costs.plain_ms, 1.0)
-    if free is None:
+    if model_free is None:
         return [plain]
     known = {id(document): runners_up(document) for document in documents} if runners_up is not None else None
 
     def played(policy: Policy, name: str) -> Expectation:
         result = replay(
-            documents, policy, costs, free=free, runners_up=None if known is None else lambda each: known[id(each)]
+            documents,
+            policy,
+            costs,
+            model_free=model_free,
+            runners_up=None if known is None else lambda each: known[id(each)],
         )
         return expectation(name, result, costs)
 
-    found = played(policy_without_drafter(costs), f"counts of {free.name}")
+    found = played(policy_without_drafter(costs), f"counts of {model_free.name}")
     fixed = [played(ModelFreePolicy(width), f"fixed verify width {width}") for width in costs.verify_widths[1:]]
     found = replace(found, repeats=round(share_foretold(documents), 3))
     return [found, *sorted(fixed, key=lambda each: each.tpot_ms)[:1], plain]

@@ -1,4 +1,4 @@
-"""Fits a belief: which of the candidates that the counts gather is what the target says next, or none of them."""
+"""Fits a scorer: which of the candidates that the counts gather is what the target says next, or none of them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,15 +11,15 @@ from torch.nn.functional import relu
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import RunnersUp
-from yggdrasil.drafters.statistics.drafter import CountsDrafter
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.portable import NUM_CONTEXTS
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.native.one_thread import one_thread
 
-_EVERY = 5  # documents that a belief is fitted to; the others fill the table that it is fitted beside
+_EVERY = 5  # documents that a scorer is fitted to; the others fill the table that it is fitted beside
 _MOST_CANDIDATES = 1_000_000
-_LEAST_TOKENS = 2_000  # of answers, for a belief of one's own
+_LEAST_TOKENS = 2_000  # of answers, for a scorer of one's own
 _HELD_OUT = 0.2  # of the places, the last: they say whether what was fitted is better than what it began as
 _EPOCHS, _PLACES, _RATE = 40, 1000, 3e-3  # AdamW: passes over the text, places of it a step, peak of the learning rate
 _LEAST_DEVIATION = 0.05  # of a feature: one that hardly ever varies would be blown up
@@ -31,7 +31,7 @@ class Places(NamedTuple):
     Dims: P places, C candidates of all of them.
     """
 
-    evidence: npt.NDArray[np.int64]  # [C, 2 + 2 K], as ``CountsDrafter.evidence`` says
+    features: npt.NDArray[np.int64]  # [C, 2 + 2 K], as ``StatisticsDrafter.features`` says
     place: npt.NDArray[np.int64]  # [C] ascending, every one of 0 .. P - 1
     is_right: npt.NDArray[np.bool_]  # [C]; of one place none or one
 
@@ -40,17 +40,17 @@ class Places(NamedTuple):
         first = int((1.0 - share) * (self.place[-1] + 1)) if len(self.place) else 0
         cut = int(np.searchsorted(self.place, first))
         return (
-            Places(self.evidence[:cut], self.place[:cut], self.is_right[:cut]),
-            Places(self.evidence[cut:], self.place[cut:] - first, self.is_right[cut:]),
+            Places(self.features[:cut], self.place[:cut], self.is_right[:cut]),
+            Places(self.features[cut:], self.place[cut:] - first, self.is_right[cut:]),
         )
 
 
-def fit_belief(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> Belief:
+def fit_scorer(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> NGramScorer:
     """From documents that the table does not know: it is counted without them here.
 
     The usual one where they are too few, or where it says more of some that neither was fitted to.
     """
-    usual = Belief.usual(with_table=with_table)
+    usual = NGramScorer.usual(with_table=with_table)
     if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
         return usual
     told, held_out = gather_places(documents, with_table=with_table, runners_up=runners_up).split(_HELD_OUT)
@@ -65,7 +65,7 @@ def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up
     asked = documents[::_EVERY]
     known = [document for i, document in enumerate(documents) if i % _EVERY]
     table = Table.of(known).without_rare() if with_table else None
-    drafter = CountsDrafter(Belief.none(), table, recycles=runners_up is not None)
+    drafter = StatisticsDrafter(NGramScorer.none(), table, recycles=runners_up is not None)
     found: list[npt.NDArray[np.int64]] = []
     right: list[npt.NDArray[np.bool_]] = []
     num_candidates = 0
@@ -74,7 +74,7 @@ def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up
         likely = None if runners_up is None else runners_up(document)
         before = document.prompt[-1]
         for place, token in enumerate(document.answer):
-            rows = drafter.evidence(()).numpy()
+            rows = drafter.features(()).numpy()
             if len(rows):  # else there is nothing to tell apart
                 found.append(rows)
                 right.append(rows[:, 0] == token)
@@ -93,22 +93,22 @@ def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up
     )
 
 
-def fit(places: Places, start: Belief) -> Belief:
-    """The belief under which what came at ``places`` is likeliest, one or more, begun as ``start``."""
+def fit(places: Places, start: NGramScorer) -> NGramScorer:
+    """The scorer under which what came at ``places`` is likeliest, one or more, begun as ``start``."""
     # A calibration may run under a caller's inference mode.
     with one_thread(), torch.inference_mode(False), torch.enable_grad():
-        return _learn(_Network(start, places.evidence), places)
+        return _learn(_Network(start, places.features), places)
 
 
 @torch.no_grad()
-def surprise(belief: Belief, places: Places) -> float:
+def surprise(scorer: NGramScorer, places: Places) -> float:
     """Mean negative log-likelihood of what came at ``places``, in nats; NaN where a weight is none."""
     rows = torch.arange(len(places.place))
-    network = _Network(belief, places.evidence)
+    network = _Network(scorer, places.features)
     return float(network.surprise(rows, torch.from_numpy(places.place), torch.from_numpy(places.is_right)))
 
 
-def _learn(network: "_Network", places: Places) -> Belief:
+def _learn(network: "_Network", places: Places) -> NGramScorer:
     right, of = torch.from_numpy(places.is_right), torch.from_numpy(places.place)
     begins = torch.searchsorted(of, torch.arange(int(of[-1]) + 2))
     num_places = len(begins) - 1
@@ -126,18 +126,18 @@ def _learn(network: "_Network", places: Places) -> Belief:
             loss.backward()
             optimizer.step()
             schedule.step()
-    return network.belief()
+    return network.scorer()
 
 
 class _Network:
-    """A belief over evidence of mean 0 and deviation 1, as it is learned best. What never varies teaches nothing.
+    """A scorer over features of mean 0 and deviation 1, as it is learned best. What never varies teaches nothing.
 
     Dims: F = 3 K features: logarithms of counts and totals, shares.
     """
 
-    def __init__(self, start: Belief, evidence: npt.NDArray[np.int64]) -> None:
-        self._ranks = torch.from_numpy(evidence[:, 1].copy())  # among the runners-up
-        features = _features(evidence)
+    def __init__(self, start: NGramScorer, rows: npt.NDArray[np.int64]) -> None:
+        self._ranks = torch.from_numpy(rows[:, 1].copy())  # among the runners-up
+        features = _features(rows)
         least, most = features.aminmax(dim=0)
         self._mean = torch.where(least == most, least, features.mean(0))  # else rounding would leave something over
         self._deviation = features.std(0, correction=0).clamp(min=_LEAST_DEVIATION)
@@ -166,8 +166,8 @@ class _Network:
         hit = torch.zeros(num_places).index_add(0, of, is_right.float())
         return (most + torch.log(whole) - chosen - (1.0 - hit) * nothing).mean()
 
-    def belief(self) -> Belief:
-        """As it is over raw evidence."""
+    def scorer(self) -> NGramScorer:
+        """As it is over raw features."""
         layer = (self.layer / self._deviation[:, None]).detach()
         by_count, totals, by_share = layer.split(NUM_CONTEXTS)
         weights = {
@@ -178,9 +178,9 @@ class _Network:
             "out": self.out,
             "nothing": self.nothing,
         }
-        return Belief(**{name: weight.detach().double().numpy() for name, weight in weights.items()})
+        return NGramScorer(**{name: weight.detach().double().numpy() for name, weight in weights.items()})
 
 
-def _features(evidence: npt.NDArray[np.int64]) -> Tensor:
-    counts, totals = np.split(evidence[:, 2:].astype(np.float32), 2, axis=1)
+def _features(features: npt.NDArray[np.int64]) -> Tensor:
+    counts, totals = np.split(features[:, 2:].astype(np.float32), 2, axis=1)
     return torch.from_numpy(np.concatenate([np.log1p(counts), np.log1p(totals), counts / np.maximum(totals, 1.0)], 1))

@@ -79,7 +79,7 @@ def exactness(
     force_machine: ForceOption = False,
 ) -> None:
     """Every exactness mode: tokens equal to plain decoding's, and its speed beside fast's. Exit code 1 if one that
-    promises equal tokens does not keep it."""
+    claims equal tokens does not keep it."""
     from yggdrasil.bench.rules import EQUAL_TO_PLAIN, mode_group
 
     found = _read(prompts, limit, chat=chat)

@@ -2,7 +2,7 @@
 
 Needs no model and no pass. The text's contexts are counted as tokens become certain; the table's were counted in the
 target's own text when it was calibrated; recycling keeps what the target found likeliest after each token that it
-verified (Token Recycling, arXiv 2408.08696). Candidates of all compete for the tree's nodes by one belief, below any
+verified (Token Recycling, arXiv 2408.08696). Candidates of all compete for the tree's nodes by one scorer, below any
 node, drafted ones too.
 """
 
@@ -13,17 +13,17 @@ from typing import Any
 
 from torch import Tensor
 
-from yggdrasil.drafters.model_free_options import CountsOptions
+from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
-from yggdrasil.drafters.statistics.portable import LEAST_PATH, LONGEST, PortableCounts
-from yggdrasil.drafters.statistics.scorer import Belief
+from yggdrasil.drafters.statistics.portable import LEAST_PATH, LONGEST, PortableStatistics
+from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.native import is_native
-from yggdrasil.native.direct import Mailbox, NativeCounts, direct
+from yggdrasil.native.direct import Mailbox, NativeStatistics, direct
 from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
-BELIEF_FILE, TABLE_FILE = "belief.safetensors", "table.safetensors"
+SCORER_FILE, TABLE_FILE = "scorer.safetensors", "table.safetensors"
 POOL_TOKENS = 1 << 17  # of earlier requests, at most; some 65 MB of counts
 
 
@@ -41,32 +41,32 @@ def table_origin(folder: Path) -> str | None:
     )
 
 
-class CountsDrafter:
-    """Grows the best tree that counted evidence makes likely, best node first, until it is full.
+class StatisticsDrafter:
+    """Grows the best tree that counted features makes likely, best node first, until it is full.
 
     ``is_public_pool``: what earlier requests said is counted too, up to ``POOL_TOKENS``, and then from nothing again.
     """
 
     def __init__(
-        self, belief: Belief, table: Table | None = None, *, recycles: bool = False, native: bool | None = None
+        self, scorer: NGramScorer, table: Table | None = None, *, recycles: bool = False, native: bool | None = None
     ) -> None:
         self.is_public_pool, self.recycles = False, recycles
         self.capabilities = Capabilities(plants_root=True, read_runners_up=self.read_runners_up if recycles else None)
-        self._make = _NativeCounts if (is_native() if native is None else native) else PortableCounts
+        self._make = _NativeStatistics if (is_native() if native is None else native) else PortableStatistics
         self._least_path = LEAST_PATH
-        self.learn(belief, table)
+        self.learn(scorer, table)
 
     @classmethod
-    def load(cls, folder: Path, options: CountsOptions) -> "CountsDrafter":
+    def load(cls, folder: Path, options: StatisticsOptions) -> "StatisticsDrafter":
         """What a calibration wrote to ``folder``; ArtifactError where it is missing or damaged."""
         table = Table.load(folder / TABLE_FILE) if options.table else None
-        return cls(Belief.load(folder / BELIEF_FILE), table, recycles=options.recycling)
+        return cls(NGramScorer.load(folder / SCORER_FILE), table, recycles=options.recycling)
 
-    def learn(self, belief: Belief, table: Table | None) -> None:
-        """Go by another belief and table; what was counted is forgotten."""
+    def learn(self, scorer: NGramScorer, table: Table | None) -> None:
+        """Go by another scorer and table; what was counted is forgotten."""
         names = ["text", *(["table"] if table is not None else []), *(["recycling"] if self.recycles else [])]
         self.name = " + ".join(names)
-        self._counts: Any = self._make(*belief.tensors())
+        self._counts: Any = self._make(*scorer.tensors())
         self._counts.leave_out_below(self._least_path)
         self.has_table = table is not None
         if table is not None:
@@ -82,7 +82,7 @@ class CountsDrafter:
         self._counts.set_table(*table.tensors())
 
     def leave_out_below(self, likely: float) -> None:
-        """Grow no path that is less likely: at the costs of the passes no row is worth it (``least_useful``)."""
+        """Grow no path of a lower probability: at the costs of a plan no pass gains by verifying it."""
         self._least_path = max(LEAST_PATH, log(likely)) if likely > 0.0 else LEAST_PATH
         self._counts.leave_out_below(self._least_path)
 
@@ -131,13 +131,13 @@ class CountsDrafter:
         """After ``tokens[i]`` the target found ``runners_up[i]`` likeliest, [len(tokens), K] int64, best first."""
         self._counts.recycle(list(tokens), runners_up)
 
-    def evidence(self, path: Sequence[int]) -> Tensor:
+    def features(self, path: Sequence[int]) -> Tensor:
         """What may follow the text and then ``path``, [n, 2 + 2 K] int64.
 
         Rows: token, place among the runners-up (0: none), how often it followed each context, how often each was seen.
         """
         self._count()
-        rows: Tensor = self._counts.evidence([*self._text[-LONGEST:], *path])
+        rows: Tensor = self._counts.features([*self._text[-LONGEST:], *path])
         return rows
 
     def _count(self) -> None:
@@ -148,23 +148,23 @@ class CountsDrafter:
             self._pending = []
 
 
-def usual_counts(*, recycles: bool = False) -> CountsDrafter:
+def default_statistics(*, recycles: bool = False) -> StatisticsDrafter:
     """Counts of the text alone, believed as usual: what serves before anything is learned of a target."""
-    return CountsDrafter(Belief.usual(with_table=False), recycles=recycles)
+    return StatisticsDrafter(NGramScorer.usual(with_table=False), recycles=recycles)
 
 
-def untrained(options: CountsOptions) -> CountsDrafter:
+def untrained(options: StatisticsOptions) -> StatisticsDrafter:
     """The drafter of ``options`` before a calibration: it has no table, which the target's own text is counted in."""
-    return usual_counts(recycles=options.recycling)
+    return default_statistics(recycles=options.recycling)
 
 
-class _NativeCounts:
+class _NativeStatistics:
     """The native counts, whose trees are grown, and gone on with, by a plain C call."""
 
     _MOST = 128  # tokens that come by mail; a prompt has more
 
     def __init__(self, *weights: Tensor) -> None:
-        self._counts = NativeCounts(*weights)
+        self._counts = NativeStatistics(*weights)
         self._bound = UNBOUNDED
         self._mail, self._grow = Mailbox(2 + self._MOST), direct("grow", self._counts)
         self._fill_mail, self._fill = Mailbox(3), direct("fill", self._counts)
@@ -177,7 +177,7 @@ class _NativeCounts:
         self._counts.grow_in(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, bound: StoppingBound) -> int:
-        """What ``PortableCounts.grow`` does."""
+        """What ``PortableStatistics.grow`` does."""
         numbers = self._mail.numbers
         if bound is not self._bound:
             self._counts.grow_for(*bound.buffer_info())
@@ -193,11 +193,11 @@ class _NativeCounts:
         return size
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """What ``PortableCounts.fill_in`` does."""
+        """What ``PortableStatistics.fill_in`` does."""
         self._counts.fill_in(*buffers, self._fill_mail.tensor)
 
     def fill(self, depth: int, bound: StoppingBound) -> int:
-        """What ``PortableCounts.fill`` does."""
+        """What ``PortableStatistics.fill`` does."""
         numbers = self._fill_mail.numbers
         numbers[0], (numbers[1], numbers[2]) = depth, bound.buffer_info()
         if (size := self._fill()) < 0:

@@ -1,9 +1,9 @@
-"""Counted contexts in Python: what `evidence.h` and `counts.h` (``native``) do natively, without a compiler.
+"""Counted contexts in Python: what `features.h` and `counts.h` (``native``) do natively, without a compiler.
 
-A context's followers are kept by count, the newer first among equals. Evidence for a candidate is how often it has
-followed each context of the text and of the table that ends here, and its place among what the target found likeliest
-after the last token the last time; a belief (`belief.py`) makes probabilities of it. Trees are grown best first, so
-their nodes come in falling order of score and the first n of them are the best tree of n.
+A context's continuations are kept by count, the newer first among equals. The features of a candidate are how often it
+followed each context (of the text and of the table) that ends at the last token, and its rank among the target's last
+runners-up after that token. The n-gram scorer (`scorer.py`) turns them into probabilities. Trees are grown best first:
+nodes come in falling order of score, and the first n of them are the best tree of n nodes.
 """
 
 import math
@@ -18,13 +18,13 @@ from torch import Tensor
 from yggdrasil.drafters.statistics.best_first import Guess, Nodes, OpenGuesses, offered, shares
 from yggdrasil.policy.stopping import UNBOUNDED, EarlyStopping, StoppingBound
 
-MOST_FOLLOWERS = 16  # of a context of the text that are looked at
+MAX_CONTINUATIONS = 16  # of a context of the text that are looked at
 MOST_LIKELY = 0.98  # of all children together: none is certain
-LEAST_PATH = -6.2  # log-probability of a node that is worth no row of any pass, until it is said
+LEAST_PATH = -6.2  # log-probability of a node below which no pass verifies it, until the costs of a plan say so
 LONGEST = 6  # tokens of the longest context of the text
 TABLE_LENGTH = 3  # tokens of the longest context of a table
 NUM_CONTEXTS = LONGEST + TABLE_LENGTH
-HIDDEN = 16  # units of a belief
+HIDDEN = 16  # units of a scorer
 RUNNERS_UP = 8  # of a token that are kept at most
 _BITS = 21  # of a token in a context's key
 MOST_TOKEN = (1 << _BITS) - 2
@@ -32,7 +32,7 @@ MOST_TOKEN = (1 << _BITS) - 2
 Tokens = TypeVar("Tokens", int, npt.NDArray[np.int64])
 
 
-class Evidence(NamedTuple):
+class ContextCounts(NamedTuple):
     """What may follow a text.
 
     Dims: K contexts, those of the text from one token on and then those of the table.
@@ -43,7 +43,7 @@ class Evidence(NamedTuple):
     places: dict[int, int]  # of candidates among the runners-up, from 1 on
 
 
-class Followers:
+class Continuations:
     """What has followed one context, by count."""
 
     def __init__(self) -> None:
@@ -59,36 +59,36 @@ class Followers:
         self.ranked.insert(first, (token, seen))
 
 
-class PortableCounts:
+class PortableStatistics:
     """The interface of the native ``Counts``."""
 
     def __init__(self, *weights: Tensor) -> None:
         shapes = [tuple(each.shape) for each in weights]
-        of_evidence = [(NUM_CONTEXTS, 2, HIDDEN), (NUM_CONTEXTS, HIDDEN), (1 + RUNNERS_UP, HIDDEN)]
-        if shapes != [*of_evidence, (HIDDEN,), (HIDDEN,), (1,)]:
-            raise RuntimeError("weights are not those of a belief")
+        of_features = [(NUM_CONTEXTS, 2, HIDDEN), (NUM_CONTEXTS, HIDDEN), (1 + RUNNERS_UP, HIDDEN)]
+        if shapes != [*of_features, (HIDDEN,), (HIDDEN,), (1,)]:
+            raise RuntimeError("weights are not those of a scorer")
         self._least_path = LEAST_PATH
         self._weights = [each.numpy() for each in weights]
         self._recycled: dict[int, list[int]] = {}  # token -> its runners-up the last time, best first
         self._text: list[int] = []
-        self._contexts: dict[tuple[int, ...], Followers] = {}
-        self._table: dict[int, Followers] = {}
+        self._contexts: dict[tuple[int, ...], Continuations] = {}
+        self._table: dict[int, Continuations] = {}
         self._bed: tuple[Tensor, ...] = ()  # buffers of the tree that is grown
         self._given: tuple[Tensor, ...] = ()  # of one that a drafter grows, with its pool
 
     def set_table(self, keys: Tensor, totals: Tensor, starts: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Contexts of one to three tokens, as ``Table`` keeps them."""
-        followers, places = list(zip(tokens.tolist(), counts.tolist(), strict=True)), starts.tolist()
+        continuations, places = list(zip(tokens.tolist(), counts.tolist(), strict=True)), starts.tolist()
         self._table.clear()
         for i, (key, total) in enumerate(zip(keys.tolist(), totals.tolist(), strict=True)):
-            entry = self._table[key] = Followers()
-            entry.total, entry.ranked = total, followers[places[i] : places[i + 1]]
+            entry = self._table[key] = Continuations()
+            entry.total, entry.ranked = total, continuations[places[i] : places[i + 1]]
 
-    def recycle(self, tokens: Sequence[int], followers: Tensor) -> None:
-        """After ``tokens[i]`` the target found ``followers[i]`` likeliest, best first."""
-        if followers.ndim != 2 or len(followers) != len(tokens) or followers.shape[1] > RUNNERS_UP:
+    def recycle(self, tokens: Sequence[int], continuations: Tensor) -> None:
+        """After ``tokens[i]`` the target found ``continuations[i]`` likeliest, best first."""
+        if continuations.ndim != 2 or len(continuations) != len(tokens) or continuations.shape[1] > RUNNERS_UP:
             raise RuntimeError(f"runners-up must be [tokens, {RUNNERS_UP}] at most")
-        self._recycled.update(zip(tokens, followers.tolist(), strict=True))
+        self._recycled.update(zip(tokens, continuations.tolist(), strict=True))
 
     def forget(self) -> None:
         """Another text begins."""
@@ -101,14 +101,14 @@ class PortableCounts:
         for token in tokens:
             end = len(self._text)
             for length in range(1, min(LONGEST, end) + 1):
-                self._contexts.setdefault(tuple(self._text[end - length :]), Followers()).add(token)
+                self._contexts.setdefault(tuple(self._text[end - length :]), Continuations()).add(token)
             self._text.append(token)
 
     def leave_out_below(self, score: float) -> None:
         """No node is grown whose path has a lower log-probability."""
         self._least_path = score
 
-    def evidence(self, path: Sequence[int]) -> Tensor:
+    def features(self, path: Sequence[int]) -> Tensor:
         """What may follow ``path`` (its last tokens count), [n, 2 + 2 K] int64.
 
         Rows: token, place among the runners-up (0: none), how often it followed each context, how often each was seen.
@@ -211,7 +211,7 @@ class PortableCounts:
         return [*self._text[-LONGEST:], *path][-LONGEST:]
 
     def _likely(self, path: list[int]) -> list[tuple[int, float]]:
-        """All candidates after ``path`` with their probabilities, in the order of their evidence."""
+        """All candidates after ``path`` with their probabilities, in the order of their features."""
         counts, totals, recycled, bias, out, nothing = self._weights
         seen, followed, places = self._gather(path)
         if not followed:
@@ -234,11 +234,11 @@ class PortableCounts:
         # As float32: sums that are added up otherwise, as the native form does, come to the same.
         return [(token, float(np.float32(each / whole))) for token, each in zip(followed, likely, strict=True)]
 
-    def _gather(self, path: list[int]) -> Evidence:
+    def _gather(self, path: list[int]) -> ContextCounts:
         """Candidates come in the order of the longest context that they have followed, first the text's."""
-        found = Evidence([0] * NUM_CONTEXTS, {}, {})
+        found = ContextCounts([0] * NUM_CONTEXTS, {}, {})
         for length in range(min(LONGEST, len(path)), 0, -1):
-            _add(found, length - 1, self._contexts.get(tuple(path[-length:])), MOST_FOLLOWERS)
+            _add(found, length - 1, self._contexts.get(tuple(path[-length:])), MAX_CONTINUATIONS)
         for length in range(min(TABLE_LENGTH, len(path)), 0, -1):
             _add(found, LONGEST + length - 1, self._table.get(table_key(path[-length:])))
         for place, token in enumerate(self._recycled.get(path[-1], ()) if path else (), start=1):
@@ -247,11 +247,11 @@ class PortableCounts:
         return found
 
 
-def _add(found: Evidence, context: int, followers: Followers | None, most: int | None = None) -> None:
-    if followers is None:
+def _add(found: ContextCounts, context: int, continuations: Continuations | None, most: int | None = None) -> None:
+    if continuations is None:
         return
-    found.seen[context] = followers.total
-    for token, count in followers.ranked[:most]:
+    found.seen[context] = continuations.total
+    for token, count in continuations.ranked[:most]:
         found.followed.setdefault(token, [0] * NUM_CONTEXTS)[context] = count
 
 

@@ -1,4 +1,4 @@
-"""Belief: how likely each counted candidate is to be what the target says next.
+"""N-gram scorer: how likely each counted candidate is to be what the target says next.
 
 A layer of hidden units reads, of every context that could be looked up, how often it was seen, how often the candidate
 followed it and which share of the times that is, and the candidate's place among the target's runners-up. One number
@@ -25,8 +25,8 @@ from yggdrasil.errors import ArtifactError
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-KIND, SCHEMA_VERSION = "belief", 2
-_USUAL = Path(__file__).parents[2] / "assets" / "beliefs"
+KIND, SCHEMA_VERSION = "scorer", 2
+_USUAL = Path(__file__).parents[2] / "assets" / "scorers"
 SHAPES = {
     "counts": (NUM_CONTEXTS, 2, HIDDEN),
     "totals": (NUM_CONTEXTS, HIDDEN),
@@ -38,7 +38,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Belief:
+class NGramScorer:
     """The network's weights.
 
     A candidate's number is ``out`` · relu(``bias`` + ``recycled[place]`` + a sum over the contexts k that were seen:
@@ -54,17 +54,17 @@ class Belief:
     nothing: FloatArray  # [1]
 
     @classmethod
-    def none(cls) -> Belief:
+    def none(cls) -> NGramScorer:
         """All candidates of a place are as likely, and so is none of them: for those who only ask what there is."""
         return cls(**{name: np.zeros(shape) for name, shape in SHAPES.items()})
 
     @classmethod
-    def usual(cls, *, with_table: bool) -> Belief:
-        """What evidence was worth on a chat model's answers; serves until a target's own text says more."""
+    def usual(cls, *, with_table: bool) -> NGramScorer:
+        """The scorer fitted to a chat model's answers; serves until a target has text of its own."""
         return cls.load(_USUAL / f"{'table' if with_table else 'text'}.safetensors")
 
     @classmethod
-    def of_shipped_text(cls) -> Belief:
+    def of_shipped_text(cls) -> NGramScorer:
         """The scorer fitted beside the table of shipped text; without a table it scores as ``usual`` does."""
         return cls.load(_USUAL / "shipped-text.safetensors")
 
@@ -77,11 +77,11 @@ class Belief:
         write_tensors(path, KIND, SCHEMA_VERSION, {name: getattr(self, name) for name in SHAPES})
 
     @classmethod
-    def load(cls, path: Path) -> Belief:
+    def load(cls, path: Path) -> NGramScorer:
         """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
         arrays = read_tensors(path, KIND, SCHEMA_VERSION)
         if {name: array.shape for name, array in arrays.items()} != SHAPES or not all(
             np.isfinite(array).all() for array in arrays.values()
         ):
-            raise ArtifactError(f"{path} does not hold the weights of a belief; calibrate again")
+            raise ArtifactError(f"{path} does not hold the weights of a scorer; calibrate again")
         return cls(**{name: arrays[name].astype(np.float64) for name in SHAPES})

@@ -1,9 +1,9 @@
 """N-gram table: which tokens follow contexts of one to three tokens in text that the target wrote.
 
 The file holds five packed columns (``artifacts.columns``); keys are stored as differences, starts as numbers of
-followers. A table of two million tokens takes some 3 MB and loads in a tenth of a second.
+continuations. A table of two million tokens takes some 3 MB and loads in a tenth of a second.
 
-Dims: C contexts, F followers of all contexts together.
+Dims: C contexts, F continuations of all contexts together.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _ORIGIN = "origin"
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Counted followers of contexts; of each context the most frequent, best first."""
+    """Counted continuations of contexts; of each context the most frequent, best first."""
 
     keys: IntArray  # [C] contexts, ascending; see ``table_key``
     totals: IntArray  # [C] how often each was seen
-    starts: IntArray  # [C + 1] where its followers begin
+    starts: IntArray  # [C + 1] where its continuations begin
     tokens: IntArray  # [F]
     counts: IntArray  # [F]
     origin: str = ""  # where a calibration took the table from; empty where it counted the text itself
@@ -84,7 +84,7 @@ class Table:
         return int(self.totals[has_one_token(self.keys)].sum())
 
     def plus(self, other: Table) -> Table:
-        """What both have counted; of each context the followers that are most frequent in both together."""
+        """What both have counted; of each context the continuations that are most frequent in both together."""
         return self._with(other, 1)
 
     def times(self, factor: int) -> Table:
@@ -104,7 +104,7 @@ class Table:
         counts = np.zeros(len(both), dtype=np.int64)
         np.add.at(counts, places, np.concatenate([self.counts, times * other.counts]))
         known = totals > 0
-        counts = np.minimum(counts, totals[both >> 32])  # of what is taken away not every follower was kept
+        counts = np.minimum(counts, totals[both >> 32])  # of what is taken away not every continuation was kept
         left = counts > 0
         renamed = np.cumsum(known) - 1
         return _ranked(keys[known], totals[known], renamed[both[left] >> 32], both[left] & (1 << 32) - 1, counts[left])

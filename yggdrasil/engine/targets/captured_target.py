@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.engine.targets.steps import PlainStep, VerifyStep
-from yggdrasil.engine.targets.target import Outcome, SeenRows, not_finite
+from yggdrasil.engine.targets.target import Outcome, RowsWithRunnersUp, not_finite
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer, Readback
@@ -158,13 +158,13 @@ class CapturedTarget:
         hidden = packed[words + 1 : words + 1 + self._hidden_words].view(torch.float32).clone()[None]
         return Outcome(rest[width : width + count], rest[:count], hidden, {}, expected=float(expected))
 
-    def _seen(self, packed: Tensor, width: int, tokens: list[int] | None = None) -> SeenRows | None:
+    def _seen(self, packed: Tensor, width: int, tokens: list[int] | None = None) -> RowsWithRunnersUp | None:
         """The likeliest tokens after every row that exists, from the packed result; None where none are wanted."""
         if not self.gives_runners_up:
             return None
         found = packed[2 + 4 * width + 1 + self._hidden_words :].clone()
         read, exist, runners_up = found[:width], found[width : 2 * width].bool(), found[2 * width :].view(width, -1)
-        return SeenRows(read[exist].tolist() if tokens is None else tokens, runners_up[exist])
+        return RowsWithRunnersUp(read[exist].tolist() if tokens is None else tokens, runners_up[exist])
 
     def _layers(self, outputs: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
         wanted = self.runner.call.hidden_layers

@@ -13,7 +13,7 @@ from yggdrasil.acceptance.verified import VerifiedTree
 from yggdrasil.engine.targets.captured_logits import CapturedLogits
 from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.targets.steps import PlainLogitsStep, VerifyLogitsStep
-from yggdrasil.engine.targets.target import Outcome, SeenRows, TargetModel, not_finite
+from yggdrasil.engine.targets.target import Outcome, RowsWithRunnersUp, TargetModel, not_finite
 from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.kept_text import KeptText
@@ -21,7 +21,7 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 @dataclass(frozen=True)
-class Deciding:
+class AcceptanceSetup:
     """How one request decides."""
 
     sampler: Sampler
@@ -40,7 +40,7 @@ class LogitTarget:
         self._target, self._tree = target, tree
         self._token = HostBuffer(1, device)
         self._start = HostBuffer(1, device)
-        self._decision: Deciding | None = None
+        self._decision: AcceptanceSetup | None = None
         runner.define("plain-logits", 1, PlainLogitsStep(runner.call), [self._token.tensor, self._start.tensor])
         for width in verify_widths:
             if width > 1:
@@ -56,7 +56,7 @@ class LogitTarget:
         """Tokens that are chosen among."""
         return self.runner.call.vocab_size
 
-    def begin(self, decision: Deciding) -> None:
+    def begin(self, decision: AcceptanceSetup) -> None:
         """The next request decides so."""
         self._decision = decision
 
@@ -93,7 +93,7 @@ class LogitTarget:
         _check_finite(logits[0])
         choice = decision.sampler.choose(logits[0])
         decision.sampler.push(choice.token, logits[0])
-        seen = SeenRows([token], layers[-1][:1]) if self._target.gives_runners_up else None
+        seen = RowsWithRunnersUp([token], layers[-1][:1]) if self._target.gives_runners_up else None
         return Outcome([choice.token], [0], hidden, self._layers([state[:1] for state in layers]), seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
@@ -143,7 +143,7 @@ class LogitTarget:
         return self.runner.step("verify-logits", width)() if self.captured is None else self.captured.tree(width)
 
     @property
-    def _current(self) -> Deciding:
+    def _current(self) -> AcceptanceSetup:
         assert self._decision is not None, "begin comes first"
         return self._decision
 
@@ -174,10 +174,10 @@ class _Replays:
         return logits[0]
 
 
-def _seen(layout: Tensor, runners_up: Tensor) -> SeenRows:
+def _seen(layout: Tensor, runners_up: Tensor) -> RowsWithRunnersUp:
     """Of the rows that exist; ``runners_up`` [>= W, K] are theirs."""
     exist = layout[3].bool()
-    return SeenRows(layout[1][exist].tolist(), runners_up[: len(exist)][exist])
+    return RowsWithRunnersUp(layout[1][exist].tolist(), runners_up[: len(exist)][exist])
 
 
 def _check_finite(logits: Tensor) -> None:

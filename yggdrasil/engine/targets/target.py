@@ -21,7 +21,7 @@ from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting_or_widest
 
 
-class SeenRows(NamedTuple):
+class RowsWithRunnersUp(NamedTuple):
     """Tokens of a pass, refused ones too, and what the target found likeliest after each."""
 
     tokens: list[int]
@@ -36,9 +36,9 @@ class Outcome(NamedTuple):
     states: Tensor  # [R, H] float32, of rows of the pass
     layers: Mapping[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
     nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; none for a plain or a captured step
-    expected: float | None = None  # tokens promised by the verified nodes, where the device ranked them
+    expected: float | None = None  # tokens that the scores of the verified nodes expect, where the device ranked them
     last: int = 0  # the row of ``states`` that produced the last token
-    seen: SeenRows | None = None  # where steps give runners-up
+    seen: RowsWithRunnersUp | None = None  # where steps give runners-up
 
     @property
     def hidden(self) -> Tensor:
@@ -168,7 +168,7 @@ class TargetModel:
         self._start.write(self.text.num_rows)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
         _check_finite(best)
-        seen = SeenRows([token], layers[-1]) if self.gives_runners_up else None
+        seen = RowsWithRunnersUp([token], layers[-1]) if self.gives_runners_up else None
         return Outcome(choice.tolist(), [0], hidden, self._layers(layers, [0]), seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
@@ -185,7 +185,7 @@ class TargetModel:
         rows, nodes = rest[:count], rest[3 * width :]
         tokens = rest[width : width + count]
         path = [nodes[row] for row in rows]
-        seen = seen_rows(self._tree, nodes, layers[-1]) if self.gives_runners_up else None
+        seen = rows_with_runners_up(self._tree, nodes, layers[-1]) if self.gives_runners_up else None
         return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
@@ -200,7 +200,7 @@ class TargetModel:
         rows = walk_greedy(nodes, tokens, parents, exists, choices)
         chosen = [choices[row] for row in rows]
         path = [nodes[row] for row in rows]
-        seen = seen_rows(tree, nodes, layers[-1]) if self.gives_runners_up else None
+        seen = rows_with_runners_up(tree, nodes, layers[-1]) if self.gives_runners_up else None
         return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
@@ -220,11 +220,11 @@ class TargetModel:
         return LayerRows(self.runner.call.hidden_layers, layers, rows) if layers else {}
 
 
-def seen_rows(tree: TokenTree, nodes: Sequence[int], runners_up: Tensor) -> SeenRows:
+def rows_with_runners_up(tree: TokenTree, nodes: Sequence[int], runners_up: Tensor) -> RowsWithRunnersUp:
     """Of the rows that hold ``nodes``; ``runners_up`` [>= len(nodes), K] are theirs. Padding is left out."""
     exist = torch.isfinite(tree.scores[list(nodes)])
     tokens: list[int] = tree.tokens[list(nodes)][exist].tolist()
-    return SeenRows(tokens, runners_up[: len(nodes)][exist])
+    return RowsWithRunnersUp(tokens, runners_up[: len(nodes)][exist])
 
 
 def _check_finite(best: Tensor) -> None:

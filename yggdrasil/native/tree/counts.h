@@ -1,4 +1,4 @@
-// The tree of what counts make likely (evidence.h), grown best first: its nodes come in falling order of score, and the
+// The tree of what counts make likely (features.h), grown best first: its nodes come in falling order of score, and the
 // first n of them are the best tree of n. And what counts add to a tree that a drafter has grown.
 //
 // `counted.py` is the same in Python, for machines without a compiler and as the tests' reference.
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "tree/best_first.h"
-#include "tree/evidence.h"
+#include "tree/features.h"
 #include "tree/early_stopping.h"
 
 namespace yggdrasil {
@@ -23,31 +23,31 @@ namespace yggdrasil {
 constexpr int64_t kBranches = 8;        // children that a node may get
 constexpr double kMostLikely = 0.98;  // of all children together: none is certain
 constexpr double kLeastLikely = 1e-6;
-constexpr double kLeastPath = -6.2;  // log-probability of a node that is worth no row of any pass, until it is said
+constexpr double kLeastPath = -6.2;  // log-probability of a node below which no pass verifies it, until the costs of a plan say so
 
 class Counts {
  public:
-  // As `Belief` takes them.
+  // As `NGramScorer` takes them.
   Counts(const Tensor& counts, const Tensor& totals, const Tensor& recycled, const Tensor& bias,
          const Tensor& out, const Tensor& nothing)
-      : evidence_(Belief(counts, totals, recycled, bias, out, nothing)) {}
+      : features_(NGramScorer(counts, totals, recycled, bias, out, nothing)) {}
 
   void set_table(const Tensor& keys, const Tensor& totals, const Tensor& starts, const Tensor& tokens,
                  const Tensor& counts) {
-    evidence_.set_table(keys, totals, starts, tokens, counts);
+    features_.set_table(keys, totals, starts, tokens, counts);
   }
 
-  void recycle(const std::vector<int64_t>& tokens, const Tensor& followers) { evidence_.recycle(tokens, followers); }
+  void recycle(const std::vector<int64_t>& tokens, const Tensor& continuations) { features_.recycle(tokens, continuations); }
 
-  void forget() { evidence_.forget(); }
+  void forget() { features_.forget(); }
 
-  void append(const std::vector<int64_t>& tokens) { evidence_.append(tokens); }
+  void append(const std::vector<int64_t>& tokens) { features_.append(tokens); }
 
   // What may follow `path` (its last tokens count), [n, 2 + 2 K] int64: token, place among the runners-up, how often it
   // followed each context, how often each was seen.
-  std::vector<int64_t> evidence(const std::vector<int64_t>& path) const {
-    CountedEvidence::Seen seen;
-    const std::vector<Candidate> found = evidence_.after(path, seen);
+  std::vector<int64_t> features(const std::vector<int64_t>& path) const {
+    CountFeatures::Seen seen;
+    const std::vector<Candidate> found = features_.after(path, seen);
     std::vector<int64_t> rows(found.size() * (2 + 2 * kContexts));
     auto row = rows.begin();
     for (const Candidate& each : found) {
@@ -78,8 +78,8 @@ class Counts {
     const int64_t depth = mail[0];
     Nodes nodes(bed_[0], bed_[1], bed_[2], bed_[3], bed_[4], bed_[5]);
     append({mail + 2, mail + 2 + mail[1]});
-    YGG_CHECK(!evidence_.text().empty(), "no text to grow a tree from");
-    nodes.put(0, {0.0, 0.0, 0, 0, evidence_.text().back()});
+    YGG_CHECK(!features_.text().empty(), "no text to grow a tree from");
+    nodes.put(0, {0.0, 0.0, 0, 0, features_.text().back()});
     std::priority_queue<Guess> open;
     int64_t serial = 0;
     if (nodes.capacity > 1) push_children(nodes, 0, 0.0, depth, serial, open);
@@ -100,7 +100,7 @@ class Counts {
   // other guesses that are the same the more confident is believed. The mail holds the tree's greatest depth, where the
   // bound is, and how many numbers.
   int64_t fill() {
-    YGG_CHECK(!evidence_.text().empty(), "no text to fill a tree from");
+    YGG_CHECK(!features_.text().empty(), "no text to fill a tree from");
     const auto* mail = given_.at(8).const_data_ptr<int64_t>();
     const int64_t depth = mail[0];
     Nodes nodes(given_[0], given_[1], given_[2], given_[3], given_[4], given_[5]);
@@ -121,7 +121,7 @@ class Counts {
       if (!std::isfinite(nodes.score[node]) || (node && !std::isfinite(falls[node]))) continue;
       if (node) nodes.score[node] = float(double(nodes.score[nodes.parent[node]]) + falls[node]);
       if (nodes.score[node] < least_path_) continue;
-      evidence_.below(nodes, node, found);
+      features_.below(nodes, node, found);
       auto offered = pool.offered(node, drafted[node]);
       const bool is_read = !offered.empty() || pool.is_used_up(children[node].size());
       for (const int64_t child : children[node])  // others may have attached what it says
@@ -175,7 +175,7 @@ class Counts {
                      std::priority_queue<Guess>& open) const {
     if (nodes.level[node] >= depth) return;
     std::vector<Candidate> found;
-    evidence_.below(nodes, node, found);
+    features_.below(nodes, node, found);
     push(nodes, node, score, kMostLikely, found, serial, open);
   }
 
@@ -202,11 +202,11 @@ class Counts {
       const double edge = std::log(likely);
       if (score + edge < least_path_) break;
       open.push({score + edge, edge, serial++, node, found[i].token});
-      evidence_.expect(nodes, node, found[i].token);
+      features_.expect(nodes, node, found[i].token);
     }
   }
 
-  CountedEvidence evidence_;
+  CountFeatures features_;
   double least_path_ = kLeastPath;
   std::vector<Tensor> bed_;    // buffers of the tree that is grown, and the mail
   std::vector<Tensor> given_;  // of one that a drafter grows, with its pool, and the mail

@@ -51,7 +51,7 @@ class EarlyStopping {
     next_ += 3;
   }
 
-  // Weights come from Python: what a pass is worth with nothing accepted, and what each expected token adds.
+  // Weights come from Python: the objective value of a pass with nothing accepted, and what each expected token adds.
   static double value(const double* pass, double accepted) { return pass[1] + pass[2] * accepted; }
 
   const double *next_, *end_;  // passes that are wider than the tree, three numbers each

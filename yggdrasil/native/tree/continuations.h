@@ -16,7 +16,7 @@ namespace yggdrasil {
 template <typename T>
 using Spread = std::vector<T, OnHugePages<T>>;  // read here and there
 
-struct Follower {
+struct Continuation {
   int32_t token;
   int32_t count;
 };
@@ -29,15 +29,15 @@ inline void fetch(const void* from, size_t bytes) {
 
 inline size_t hashed(uint64_t key, size_t slots) { return key * 0x9e3779b97f4a7c15ull >> 20 & (slots - 1); }
 
-// Followers of the contexts of a text that grows, the most frequent first, the newer first among equals.
+// Continuations of the contexts of a text that grows, the most frequent first, the newer first among equals.
 class CountedText {
  public:
-  // A context and its followers, where they are few, are one line of memory.
+  // A context and its continuations, where they are few, are one line of memory.
   struct alignas(64) Context {
     uint64_t key = 0;
     int32_t total = 0, size = 0;  // total 0: no context
-    int64_t spilled = -1;         // where its followers are, if they are more
-    std::array<Follower, 5> few{};
+    int64_t spilled = -1;         // where its continuations are, if they are more
+    std::array<Continuation, 5> few{};
   };
 
   CountedText() { forget(); }
@@ -53,7 +53,7 @@ class CountedText {
     Context& context = contexts_[slot(key)];
     if (context.total == 0) ++used_, context.key = key;
     ++context.total;
-    Follower* ranked = ranked_of(context);
+    Continuation* ranked = ranked_of(context);
     int32_t place = 0;
     while (place < context.size && ranked[place].token != token) ++place;
     if (place == context.size) ranked = add_follower(context, token);
@@ -67,7 +67,7 @@ class CountedText {
     return context.total == 0 ? nullptr : &context;
   }
 
-  const Follower* ranked(const Context& context) const {
+  const Continuation* ranked(const Context& context) const {
     return context.spilled < 0 ? context.few.data() : spilled_[context.spilled].data();
   }
 
@@ -77,9 +77,9 @@ class CountedText {
  private:
   static constexpr size_t kFirst = 1 << 10;  // contexts that there is room for at once
 
-  Follower* ranked_of(Context& context) { return const_cast<Follower*>(ranked(context)); }
+  Continuation* ranked_of(Context& context) { return const_cast<Continuation*>(ranked(context)); }
 
-  Follower* add_follower(Context& context, int32_t token) {
+  Continuation* add_follower(Context& context, int32_t token) {
     if (context.size == int32_t(context.few.size()) && context.spilled < 0) {
       context.spilled = int64_t(spilled_.size());
       spilled_.emplace_back(context.few.begin(), context.few.end());
@@ -105,16 +105,16 @@ class CountedText {
   }
 
   Spread<Context> contexts_;
-  std::vector<std::vector<Follower>> spilled_;
+  std::vector<std::vector<Continuation>> spilled_;
   size_t used_ = 0;
 };
 
-// Followers of contexts that never change, in arrays: a map of as many contexts takes more than twice the memory.
+// Continuations of contexts that never change, in arrays: a map of as many contexts takes more than twice the memory.
 class CountedTable {
  public:
   bool empty() const { return contexts_.empty(); }
 
-  // Followers of context i are entries starts[i] .. starts[i + 1] - 1.
+  // Continuations of context i are entries starts[i] .. starts[i + 1] - 1.
   void set(const Tensor& keys, const Tensor& totals, const Tensor& starts, const Tensor& tokens,
            const Tensor& counts) {
     const int64_t size = keys.numel();
@@ -123,10 +123,10 @@ class CountedTable {
     contexts_.clear();
     contexts_.reserve(size);
     for (int64_t i = 0; i < size; ++i) contexts_.push_back({key[i], int32_t(total[i]), int32_t(start[i]), int32_t(start[i + 1])});
-    followers_.clear();
-    followers_.reserve(tokens.numel());
+    continuations_.clear();
+    continuations_.reserve(tokens.numel());
     const auto *token = tokens.const_data_ptr<int64_t>(), *count = counts.const_data_ptr<int64_t>();
-    for (int64_t i = 0; i < tokens.numel(); ++i) followers_.push_back({int32_t(token[i]), int32_t(count[i])});
+    for (int64_t i = 0; i < tokens.numel(); ++i) continuations_.push_back({int32_t(token[i]), int32_t(count[i])});
     size_t slots = 2;
     while (slots < 2 * contexts_.size()) slots *= 2;
     slots_.assign(slots, -1);
@@ -148,12 +148,12 @@ class CountedTable {
     if (likely >= 0) __builtin_prefetch(&contexts_[likely]);
   }
 
-  // Its followers will be read.
-  void approach_followers(int64_t context) const { fetch(begin(context), (end(context) - begin(context)) * sizeof(Follower)); }
+  // Its continuations will be read.
+  void approach_continuations(int64_t context) const { fetch(begin(context), (end(context) - begin(context)) * sizeof(Continuation)); }
 
   int64_t total(int64_t context) const { return contexts_[context].total; }
-  const Follower* begin(int64_t context) const { return followers_.data() + contexts_[context].begin; }
-  const Follower* end(int64_t context) const { return followers_.data() + contexts_[context].end; }
+  const Continuation* begin(int64_t context) const { return continuations_.data() + contexts_[context].begin; }
+  const Continuation* end(int64_t context) const { return continuations_.data() + contexts_[context].end; }
 
  private:
   struct Context {  // together: behind a pass each line of memory is a wait
@@ -170,7 +170,7 @@ class CountedTable {
 
   Spread<Context> contexts_;
   Spread<int32_t> slots_;
-  Spread<Follower> followers_;
+  Spread<Continuation> continuations_;
 };
 
 }  // namespace yggdrasil

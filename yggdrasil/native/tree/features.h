@@ -1,8 +1,8 @@
 // What may follow a text: tokens that have followed its last few, in the text so far and in a table of earlier text.
 //
-// A context's followers are kept by count, the newer first among equals. Evidence for a candidate is how often it has
+// A context's continuations are kept by count, the newer first among equals. Features for a candidate is how often it has
 // followed each context of the text and of the table that ends here, and its place among what the target found likeliest
-// after the last token the last time; a belief (belief.h) makes probabilities of it.
+// after the last token the last time; a scorer (scorer.h) makes probabilities of it.
 
 #pragma once
 
@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
-#include "tree/belief.h"
+#include "tree/scorer.h"
 #include "tree/best_first.h"
-#include "tree/followers.h"
+#include "tree/continuations.h"
 
 namespace yggdrasil {
 
-constexpr int64_t kMostFollowers = 16;  // of a context of the text that are looked at
+constexpr int64_t kMaxContinuations = 16;  // of a context of the text that are looked at
 constexpr int64_t kTokenBits = 21;      // in a table's key
 
 inline Candidate* find(std::vector<Candidate>& found, int32_t token) {
@@ -28,22 +28,22 @@ inline Candidate* find(std::vector<Candidate>& found, int32_t token) {
   return nullptr;
 }
 
-class CountedEvidence {
+class CountFeatures {
  public:
   using Seen = std::array<int64_t, kContexts>;  // how often each context was
 
-  explicit CountedEvidence(Belief belief) : belief_(std::move(belief)) {}
+  explicit CountFeatures(NGramScorer scorer) : belief_(std::move(scorer)) {}
 
-  // Contexts of one to three tokens, as keys (`extended_key`); the followers of context i are entries starts[i] ..
+  // Contexts of one to three tokens, as keys (`extended_key`); the continuations of context i are entries starts[i] ..
   // starts[i + 1] - 1, ranked. All int64.
   void set_table(const Tensor& keys, const Tensor& totals, const Tensor& starts, const Tensor& tokens,
                  const Tensor& counts) {
     table_.set(keys, totals, starts, tokens, counts);
   }
 
-  // After tokens[i] the target found followers[i] likeliest, best first; int64 [R] and [R, K], K <= 8.
-  void recycle(const std::vector<int64_t>& tokens, const Tensor& followers) {
-    const Tensor rows = followers.contiguous();
+  // After tokens[i] the target found continuations[i] likeliest, best first; int64 [R] and [R, K], K <= 8.
+  void recycle(const std::vector<int64_t>& tokens, const Tensor& continuations) {
+    const Tensor rows = continuations.contiguous();
     YGG_CHECK(rows.dim() == 2 && rows.size(0) == int64_t(tokens.size()) && rows.size(1) <= kRunnersUp,
                 "runners-up must be [tokens, ", kRunnersUp, "] at most");
     const auto* row = rows.const_data_ptr<int64_t>();
@@ -147,7 +147,7 @@ class CountedEvidence {
       table_.approach(in_table[length - 1] = context);
     }
     for (int64_t i = 0; i < asked; ++i)
-      if ((in_table[i] = table_.find(in_table[i])) >= 0) table_.approach_followers(in_table[i]);
+      if ((in_table[i] = table_.find(in_table[i])) >= 0) table_.approach_continuations(in_table[i]);
     gather_text(keys, known, seen, found);
     for (int64_t i = asked - 1; i >= 0; --i)
       if (in_table[i] >= 0) gather_table(in_table[i], kLongest + i, seen, found);
@@ -161,7 +161,7 @@ class CountedEvidence {
     for (int64_t i = longest - 1; i >= 0; --i) {
       const Follower* ranked = contexts_.ranked(*contexts[i]);
       seen[i] = contexts[i]->total;
-      add(ranked, ranked + std::min<int64_t>(kMostFollowers, contexts[i]->size), i, found);
+      add(ranked, ranked + std::min<int64_t>(kMaxContinuations, contexts[i]->size), i, found);
     }
   }
 
@@ -177,8 +177,8 @@ class CountedEvidence {
     for (size_t i = 0; i < place->second.size(); ++i) candidate(found, place->second[i]).place = int32_t(1 + i);
   }
 
-  static void add(const Follower* follower, const Follower* end, int64_t context, std::vector<Candidate>& found) {
-    for (; follower != end; ++follower) candidate(found, follower->token).followed[context] = follower->count;
+  static void add(const Follower* continuation, const Follower* end, int64_t context, std::vector<Candidate>& found) {
+    for (; continuation != end; ++continuation) candidate(found, continuation->token).followed[context] = continuation->count;
   }
 
   static Candidate& candidate(std::vector<Candidate>& found, int32_t token) {
@@ -186,7 +186,7 @@ class CountedEvidence {
     return known == nullptr ? found.emplace_back(Candidate{token, 0, {}, 0.0}) : *known;
   }
 
-  Belief belief_;
+  NGramScorer belief_;
   std::vector<int32_t> text_;
   CountedText contexts_;
   CountedTable table_;

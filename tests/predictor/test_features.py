@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from yggdrasil.predictor.features import (
     NUM_REPETITION,
-    EvidenceSizes,
+    FeatureSizes,
     RepetitionFigures,
     finite_head,
-    read_evidence,
+    read_features,
     repetition_figures,
 )
 from yggdrasil.predictor.repetition import NGRAM
@@ -67,7 +67,7 @@ def test_recorded_figures_are_the_running_ones(text, data):
 
 
 class Part:
-    """Evidence with a number for each part, some of which must not be asked for."""
+    """Features with a number for each part, some of which must not be asked for."""
 
     context = 5
 
@@ -88,6 +88,6 @@ def test_parts_come_in_order_and_unread_ones_are_not_asked_for():
     one, two = np.ones(1, dtype=np.float32), np.full(2, 2, dtype=np.float32)
     head = np.array([-0.5, -np.inf, -30.0], dtype=np.float32)
 
-    assert read_evidence(Part(hidden=one, repetition=two), EvidenceSizes(1, 2, 0)).tolist() == [1, 2, 2]
-    assert read_evidence(Part(head=head), EvidenceSizes(0, 0, 3)).tolist() == [-0.5, -12, -12]
+    assert read_features(Part(hidden=one, repetition=two), FeatureSizes(1, 2, 0)).tolist() == [1, 2, 2]
+    assert read_features(Part(head=head), FeatureSizes(0, 0, 3)).tolist() == [-0.5, -12, -12]
     assert finite_head(head).dtype == np.float32

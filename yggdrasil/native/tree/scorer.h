@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tree/followers.h"
+#include "tree/continuations.h"
 
 namespace yggdrasil {
 
@@ -27,10 +27,10 @@ struct Candidate {
   double likely;
 };
 
-class Belief {
+class NGramScorer {
  public:
   // float64: `counts` [K, 2, H], `totals` [K, H], `recycled` [1 + R, H], `bias` [H], `out` [H], `nothing` [1].
-  Belief(const Tensor& counts, const Tensor& totals, const Tensor& recycled, const Tensor& bias,
+  NGramScorer(const Tensor& counts, const Tensor& totals, const Tensor& recycled, const Tensor& bias,
          const Tensor& out, const Tensor& nothing) {
     const std::array<std::pair<const Tensor*, std::vector<int64_t>>, 6> parts{{{&counts, {kContexts, 2, kHidden}},
                                                                                    {&totals, {kContexts, kHidden}},
@@ -39,7 +39,7 @@ class Belief {
                                                                                    {&out, {kHidden}},
                                                                                    {&nothing, {1}}}};
     for (const auto& [part, shape] : parts) {
-      YGG_CHECK(part->sizes() == shape && part->dtype() == DType::float64, "weights are not those of a belief");
+      YGG_CHECK(part->sizes() == shape && part->dtype() == DType::float64, "weights are not those of a scorer");
       const Tensor whole = part->contiguous();
       const auto* first = whole.const_data_ptr<double>();
       weights_.insert(weights_.end(), first, first + whole.numel());

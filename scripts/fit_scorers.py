@@ -1,6 +1,6 @@
-"""Fit the beliefs that serve before a target has written text of its own: yggdrasil/assets/beliefs.
+"""Fit the scorers that serve before a target has written text of its own: yggdrasil/assets/scorers.
 
-    python scripts/usual_beliefs.py ~/.cache/yggdrasil/texts/FINGERPRINT-file.jsonl
+    python scripts/fit_scorers.py ~/.cache/yggdrasil/texts/FINGERPRINT-file.jsonl
 
 The text is a target's, as calibrations keep it. Runners-up are not kept with it, so being one is worth nothing in what
 is fitted here.
@@ -15,40 +15,42 @@ import typer
 from yggdrasil.calibration.own_text import read_documents
 from yggdrasil.calibration.statistics.scorer_fit import fit, gather_places
 from yggdrasil.cli import run_script
-from yggdrasil.drafters.statistics.scorer import SHAPES, Belief
+from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
 from yggdrasil.errors import YggdrasilError
 
-ASSETS = Path(__file__).resolve().parent.parent / "yggdrasil" / "assets" / "beliefs"
+ASSETS = Path(__file__).resolve().parent.parent / "yggdrasil" / "assets" / "scorers"
 ROUNDS = 4  # fits, each begun as the one before: weights that are drawn lie further off than those of another text
 
 
-def drawn() -> Belief:
+def drawn() -> NGramScorer:
     """Weights to begin with."""
     numbers = np.random.default_rng(0)
-    return Belief(**{name: numbers.normal(scale=0.2, size=shape) for name, shape in SHAPES.items()})
+    return NGramScorer(**{name: numbers.normal(scale=0.2, size=shape) for name, shape in SHAPES.items()})
 
 
-def without_runners_up(belief: Belief) -> Belief:
+def without_runners_up(scorer: NGramScorer) -> NGramScorer:
     """The same, where it is worth nothing to be a runner-up; fitted on candidates that are none."""
-    weights = {name: getattr(belief, name) for name in SHAPES}
-    return Belief(**weights | {"bias": belief.bias + belief.recycled[0], "recycled": np.zeros_like(belief.recycled)})
+    weights = {name: getattr(scorer, name) for name in SHAPES}
+    return NGramScorer(
+        **weights | {"bias": scorer.bias + scorer.recycled[0], "recycled": np.zeros_like(scorer.recycled)}
+    )
 
 
 def main(
     text: Annotated[Path, typer.Argument(help="A target's own text, JSON lines of prompt and answer as tokens.")],
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = ASSETS,
 ) -> None:
-    """Fit the usual beliefs."""
+    """Fit the usual scorers."""
     documents = read_documents(text)
     for name, with_table in (("text", False), ("table", True)):
         places = gather_places(documents, with_table=with_table)
         if not places.is_right.any():
             raise YggdrasilError(f"{text} holds no text to learn from; give a file of ~/.cache/yggdrasil/texts")
-        belief = drawn()
+        scorer = drawn()
         for _ in range(ROUNDS):
-            belief = fit(places, belief)
-        without_runners_up(belief).save(out / f"{name}.safetensors")
+            scorer = fit(places, scorer)
+        without_runners_up(scorer).save(out / f"{name}.safetensors")
 
 
 if __name__ == "__main__":
-    run_script(main, "usual_beliefs")
+    run_script(main, "fit_scorers")
