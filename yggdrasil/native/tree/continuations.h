@@ -56,7 +56,7 @@ class CountedText {
     Continuation* ranked = ranked_of(context);
     int32_t place = 0;
     while (place < context.size && ranked[place].token != token) ++place;
-    if (place == context.size) ranked = add_follower(context, token);
+    if (place == context.size) ranked = add_continuation(context, token);
     ++ranked[place].count;
     for (; place > 0 && ranked[place - 1].count <= ranked[place].count; --place) std::swap(ranked[place - 1], ranked[place]);
   }
@@ -79,7 +79,7 @@ class CountedText {
 
   Continuation* ranked_of(Context& context) { return const_cast<Continuation*>(ranked(context)); }
 
-  Continuation* add_follower(Context& context, int32_t token) {
+  Continuation* add_continuation(Context& context, int32_t token) {
     if (context.size == int32_t(context.few.size()) && context.spilled < 0) {
       context.spilled = int64_t(spilled_.size());
       spilled_.emplace_back(context.few.begin(), context.few.end());

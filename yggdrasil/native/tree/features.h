@@ -32,7 +32,7 @@ class CountFeatures {
  public:
   using Seen = std::array<int64_t, kContexts>;  // how often each context was
 
-  explicit CountFeatures(NGramScorer scorer) : belief_(std::move(scorer)) {}
+  explicit CountFeatures(NGramScorer scorer) : scorer_(std::move(scorer)) {}
 
   // Contexts of one to three tokens, as keys (`extended_key`); the continuations of context i are entries starts[i] ..
   // starts[i + 1] - 1, ranked. All int64.
@@ -88,7 +88,7 @@ class CountFeatures {
     found.clear();
     Seen seen;
     gather(reversed, seen, found);
-    belief_.believe(seen, found);
+    scorer_.score(seen, found);
   }
 
   // The table is asked soon what follows `token` below `node`.
@@ -107,7 +107,7 @@ class CountFeatures {
       return back < text_.size() ? text_[text_.size() - 1 - back] : -1;
     };
     expect(last(2), last(1), last(0));
-    belief_.expect();
+    scorer_.expect();
   }
 
   void expect(int64_t first, int64_t second, int64_t third) const {
@@ -159,7 +159,7 @@ class CountFeatures {
     int64_t longest = 0;  // a context that was never seen has no longer one that was
     while (longest < known && (contexts[longest] = contexts_.find(keys[longest]))) ++longest;
     for (int64_t i = longest - 1; i >= 0; --i) {
-      const Follower* ranked = contexts_.ranked(*contexts[i]);
+      const Continuation* ranked = contexts_.ranked(*contexts[i]);
       seen[i] = contexts[i]->total;
       add(ranked, ranked + std::min<int64_t>(kMaxContinuations, contexts[i]->size), i, found);
     }
@@ -177,7 +177,7 @@ class CountFeatures {
     for (size_t i = 0; i < place->second.size(); ++i) candidate(found, place->second[i]).place = int32_t(1 + i);
   }
 
-  static void add(const Follower* continuation, const Follower* end, int64_t context, std::vector<Candidate>& found) {
+  static void add(const Continuation* continuation, const Continuation* end, int64_t context, std::vector<Candidate>& found) {
     for (; continuation != end; ++continuation) candidate(found, continuation->token).followed[context] = continuation->count;
   }
 
@@ -186,7 +186,7 @@ class CountFeatures {
     return known == nullptr ? found.emplace_back(Candidate{token, 0, {}, 0.0}) : *known;
   }
 
-  NGramScorer belief_;
+  NGramScorer scorer_;
   std::vector<int32_t> text_;
   CountedText contexts_;
   CountedTable table_;

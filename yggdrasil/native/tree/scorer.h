@@ -50,7 +50,7 @@ class NGramScorer {
   void expect() const { fetch(weights_.data(), weights_.size() * sizeof(double)); }
 
   // The probability of each candidate, where the contexts were seen so often.
-  void believe(const std::array<int64_t, kContexts>& seen, std::vector<Candidate>& found) const {
+  void score(const std::array<int64_t, kContexts>& seen, std::vector<Candidate>& found) const {
     const double *counts = weights_.data(), *totals = counts + kContexts * 2 * kHidden,
                  *recycled = totals + kContexts * kHidden, *bias = recycled + (1 + kRunnersUp) * kHidden,
                  *out = bias + kHidden;
