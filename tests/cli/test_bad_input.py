@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MambaConfig
+from transformers import Lfm2Config, MambaConfig
 
 from yggdrasil.cli import main
 
@@ -215,6 +215,13 @@ def test_a_recurrent_target_is_refused_with_the_reason(run, prompts, tmp_path):
 
     assert_one_sentence(run(*calibration(prompts, target=folder)), "recurrent layers")
     assert not (tmp_path / "plans").exists()
+
+
+def test_a_hybrid_target_is_not_calibrated(run, prompts, tmp_path):
+    folder = tmp_path / "hybrid"
+    Lfm2Config(hidden_size=32, num_hidden_layers=2, layer_types=["conv", "full_attention"]).save_pretrained(folder)
+
+    assert_one_sentence(run(*calibration(prompts, target=folder)), "recurrent layers, which calibrate does not measure")
 
 
 def test_a_pair_with_different_tokenizers_is_refused(run, prompts, tmp_path):
