@@ -53,7 +53,7 @@ def perfect_pair() -> TinyPair:
 
 @pytest.fixture(scope="module")
 def compile_cache(tmp_path_factory):
-    """An empty cache folder for compiled packages; native kernels come from the user's cache, which is not empty."""
+    """An empty cache folder for compiled steps; native kernels come from the user's cache, which is not empty."""
     folder = tmp_path_factory.mktemp("cache")
     (folder / "kernels").symlink_to(cache_root() / "kernels")
     with pytest.MonkeyPatch.context() as patch:

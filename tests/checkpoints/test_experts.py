@@ -282,7 +282,10 @@ def reader(model, family, backend, quantise=None):
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("mixtral", torch.bfloat16), ("qwen3_moe", torch.float32)],  # qwen3_moe in bfloat16: test_quantised_experts.py
+    [  # qwen3_moe in bfloat16: test_quantised_experts.py
+        pytest.param("mixtral", torch.bfloat16, marks=pytest.mark.slow),
+        ("qwen3_moe", torch.float32),
+    ],
     ids=["mixtral-bfloat16", "qwen3_moe-float32"],
 )
 def test_a_row_of_a_compiled_mixture_has_the_same_bits_at_every_width(family, dtype, compile_cache):

@@ -12,7 +12,7 @@ from yggdrasil.errors import YggdrasilError, first_line
 
 MODELS = "models"  # a folder for each model, named by its fingerprint
 # All that is made again in seconds. Plans, the text that targets wrote for minutes, and counts of use stay.
-FOLDERS = ("kernels", "steps", MODELS, "heads", "tokenizers")
+FOLDERS = ("kernels", "steps", "captures", MODELS, "heads", "tokenizers")
 
 
 def cache(

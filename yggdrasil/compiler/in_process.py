@@ -7,6 +7,7 @@ files by card and versions, from which it is put where TorchInductor looks.
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -39,6 +40,9 @@ _CPU_OPTIONS: dict[str, Any] = {
     "unroll_reductions_threshold": 1,
     "cpp.use_two_step_variance_threshold": 0,  # variances of one row are always summed in one pass
 }
+_FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_USERS_FOLDER = os.environ.get(_FOLDER_VARIABLE)  # before TorchInductor is imported, which sets it
+_LIBRARY = re.compile(r"/\S+\.so\b")
 # Wide rows of a GPU: their time is in matrix products, which the compiler does not change. On a CPU a row has the same
 # bits in every step, so all are compiled.
 _UNCOMPILED_ON_GPU = ("prefill",)
@@ -59,8 +63,17 @@ def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, 
 
 def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     """TorchInductor's code for ``graph`` on a CPU, kept in our cache folder unless the user names another."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_root() / "inductor"))
-    return compile_by_inductor(graph, inputs, _CPU_OPTIONS)
+    if _USERS_FOLDER is None:
+        os.environ[_FOLDER_VARIABLE] = str(cache_root() / "steps")
+    try:
+        return compile_by_inductor(graph, inputs, _CPU_OPTIONS)
+    except Exception as error:
+        found = _LIBRARY.search(str(error))
+        library = None if found is None else Path(found[0])
+        if library is None or not library.is_relative_to(os.environ[_FOLDER_VARIABLE]) or not library.exists():
+            raise
+        library.unlink()  # half of it: a process was killed while it was written
+        return compile_by_inductor(graph, inputs, _CPU_OPTIONS)
 
 
 def interpret(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:

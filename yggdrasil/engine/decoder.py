@@ -81,8 +81,8 @@ class Decoder:
         ``dtype`` other than the plan's keeps its shapes, whose costs then are estimates; a GGUF file's blocks are then
         dequantised, so that the model is transformers' own. ``drafter`` replaces the plan's. ``target`` is where the
         plan's target lies now, if not where it was, and ``tokenizer`` its own, if that was read already. ``backend`` is
-        ahead-of-time packages on a CPU and captured graphs on a GPU unless given. On a CPU all steps are compiled (once
-        on a machine) and loaded before this returns, which ``phase`` is told; nothing is compiled while decoding.
+        native steps on a CPU (compiled ones where the architecture has none) and captured graphs on a GPU unless given.
+        On a CPU all steps are made before this returns, which ``phase`` is told; nothing is compiled while decoding.
         ``max_length`` tokens is the longest text, the plan's unless given; the plan's costs are kept whatever it is.
 
         Raises:

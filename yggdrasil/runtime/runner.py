@@ -47,7 +47,7 @@ class ModelRunner:
         states = self.cache.states
         self.states = None if states is None else TextStates(states, loaded.num_threads)
         self.text = KeptText(self.states)  # what the cache holds, whoever reads it
-        self._is_complete = False
+        self._is_complete = self._is_uncompiled = False
         self._steps: dict[tuple[str, int], Step] = {}
         self._captures: dict[tuple[str, int], Capture] = {}
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]]]] = {}
@@ -100,13 +100,17 @@ class ModelRunner:
 
     def _build(self, name: str, width: int) -> Step:
         module, inputs = self._defined[name, width]
-        if self.backend not in ("inductor", "cudagraph"):
+        if self.backend not in ("inductor", "cudagraph") or self._is_uncompiled:
             return partial(_eager, module, inputs)
         from yggdrasil.compiler.in_process import InProcessStep  # here: native steps need no compiler
 
         step = InProcessStep(module, inputs, name, width)
-        if self.backend == "inductor":  # a capture prepares its steps itself
-            step.prepare()
+        if self.backend == "cudagraph":  # a capture prepares its steps itself
+            return step
+        step.prepare()
+        if not step.is_compiled:  # rows of compiled steps and of others differ in their last bits
+            self._is_uncompiled = True
+            self._steps = {key: self._build(*key) for key in self._steps}
         return step
 
     def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
