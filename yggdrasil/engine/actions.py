@@ -1,4 +1,4 @@
-"""What each stage does: the bodies of the stages that a schedule orders, and the values they hand to each other."""
+"""The stages of an iteration: draft, prune, verify, accept, commit. A schedule orders them."""
 
 from collections.abc import Callable, Sequence
 
@@ -47,7 +47,7 @@ class StageActions:
         self._free: ModelFreeDrafts | None = None
         if model_free is not None:
             self._free = ModelFreeDrafts(model_free, target, tree, self.verify_widths, shares_tree=self._tail is None)
-        # One that somebody else wrote: ours grow theirs in their steps.
+        # Trees of a user's drafter are checked; compiled steps attach only known tokens.
         self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
         self._keeps_books_late = False
         self._keeps_rows = self._guesses = self._reads_leaves_with_head = False
@@ -63,7 +63,7 @@ class StageActions:
         self._features = LiveFeatures(self.target, self.tree, text, first)
 
     def follow(self, outcome: Outcome) -> None:
-        """What the policy may ask from now on: the iteration is over."""
+        """Update the features of the policy with the outcome of an iteration."""
         self._features.text.extend(outcome.tokens)
         self._features.outcome = outcome
 
@@ -100,7 +100,7 @@ class StageActions:
         return {stage.name: bodies[stage.label] for stage in schedule.stages if stage.label in bodies}
 
     def decide(self, state: Iteration) -> None:
-        """Decide before any stage runs what can be decided by now; else the stage ``depth_prediction`` does."""
+        """Choose the shape before the stages run; where the policy waits for features, ``depth_prediction`` does."""
         early, model_free = state.decision, self._propose_model_free(state)
         if model_free is not None or not self._predicts_late:
             state.decision = self._ask(model_free)
@@ -115,7 +115,7 @@ class StageActions:
             state.is_decided = True
 
     def decide_first(self) -> Decision | None:
-        """What a request begins with: a decision where the schedule predicts depth an iteration ahead."""
+        """The first decision of a request, where the schedule predicts the depth one iteration ahead; else None."""
         return self._decide_early() if self._predicts_late else None
 
     def _decide_early(self) -> Decision:
@@ -167,7 +167,7 @@ class StageActions:
         return self.max_length - self.target.length - 2
 
     def keep_books(self, emission: Emission | None) -> None:
-        """Detokenise, look for the end, note."""
+        """Decode the text of the tokens, look for the end of the text, and count the iteration."""
         if emission is not None:
             tokens, shape, decision = emission
             self._trace.note(shape, self._stream.push(tokens), decision.tokens, decision.milliseconds)
@@ -198,7 +198,7 @@ class StageActions:
             self._free.fill(self._room, self._policy.bound(self.target.length, state.shape))
 
     def _fills(self, model_free: ModelFreeDrafts) -> bool:
-        """Whether guesses that cost no pass are added to a drafted tree."""
+        """Whether model-free drafts are added to a drafted tree."""
         return self._policy.wants_model_free and model_free.can_fill
 
     def _read_leaves(self, state: Iteration) -> None:
@@ -229,7 +229,7 @@ class StageActions:
         state.shape = state.decision.shape
 
     def _hand_over_nodes(self, state: Iteration) -> None:
-        """The verification step reads its nodes, and from them its mask, where this puts them; some are there."""
+        """Write the nodes to verify where the verification step reads them and makes its mask."""
         if state.verifies_tree and state.ranking is not None:
             self._order.write(state.ranking)
 
@@ -272,7 +272,7 @@ class StageActions:
             self._free.follow(state)
 
     def _guessers(self, state: Iteration) -> str:
-        """Who guessed in this iteration's tree."""
+        """Names of the drafters of this iteration's tree."""
         names = [self.drafter.name] if self.drafter is not None and state.verifies_drafts else []
         if self._free is not None and (not names or self._fills(self._free)):
             names.append(self._free.name)
@@ -280,7 +280,7 @@ class StageActions:
 
 
 def _drafted(state: Iteration) -> Sequence[int]:
-    """The accepted nodes below the root that the drafter itself attached: others can only have gone on below them."""
+    """The accepted nodes that the drafter itself attached; model-free nodes can only follow below them."""
     assert state.outcome is not None
     end = 1 + state.shape.width * state.shape.depth
     return [node for node in state.outcome.nodes[1:] if node < end]

@@ -53,7 +53,7 @@ def best_device() -> DeviceName:
 
 
 def default_backend(device: torch.device) -> Backend:
-    """What runs steps fastest on a device."""
+    """The backend that runs steps fastest on ``device``."""
     return "cudagraph" if device.type == "cuda" else "native"
 
 
@@ -71,7 +71,7 @@ def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | No
 
 
 def silent(title: str) -> Callable[[float], None]:
-    """A phase that nobody watches."""
+    """A phase whose progress is not shown."""
     return lambda fraction: None
 
 

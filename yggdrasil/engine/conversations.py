@@ -1,4 +1,4 @@
-"""The last few texts of a decoder that serves several conversations in turns: each goes on where it was left."""
+"""Keeps the KV caches of several conversations in host memory, so that each continues without a new prefill."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from yggdrasil.engine.engine import SingleThreadInference
 from yggdrasil.runtime.kept_rows import KeptRows
 from yggdrasil.runtime.kept_text import KeptText
 
-_MIN_ROWS = 16  # rows: the smallest pass reads as many, and it costs more than the copies
+_MIN_ROWS = 16  # rows below which a prefill costs less than a copy
 
 
 class Conversations:

@@ -1,4 +1,4 @@
-"""The values of one iteration, which its stages hand to each other and to the next."""
+"""The state of one iteration, which its stages read and write, and what it passes on to the next one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from yggdrasil.engine.targets.target import Outcome
 from yggdrasil.policy.decision import Decision
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
-NO_TREE = Decision(PLAIN_STEP)  # decided by nobody: there is no room for a tree, or no drafter
+NO_TREE = Decision(PLAIN_STEP)  # without the policy: the context has no room for a tree, or there is no drafter
 
 
 class Emission(NamedTuple):
-    """What an iteration made certain, for the books."""
+    """The tokens that an iteration made certain, with its shape and decision, for text and statistics."""
 
     tokens: Sequence[int]
     shape: TreeShape
@@ -25,13 +25,13 @@ class Emission(NamedTuple):
 
 @dataclass(slots=True)
 class Iteration:
-    """Values of one iteration. Stages may run at the same time, so what the next one begins with has its own fields."""
+    """State of one iteration. Stages may run concurrently, so values for the next one have fields of their own."""
 
     root: int  # last certain token
     decision: Decision | None = None  # the policy's; None: it waits for features
     shape: TreeShape = PLAIN_STEP
     is_decided: bool = False  # the shape is known before any stage runs
-    previous: Emission | None = None  # not in the books yet
+    previous: Emission | None = None  # tokens whose text is not decoded yet
     ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
     outputs: Sequence[Tensor] = ()
     outcome: Outcome | None = None
@@ -45,12 +45,12 @@ class Iteration:
 
     @property
     def verifies_tree(self) -> bool:
-        """Whether more than the root was verified."""
+        """Whether the target verifies more than the root."""
         return self.shape.verify_width > 1
 
     @property
     def verifies_drafts(self) -> bool:
-        """Whether more was, and a drafter guessed it."""
+        """Whether the target verifies nodes that the drafter attached."""
         return self.verifies_tree and self.shape.width > 0
 
     def following(self) -> "Iteration":

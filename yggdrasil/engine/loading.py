@@ -1,4 +1,4 @@
-"""A plan and what it names put together: models loaded, steps and buffers built, the policy made."""
+"""Loads what a plan names: models, drafters, steps, buffers and the policy of a decoder."""
 
 from dataclasses import replace
 from pathlib import Path

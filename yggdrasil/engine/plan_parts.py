@@ -1,4 +1,4 @@
-"""What a plan names: its drafters, and the policy that decides over them."""
+"""Builds the drafters and the policy that a plan names."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from yggdrasil.runtime.shared import shared_model
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, is_head_first
 
-_OWN_WIDTH, _OWN_MS, _OWN_SURVIVAL = 4, 0.01, 0.5  # of a drafter that nothing is known of: its trees soon tell
+_OWN_WIDTH, _OWN_MS, _OWN_SURVIVAL = 4, 0.01, 0.5  # assumed for a user's drafter, until its trees are measured
 
 
 def planned_policy(

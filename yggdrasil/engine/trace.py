@@ -1,4 +1,4 @@
-"""What happened in each iteration of a request, and the figures that follow from it."""
+"""Counts and times of a request's iterations, and the metrics computed from them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -66,9 +66,9 @@ class Trace:
     last_shape: TreeShape = PLAIN_STEP
     iterations: int = 0
     plain_steps: int = 0
-    model_free_trees: int = 0  # iterations whose guesses cost no pass, beside a drafter whose do
+    model_free_trees: int = 0  # iterations that verified model-free drafts alone
     tokens: int = 0  # emitted by iterations, i.e. without the prefill's token
-    proposed: int = 0  # guesses that were verified
+    proposed: int = 0  # drafted tokens that were verified
     accepted: int = 0
     accepted_by_depth: Counter[int] = field(default_factory=Counter)  # iterations that accepted at least so many
     stage_ns: Counter[str] = field(default_factory=Counter)
@@ -155,7 +155,7 @@ class Metrics:
     accepted: int
     acceptance_rate: float
     plain_steps: int
-    model_free_trees: int  # iterations whose guesses cost no pass; their draft width is 0, as a plain step's
+    model_free_trees: int  # iterations that verified model-free drafts alone; their draft width is 0
     depths: dict[int, int]
     draft_widths: dict[int, int]
     verify_widths: dict[int, int]

@@ -1,4 +1,4 @@
-"""What a calibration learned about a pair, in one safetensors file beside the plan."""
+"""The tables and networks that a calibration fitted for a pair, in one safetensors file beside the plan."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -101,7 +101,7 @@ def _waits(schedule: Schedule, forgotten: Collection[tuple[str, str]]) -> dict[s
 class StreamExecutor:
     """One CUDA stream a model, events between them; the host waits only where a host stage takes a device's value.
 
-    NOTE: tested with stand-ins for streams and events; it has not run on a GPU yet.
+    NOTE: tested with fakes for streams and events; it has not run on a GPU yet.
     """
 
     def __init__(self, streams: Mapping[str, Any], enter: Callable[[Any], Any], current: Callable[[], Any]) -> None:

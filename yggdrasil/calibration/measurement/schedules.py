@@ -80,7 +80,7 @@ def measure_stage_costs(
     measured = set()
     for number, (text, shape) in enumerate([cycles[0], *cycles]):  # one for nothing, to warm up
         ways = [(schedule, shape) for schedule in schedules] + [(schedules[0], PLAIN_STEP)]
-        for schedule, way in _turned(ways, number):
+        for schedule, way in _rotated_order(ways, number):
             assembly.engine.use(schedule.labels)
             samples = list(_iterations(assembly.engine, text, new_stream(), FixedPolicy(way)))
             if number:
@@ -101,7 +101,7 @@ def _too_short(assembly: Assembly) -> YggdrasilError:
     )
 
 
-def _turned(ways: Sequence[Way], turn: int) -> list[Way]:
+def _rotated_order(ways: Sequence[Way], turn: int) -> list[Way]:
     """``ways`` from another one on each turn."""
     shift = turn % len(ways)
     return [*ways[shift:], *ways[:shift]]
@@ -152,7 +152,7 @@ def measure_plans(
     rows: list[tuple[object, ...]] = []
     jobs = [(number, prompt) for number in range(rounds) for prompt in range(len(texts))]
     for turn, (number, prompt) in enumerate([(-1, 0), *jobs]):
-        for name, stages, policy in _turned(ways, turn):
+        for name, stages, policy in _rotated_order(ways, turn):
             assembly.engine.use(stages)
             stream = new_stream()
             samples = list(_iterations(assembly.engine, texts[prompt], stream, policy))

@@ -1,4 +1,4 @@
-"""Fits a scorer: which of the candidates that the counts gather is what the target says next, or none of them."""
+"""Fits the n-gram scorer: the probability that each counted candidate, or none of them, is the target's next token."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,7 +26,7 @@ _LEAST_DEVIATION = 0.05  # of a feature: one that hardly ever varies would be bl
 
 
 class Places(NamedTuple):
-    """Candidates at the places of a text, side by side.
+    """Candidates at positions of a text, flattened.
 
     Dims: P places, C candidates of all of them.
     """
@@ -46,9 +46,15 @@ class Places(NamedTuple):
 
 
 def fit_scorer(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> NGramScorer:
-    """From documents that the table does not know: it is counted without them here.
+    """Return a scorer fitted to every fifth document, beside a temporary table counted from the others.
 
-    The usual one where they are too few, or where it says more of some that neither was fitted to.
+    The last fifth of the fitted positions is held out. Returns the default scorer (``NGramScorer.usual``) where
+    ``documents`` have fewer than 2,000 answer tokens, or where the fit is no better on the held-out positions.
+
+    Args:
+        documents: prompts with the target's answers.
+        with_table: fit the weights of table contexts too; else those of the text's own contexts alone.
+        runners_up: the target's likeliest tokens after each token of a document, for drafters that recycle them.
     """
     usual = NGramScorer.usual(with_table=with_table)
     if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
@@ -94,7 +100,7 @@ def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up
 
 
 def fit(places: Places, start: NGramScorer) -> NGramScorer:
-    """The scorer under which what came at ``places`` is likeliest, one or more, begun as ``start``."""
+    """Return the scorer of maximum likelihood at ``places`` (one or more), by gradient descent from ``start``."""
     # A calibration may run under a caller's inference mode.
     with one_thread(), torch.inference_mode(False), torch.enable_grad():
         return _learn(_Network(start, places.features), places)
@@ -102,7 +108,7 @@ def fit(places: Places, start: NGramScorer) -> NGramScorer:
 
 @torch.no_grad()
 def surprise(scorer: NGramScorer, places: Places) -> float:
-    """Mean negative log-likelihood of what came at ``places``, in nats; NaN where a weight is none."""
+    """Return the mean negative log-likelihood of the tokens at ``places``, in nats; NaN where a weight is NaN."""
     rows = torch.arange(len(places.place))
     network = _Network(scorer, places.features)
     return float(network.surprise(rows, torch.from_numpy(places.place), torch.from_numpy(places.is_right)))

@@ -15,7 +15,7 @@ from torch.nn import functional
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.rotary import rotary_turns
 
-# query [.., Hq, R, D], keys and values [.., Hkv, W, D], turned by their positions -> [.., R, Hq, D]
+# query [.., Hq, R, D], keys and values [.., Hkv, W, D], rotated by their positions -> [.., R, Hq, D]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -41,7 +41,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of rows with ``inputs`` channels each, turned by their positions."""
+    """Attention of rows with ``inputs`` channels each, rotated by their positions."""
 
     def __init__(self, settings: HeadSettings, inputs: int) -> None:
         super().__init__()
@@ -54,22 +54,22 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = Norm(size, settings.norm_eps), Norm(size, settings.norm_eps)
         self.size, self._norms_heads = size, settings.head_norms
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
         """Outputs of ``rows`` [R] int64, all where None; the others are only attended to."""
-        asking, its_turn = x, turn
+        asking, query_rotation = x, rotation
         if rows is not None:
-            asking, its_turn = x[rows], (turn[0][rows], turn[1][rows])
+            asking, query_rotation = x[rows], (rotation[0][rows], rotation[1][rows])
         query = self._heads(self.q_proj(asking))
         key, value = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
         if self._norms_heads:
             query, key = self.q_norm(query), self.k_norm(key)
-        output: Tensor = self.o_proj(attend(turned(query, its_turn), turned(key, turn), value).flatten(-2))
+        output: Tensor = self.o_proj(attend(rotated(query, query_rotation), rotated(key, rotation), value).flatten(-2))
         return output
 
-    def keys(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def keys(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys and values [.., Hkv, W, D] of rows that are only attended to."""
         key, value = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
-        return turned(self.k_norm(key) if self._norms_heads else key, turn), value
+        return rotated(self.k_norm(key) if self._norms_heads else key, rotation), value
 
     def _heads(self, rows: Tensor) -> Tensor:
         heads: Tensor = rows.unflatten(-1, (-1, self.size)).transpose(-3, -2)
@@ -97,8 +97,8 @@ def target_tokens(drafted: Tensor, d2t: Tensor | None) -> Tensor:
     return drafted if d2t is None else drafted + d2t[drafted]
 
 
-class Turns(nn.Module):
-    """Rotary positions: cosines and sines by which queries and keys are turned."""
+class RotaryEmbedding(nn.Module):
+    """Rotary positions: cosines and sines by which queries and keys are rotated."""
 
     turns: Tensor  # [D / 2], radians a position
 
@@ -113,7 +113,7 @@ class Turns(nn.Module):
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """``x`` [.., heads, W, D] by cosines and sines [W, D]: the two halves of a head are the pairs' first and second."""
     first, second = x.chunk(2, dim=-1)
-    return x * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]
+    return x * rotation[0] + torch.cat([-second, first], dim=-1) * rotation[1]

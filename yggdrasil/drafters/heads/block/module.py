@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.block.config import BlockSettings
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
-from yggdrasil.drafters.heads.layers import Attend, Attention, FeedForward, Norm, Turns, target_tokens
+from yggdrasil.drafters.heads.layers import Attend, Attention, FeedForward, Norm, RotaryEmbedding, target_tokens
 
 
 class _Layer(nn.Module):
@@ -51,7 +51,7 @@ class BlockHead(nn.Module):
         self.hidden_norm = Norm(layer.hidden_size, layer.norm_eps)
         self.layers = nn.ModuleList(_Layer(layer) for _ in range(settings.num_layers))
         self.norm = Norm(layer.hidden_size, layer.norm_eps)
-        self.turns = Turns(layer)
+        self.rotary = RotaryEmbedding(layer)
         self.lm_head = None
         if layer.has_own_vocabulary:
             self.register_buffer("d2t", torch.zeros(layer.draft_vocab_size, dtype=torch.int64))
@@ -66,13 +66,13 @@ class BlockHead(nn.Module):
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [.., Hkv, W, D] of every layer, of the target's states [.., W, S] at ``positions`` [W]."""
         features = self.hidden_norm(self.fc(states))
-        turn = self.turns(positions, features.dtype)
+        turn = self.rotary(positions, features.dtype)
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         return [attention.keys(features, turn) for attention in attentions]
 
     def forward(self, embedded: Tensor, positions: Tensor, attend: Callable[[int], Attend]) -> Tensor:
         """Outputs [.., W, H] of a block's rows; ``attend`` gives the attention of each layer."""
-        turn = self.turns(positions, embedded.dtype)
+        turn = self.rotary(positions, embedded.dtype)
         for number, layer in enumerate(self.layers):
             embedded = layer(embedded, turn, attend(number))
         return embedded

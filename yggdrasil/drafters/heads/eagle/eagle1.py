@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.eagle.state_head import StateHead
-from yggdrasil.drafters.heads.layers import Attend, Attention, FeedForward, Norm, Turns
+from yggdrasil.drafters.heads.layers import Attend, Attention, FeedForward, Norm, RotaryEmbedding
 
 
 class _Layer(nn.Module):
@@ -39,7 +39,7 @@ class FirstEagleHead(StateHead):
             self.embedding_layernorm, self.hidden_states_layernorm = Norm(hidden, eps), Norm(hidden, eps)
         self.fc = nn.Linear(2 * hidden, hidden, bias=settings.fc_bias is not False)
         self.layers = nn.ModuleList([_Layer(settings)])
-        self.turns = Turns(settings)
+        self.rotary = RotaryEmbedding(settings)
 
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
@@ -51,5 +51,5 @@ class FirstEagleHead(StateHead):
         if self.settings.normed_inputs:
             embedded, features = self.embedding_layernorm(embedded), self.hidden_states_layernorm(features)
         fused = self.fc(torch.cat([embedded, features], dim=-1))
-        output: Tensor = self.layers[0](fused, self.turns(positions, embedded.dtype), attend, rows)
+        output: Tensor = self.layers[0](fused, self.rotary(positions, embedded.dtype), attend, rows)
         return output

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
-from yggdrasil.drafters.heads.layers import Attend, Attention, FeedForward, Norm, Turns, target_tokens
+from yggdrasil.drafters.heads.layers import Attend, Attention, FeedForward, Norm, RotaryEmbedding, target_tokens
 
 
 class _MiddleLayer(nn.Module):
@@ -57,7 +57,7 @@ class EagleHead(nn.Module):
         self.midlayer = _MiddleLayer(settings)
         self.norm = Norm(hidden, eps)
         self.lm_head = nn.Linear(hidden, settings.draft_vocab_size, bias=False)
-        self.turns = Turns(settings)
+        self.rotary = RotaryEmbedding(settings)
         if settings.has_own_vocabulary:
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
@@ -78,7 +78,7 @@ class EagleHead(nn.Module):
 
         With ``rows`` [R] int64 theirs alone, [R, H]: of the others there are keys and values, a third of the work.
         """
-        output: Tensor = self.midlayer(embedded, features, self.turns(positions, embedded.dtype), attend, rows)
+        output: Tensor = self.midlayer(embedded, features, self.rotary(positions, embedded.dtype), attend, rows)
         return output
 
     def fed_back(self, outputs: Tensor) -> Tensor:
