@@ -5,7 +5,8 @@
 
 Each model is saved as a folder and loaded from it in float32; greedy decoding under an n-gram tree must write what
 transformers' ``generate`` writes. A row says how the architecture runs (native, or traced for TorchInductor), why it is
-refused, or that something failed. Exit code 1 if anything failed; --page also writes the table into that page.
+refused, or that something failed. Exit code 1 if anything failed. --merge keeps the rows of the file that are not tried
+now; --page writes a summary of the file's rows between two marks of a page.
 """
 
 import csv
@@ -25,9 +26,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
-from yggdrasil.drafters.options import NGramOptions
 
 from yggdrasil.cli import run_script
+from yggdrasil.drafters.model_free_options import NGramOptions
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
@@ -64,6 +65,25 @@ SMALL = {
 }  # fmt: skip
 
 
+MARKS = ("<!-- families -->", "<!-- end of families -->")
+WORDS = {
+    "native": "run by the native steps", "traced": "run through transformers' code (TorchInductor, or uncompiled)",
+    "none": "not tried: transformers makes or runs no such small model", "failed": "fail",
+}  # fmt: skip
+REASONS = {  # by what the sentence says
+    "encoder-decoder": "encoder-decoder models", "offers no place for a tree mask": "attention of their own",
+    "recurrent": "recurrent layers that trees do not reach", "could not be loaded": "no class of AutoModelForCausalLM",
+    "PyTorch cannot write": "not done in time", "max_position_embeddings is": "positions without a limit",
+    "query heads": "layers that differ in their query heads",
+    "ALiBi": "relative or ALiBi positions", "tree attention does not": "attention that ours does not compute",
+    "does not run under": "code that does not run as a decode step",
+}  # fmt: skip
+
+
+# Moshi's layers see everything, and the cache of ``generate`` drops what lies before its window.
+OWN: dict[str, dict[str, object]] = {"moshi": {"sliding_window": 3000}}
+
+
 class Result(NamedTuple):
     """One row of the table."""
 
@@ -74,7 +94,7 @@ class Result(NamedTuple):
 
 # What some architectures need beside: as many key heads as others, layers of both kinds, or sizes that belong together.
 OTHERWISE: tuple[dict[str, object], ...] = (
-    {}, {"num_key_value_heads": 4}, {"num_key_value_heads": 4, "head_dim": 24},
+    {}, {"num_key_value_heads": 4}, {"num_key_value_heads": 4, "head_dim": 8},
     {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1},
     {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "num_hidden_layers": 8},
 )  # fmt: skip
@@ -87,7 +107,7 @@ def small_config(name: str, otherwise: dict[str, object]) -> PretrainedConfig:
     text = default.get_text_config()
     known = text.to_dict() | dict.fromkeys(getattr(text, "attribute_map", {}))
     changes = {field: value for field, value in SMALL.items() if field in known and _is_size(known, field)}
-    changes |= {field: value for field, value in otherwise.items() if field in known}
+    changes |= {field: value for field, value in (otherwise | OWN.get(name, {})).items() if field in known}
     if text is default:
         return kind(**changes)
     field = next(each for each in ("text_config", "llm_config", "decoder") if getattr(default, each, None) is text)
@@ -159,6 +179,23 @@ def _generated(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
     return found
 
 
+def _read(table: Path) -> list[Result]:
+    with table.open(newline="") as file:
+        return [Result(*row) for row in csv.reader(file)][1:]
+
+
+def summary(results: list[Result]) -> str:
+    """A row an outcome, refused architectures by their reasons."""
+    groups: dict[str, list[str]] = {}
+    for result in results:
+        reason = next((reason for sign, reason in REASONS.items() if sign in result.note), result.note)
+        groups.setdefault(WORDS.get(result.outcome, f"refused: {reason}"), []).append(result.architecture)
+    order = [*WORDS.values()]
+    ranked = sorted(groups.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
+    rows = [f"| {what} | {', '.join(names)} |" for what, names in ranked]
+    return "\n".join(["| | architectures |", "|---|---|", *rows])
+
+
 @contextmanager
 def time_limit() -> Iterator[None]:
     def stop(*_: object) -> None:
@@ -177,6 +214,8 @@ def main(
         list[str] | None, typer.Argument(help="Architectures by transformers' names; all unless given.")
     ] = None,
     table: Annotated[Path | None, typer.Option("--csv", help="Write the table there.")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Keep the file's rows of other architectures.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write a summary into this page.")] = None,
 ) -> None:
     """Try every text-generation architecture of transformers with a small random model."""
     warnings.simplefilter("ignore")
@@ -192,9 +231,14 @@ def main(
         results.append(result)
         typer.echo(f"{result.architecture:28} {result.outcome:8} {result.note}")
     if table is not None:
+        rows = {result.architecture: result for result in [*(_read(table) if merge else []), *results]}
         with table.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([Result._fields, *results])
+            writer.writerows([Result._fields, *(rows[name] for name in sorted(rows))])
+    if page is not None and table is not None:
+        before, _, rest = page.read_text().partition(MARKS[0])
+        _, _, behind = rest.partition(MARKS[1])
+        page.write_text(f"{before}{MARKS[0]}\n{summary(_read(table))}\n{MARKS[1]}{behind}")
     raise typer.Exit(any(result.outcome == "failed" for result in results))
 
 

@@ -1,5 +1,6 @@
 """A tree verified in one pass gives each node the logits of a plain forward of its path, for every family served."""
 
+import dataclasses
 from functools import cache
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from tiny import FAMILIES, VOCAB_SIZE, plain_logits, tiny_model
 
 from yggdrasil.checkpoints.facts import refuse_unverifiable
+from yggdrasil.native import is_native
 from yggdrasil.runtime.forward import HEAD_INPUT
-from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.loading import load_model, prepare_model
+from yggdrasil.runtime.native_steps.call import native_call
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.traced import PrefillStep
 
@@ -149,3 +152,22 @@ def test_prefill_in_padded_chunks_equals_one_forward(family, is_packed):
     expected = plain_logits(family, text)
     assert choice[0] == expected.argmax()
     torch.testing.assert_close(best[0], expected.max(), **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "deepseek_v3"])
+def test_layers_may_have_heads_of_their_own_number_and_size(family, is_packed, tmp_path):
+    """Read from a folder, whose configuration says so a layer; of latent attention the greater of two sizes."""
+    tiny_model(family).save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, torch.float32, torch.device("cpu"), 1, pack=is_packed)
+
+    assert loaded.outline.key_heads == {"gemma4": ((2, 16), (1, 32)) * 3, "deepseek_v3": ((4, 24),) * 2}[family]
+
+
+@pytest.mark.skipif(not is_native(), reason="no C++ compiler on this machine")
+def test_the_text_model_of_a_multimodal_one_runs_natively(is_packed):
+    """Its tensors lie one level deeper."""
+    loaded = prepared("gemma3", True)
+    deeper = {name.replace("model.", "model.language_model.", 1): each for name, each in loaded.tensors.items()}
+    cache = new_runner("gemma3", True).cache
+
+    assert native_call(dataclasses.replace(loaded, tensors=deeper), cache, VOCAB_SIZE) is not None

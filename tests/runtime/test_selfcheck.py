@@ -1,5 +1,6 @@
 """The self-check refuses a model for a wrong function, naming layer and term, and never for rounding."""
 
+import dataclasses
 import random
 
 import pytest
@@ -103,3 +104,20 @@ def test_the_text_is_read_where_it_is_given():
     check_tree_attention(loaded, [5, 6, 7])
 
     assert seen == [[5, 6, 7]] * 2
+
+
+def test_a_layer_that_attends_twice_in_a_pass_is_found():
+    """Looped models keep other keys for each round, where a step has one cache a layer."""
+    model = tiny_model("llama")
+    model.model.layers[1] = model.model.layers[0]
+
+    with pytest.raises(YggdrasilError, match="layer 0 attends more than once in a pass"):
+        check_tree_attention(prepare_model(model, "llama", 1))
+
+
+def test_key_heads_that_the_configuration_does_not_say_are_found():
+    loaded = prepare_model(tiny_model("llama"), "llama", 1)
+    other = dataclasses.replace(loaded.outline, key_heads=((4, 16),) * 2)
+
+    with pytest.raises(YggdrasilError, match=r"layer 0 has 2 key heads of 16 numbers where .* says 4 of 16"):
+        check_tree_attention(dataclasses.replace(loaded, outline=other))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from yggdrasil.checkpoints.families import register_family
 from yggdrasil.checkpoints.kept_tokenizer import open_tokenizer
+from yggdrasil.checkpoints.outline import layer_configs
 from yggdrasil.checkpoints.recurrent import Recurrence, layer_types
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
@@ -30,7 +31,9 @@ def load_config(source: str | Path | Source) -> "PretrainedConfig":
     register_family(found.folder)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(found.folder, local_files_only=True)
-        fault = _fault(config.get_text_config())
+        text = config.get_text_config()
+        layers = layer_configs(text) if getattr(text, "is_heterogeneous", False) else [text]
+        fault = next((fault for layer in layers if (fault := _fault(layer)) is not None), None)
     except Exception as error:  # a field of another type fails wherever it is first used
         raise YggdrasilError(f"{found.given}: config.json could not be read: {one_line(error)}") from error
     if fault is not None:
@@ -64,6 +67,8 @@ def refuse_unverifiable(config: "PretrainedConfig", name: str) -> None:
     if config.is_encoder_decoder:
         raise YggdrasilError(f"{name} is an encoder-decoder model; Yggdrasil decodes decoder-only causal models")
     text = config.get_text_config()
+    if getattr(text, "is_heterogeneous", False) and len({each.num_attention_heads for each in layer_configs(text)}) > 1:
+        raise YggdrasilError(f"{name} has layers that differ in their number of query heads, which is not served")
     layers = set(layer_types(text))
     if not hasattr(text, "num_attention_heads") or hasattr(text, "ssm_cfg") or hasattr(text, "state_size"):
         raise YggdrasilError(f"{name} ({config.model_type}) has recurrent layers alone and no attention: {_NO_TREE}")

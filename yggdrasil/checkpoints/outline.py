@@ -32,6 +32,13 @@ def longest_text(config: "PretrainedConfig") -> int | None:
     return min((int(limit) for limit in limits if limit), default=None)
 
 
+def layer_configs(text: Any) -> list[Any]:
+    """The configuration of every layer; they differ where a model says so (Gemma 4)."""
+    if getattr(text, "is_heterogeneous", False):
+        return list(text.per_layer_config)
+    return [text] * int(text.num_hidden_layers)
+
+
 def _key_heads(layer: Any) -> tuple[int, int]:
     """Key heads of a layer by its configuration, and the greater of the sizes that its keys and values have."""
     heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
@@ -67,10 +74,10 @@ class Outline:
     @classmethod
     def of(cls, config: "PretrainedConfig") -> "Outline":
         text = config.get_text_config()
-        count = int(text.num_hidden_layers)
-        layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text] * count
+        layers = layer_configs(text)
         return cls(
-            longest_text(config) or _UNLIMITED, int(text.vocab_size), int(text.hidden_size), text.num_attention_heads,
+            longest_text(config) or _UNLIMITED, int(text.vocab_size), int(text.hidden_size),
+            layers[0].num_attention_heads,
             tuple(
                 _key_heads(layer) if attends else (0, _key_heads(layer)[1])
                 for layer, attends in zip(layers, attending_layers(text), strict=True)

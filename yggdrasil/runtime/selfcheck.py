@@ -151,6 +151,8 @@ def _checked_attention(
             )
         selfcheck.num_replayed += 1
         return before.output, None
+    if any(layer.index == module.layer_idx for layer in selfcheck.layers):
+        raise _Differs(f"layer {module.layer_idx} attends more than once in a pass, over other keys each time")
     own_attention = _eager_attention_of(module)
     output = own_attention(module, query, key, value, attention_mask, **terms)[0]
     mask = (

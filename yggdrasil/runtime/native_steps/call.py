@@ -3,7 +3,8 @@
 Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden size, R rows whose logits are wanted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,14 @@ from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.families import Description, describe
 from yggdrasil.runtime.native_steps.layers import Linear, NotCoveredError, Weights, stack_of
 from yggdrasil.runtime.native_steps.rotary import RotaryTable
+
+_TEXT = "model.language_model."  # where a multimodal model keeps its text model
+_Value = TypeVar("_Value")
+
+
+def _plainly_named(values: Mapping[str, _Value]) -> dict[str, _Value]:
+    """``values`` by the names that they have in a model of text alone."""
+    return {name.replace(_TEXT, "model."): value for name, value in values.items()}
 
 
 def native_call(
@@ -43,7 +52,7 @@ class NativeCall:
     ) -> None:
         self.vocab_size = vocab_size
         self.hidden_layers = tuple(hidden_layers)
-        weights = Weights(loaded.tensors, loaded.formats)
+        weights = Weights(_plainly_named(loaded.tensors), _plainly_named(loaded.formats))
         positions = min(described.max_positions, cache.capacity)
         self._last_position = positions - 1
         self._last_token = loaded.vocab_size - 1
