@@ -39,7 +39,6 @@ RETIRED = {
 }
 STILL = {
     "checkpoints": ["screened", "stand ins"],
-    "export": ["worth"],
     "native": ["head turn", "matrix unit", "screened", "turned", "vector unit"],
     "profiling": ["screened"],
     "runtime": ["head turn", "screened", "stand ins", "turned"],

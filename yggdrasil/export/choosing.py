@@ -144,7 +144,7 @@ def _least_probability(
 ) -> float:
     """The drafter's probability below which a token costs more than it gains, even behind tokens that are certain.
 
-    Worth is tokens beyond what the row's milliseconds would give at the rate of the whole, as in the run-time policy.
+    A value is tokens beyond what the row's milliseconds would give at the rate of the whole, as in the run-time policy.
     """
     row_ms = (steps.verify_ms[shape.verify_width] - steps.verify_ms[1]) / shape.depth
     probabilities = np.arange(1, 100) / 100

@@ -48,9 +48,9 @@ class BlockDrafter(TextHeadDrafter):
         call = BlockCall(loaded, min(settings.num_guesses, read_width - 1))  # a tree is no deeper
         for width in self.read_widths:
             runner.define("read", width, ReadStep(call), [states[:width], self._start.tensor])
-        marginals = Marginals(runner, tree, widths, call.num_guesses, self.knots)
-        self.levels = marginals.levels
-        inputs = [self._token.tensor, self._root.tensor, *marginals.written]
+        self._marginals = Marginals(runner, tree, widths, call.num_guesses, self.knots)
+        self.levels = self._marginals.levels
+        inputs = [self._token.tensor, self._root.tensor, *self._marginals.written]
         runner.define("head", 1, BlockStep(call), inputs)
 
     def _draft_head(self) -> None:
