@@ -18,7 +18,12 @@ ROOMS = (
     "__main__",
 )  # fmt: skip
 # What these single files may import.
-LEAVES = {"errors": set(), "arguments": {"errors"}, "prompts": {"errors", "arguments", "checkpoints"}}
+LEAVES = {
+    "errors": set(),
+    "arguments": {"errors"},
+    "own_class": {"errors"},
+    "prompts": {"errors", "arguments", "checkpoints"},
+}
 WITHOUT_TORCH = (
     "yggdrasil", "yggdrasil.artifacts", "yggdrasil.prompts", "yggdrasil.scheduling.stages", "yggdrasil.scheduling.plan",
     "yggdrasil.scheduling.timeline", "yggdrasil.scheduling.search", "yggdrasil.policy.policy",
