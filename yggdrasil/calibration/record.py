@@ -19,10 +19,10 @@ HIDDEN_CHUNK = 128
 def record_document(
     assembly: Assembly, drafter: Drafter, prompt: Sequence[int], generated: Sequence[int], document: int
 ) -> TraceSet:
-    """Trees of every draft width at each generated position that has ``max_depth`` tokens after it.
+    """Record trees of every draft width at each generated position that has ``max_depth`` tokens after it.
 
-    Position p is the root ``text[p]``: its tree guesses ``text[p + 1:]``. Its features is what the depth predictor
-    reads at run time: the hidden state that chose the root, the text's repetition, the root's candidates.
+    Position p is the root ``text[p]``: its tree guesses ``text[p + 1:]``. Its features are those that the depth
+    predictor reads at run time: the hidden state that chose the root, the text's repetition, the root's candidates.
     """
     text = [*prompt, *generated]
     max_depth, tree = assembly.shapes.max_depth, assembly.engine.tree

@@ -149,7 +149,7 @@ def show_summary(summary: dict[str, Any]) -> None:
 
 
 def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
-    """One row a category of the prompt file."""
+    """Print a table of results with one row for each category of the prompts."""
     table = Table("category", "same tokens", "AAL", "plain ms", "ours ms", "speed-up (quartiles)", "in all", "repeats")
     for name, summary in categories.items():
         table.add_row(

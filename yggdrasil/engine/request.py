@@ -126,7 +126,7 @@ class Request:
         return self.result()
 
     def in_stretches(self, iterations: float) -> Iterator[str]:
-        """Decode so many ``iterations`` at a time, for who asks for no text before the end."""
+        """Iterate without streaming: ``iterations`` decoding iterations run for each item, which holds no text."""
         self._stream.is_read, self._stream.most_unread = False, iterations
         return iter(self)
 

@@ -68,9 +68,9 @@ class Shapes:
 
     @property
     def cache_capacity(self) -> int:
-        """Cache slots: the longest text, and behind it the widest step's scratch.
+        """KV cache slots: the longest text, and after it the temporary rows of the widest step.
 
-        Guesses at the next root lie behind the tree, which begins at the last but one place of the text at the latest.
+        Rows of an early head draft lie behind the tree, which begins at the last but one position of the text at most.
         """
         guesses = self.num_nodes + self.verify_widths[-1] - 2
         return self.max_length + max(self.num_nodes, guesses, self.prefill_widths[-1], self.max_depth + 1)

@@ -70,7 +70,7 @@ class _Unrolled:
 
 
 def unroll(head: EagleHead, embedding: Tensor, batch: Batch, steps: int) -> Iterator[StepOutput]:
-    """Logits of each of ``steps`` at the learned places; a place too near a window's start is not reached by all."""
+    """Yield head logits of each of ``steps`` at the trained positions; some near a window's start are left out."""
     windows, positions = batch.places
     attention = _Unrolled()
     features = head.feature(batch.states[:, :-1])

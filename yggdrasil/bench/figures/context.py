@@ -93,7 +93,7 @@ class FigureContext:
                 raise YggdrasilError(f"the set {name} has {found} prompts, {needed} are needed; give more, or --quick")
 
     def report_to(self, reporter: Reporter) -> None:
-        """Show progress here from now on."""
+        """Report progress to ``reporter`` from now on."""
         self._reporter = reporter
 
     @property

@@ -58,7 +58,7 @@ class WaitingStates:
         self._here += count
 
     def again(self) -> None:
-        """The state that was read last waits once more."""
+        """Mark the last state as unread, so that the next head draft reads it again."""
         if self._last:
             self._buffer[0] = self._buffer[self._last]
         self._here = 1

@@ -84,7 +84,7 @@ class Nodes:
         ancestors[node, node] = True
 
     def clear(self) -> None:
-        """Forget what lies behind the nodes."""
+        """Clear the buffers from ``size`` on, which may hold nodes of an earlier tree."""
         self._buffers[3][self.size :] = NO_SCORE
         ancestors = self._buffers[5]
         ancestors[self.size :] = torch.eye(self.capacity, dtype=torch.bool)[self.size :]

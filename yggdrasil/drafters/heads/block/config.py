@@ -34,7 +34,7 @@ class BlockSettings:
 
     @property
     def vocab_size(self) -> int:
-        """Of the target."""
+        """Tokens of the target's vocabulary."""
         return self.layer.vocab_size
 
     @property
