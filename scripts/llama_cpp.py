@@ -36,7 +36,7 @@ CMAKE_OPTIONS = {
     "LLAMA_USE_PREBUILT_UI": "OFF",
     "LLAMA_OPENSSL": "OFF",
 }
-# GCC's intrinsics of the matrix unit do not say which memory they read: stores of shapes and numbers before them were
+# GCC's intrinsics of AMX do not say which memory they read: stores of shapes and numbers before them were
 # dropped, and files of 4 to 8 bits crashed. In this one source no store is taken for dead.
 MATRIX_SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
 KEEP_STORES = '#pragma GCC optimize("no-tree-dse", "no-dse")\n'

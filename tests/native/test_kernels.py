@@ -166,7 +166,7 @@ def test_packed_linear_equals_linear(dtype, shape, has_bias):
 @DTYPES
 @pytest.mark.parametrize("shape", LINEAR_SHAPES)
 def test_packing_keeps_every_weight_and_fills_up_with_zeros(dtype, shape):
-    """A matrix unit multiplies what lies behind the last input, and garbage may be no number."""
+    """A AMX multiplies what lies behind the last input, and garbage may be no number."""
     _, weight, _ = linear_inputs(0, 1, *shape, dtype)
     packed = pack(weight).flatten()
     padding = torch.zeros(packed.numel() - weight.numel(), dtype=dtype)

@@ -13,7 +13,6 @@ from yggdrasil.checkpoints.experts import expert_parts, form_of, pack_experts
 from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.checkpoints.formats.rows import PackedRows, Quantise
 from yggdrasil.checkpoints.packable import is_packable, page_out
-from yggdrasil.checkpoints.screening import copy_of, pays_a_copy
 from yggdrasil.native.arena import Arena
 
 
@@ -57,28 +56,12 @@ class PackedLinear(nn.Module):
         return output
 
 
-class ScreenedLinear(PackedLinear):
-    """A head whose greatest output is found through a copy in 8 bits (``copy_of``), mostly read as that alone."""
-
-    copy: Tensor
-    factors: Tensor
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, num_threads: int, arena: Arena) -> None:
-        super().__init__(weight, bias, num_threads, arena)
-        copy, factors = copy_of(weight.detach(), arena)
-        self.register_buffer("copy", copy)
-        self.register_buffer("factors", factors)
-
-
-def pack_linears(
-    model: nn.Module, num_threads: int, quantise: Quantise | None = None, head: nn.Module | None = None
-) -> None:
+def pack_linears(model: nn.Module, num_threads: int, quantise: Quantise | None = None) -> None:
     """Pack linear layers and mixtures' experts of ``model``, and embeddings where ``quantise`` gives their rows.
 
-    A quantised table that serves two modules is packed once; else tied embeddings keep their own (unpacked) table. Of
-    the ``head``, a layer of the model, often no more is wanted than the greatest output.
+    A quantised table that serves two modules is packed once; else tied embeddings keep their own (unpacked) table.
     """
-    packer = _Packer(num_threads, quantise or (lambda name, weight: None), head)
+    packer = _Packer(num_threads, quantise or (lambda name, weight: None))
     for name, child in list(model.named_modules(remove_duplicate=False)):
         packed = packer.packed(name, child)
         if packed is not None:
@@ -102,8 +85,8 @@ def _is_transposed(module: nn.Module) -> bool:
 class _Packer:
     """Packed modules in the place of a model's own, side by side in one arena."""
 
-    def __init__(self, num_threads: int, quantise: Quantise, head: nn.Module | None) -> None:
-        self._num_threads, self._head = num_threads, head
+    def __init__(self, num_threads: int, quantise: Quantise) -> None:
+        self._num_threads = num_threads
         self._quantise = quantise
         self._arena = Arena()
         self._quantised: dict[int, PackedRows] = {}  # by address of the weight
@@ -125,8 +108,7 @@ class _Packer:
         if found is not None:
             packed = QuantisedLinear(found, layer.bias, self._num_threads)
         elif weight.shape[1] % 2 == 0:
-            kind = ScreenedLinear if module is self._head and pays_a_copy(weight) else PackedLinear
-            packed = kind(weight, layer.bias, self._num_threads, self._arena)
+            packed = PackedLinear(weight, layer.bias, self._num_threads, self._arena)
         else:
             return None
         page_out(layer.weight)

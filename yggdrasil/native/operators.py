@@ -16,7 +16,7 @@ _PANEL, _TILE_PAIRS = 16, 16  # outputs of a panel; input pairs that a panel of 
 _WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words", "commit_states")
 # Computed otherwise: in PyTorch, or by functions below.
 _NOT_CALLS = {
-    "packed_shape", "quantised_shape", "can_screen", "keep_rows", "keep_stack", "drop_stack",
+    "packed_shape", "quantised_shape", "has_byte_products", "keep_rows", "keep_stack", "drop_stack",
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def native_functions() -> dict[str, Callable[..., Any]]:
         stacks.pop(number, None)
 
     return {
-        "can_screen": can_screen,
+        "has_byte_products": has_byte_products,
         "keep_stack": keep_stack,
         "drop_stack": drop_stack,
     }
@@ -72,9 +72,9 @@ def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
     return [-(-rows.shape[0] // (2 * _PANEL)), size]
 
 
-def can_screen() -> bool:
+def has_byte_products() -> bool:
     """Whether the library has products of bytes, which a bounded argmax needs."""
-    return Native.library is not None and bool(Native.library.yggdrasil_can_screen())
+    return Native.library is not None and bool(Native.library.yggdrasil_has_byte_products())
 
 
 def _call(name: str) -> Callable[..., Any]:

@@ -1,13 +1,13 @@
 // CPU operators over quantised weights, beside those of ops.cpp.
 
 #include "common/c_api.h"
-#include "linear/screened_best.h"
+#include "linear/bounded_argmax.h"
 #include "quantised/quantised_experts.h"
 #include "quantised/quantised_ops.h"
 
 using namespace yggdrasil;
 
-YGG_API int32_t yggdrasil_can_screen() { return can_screen(); }
+YGG_API int32_t yggdrasil_has_byte_products() { return has_byte_products(); }
 
 YGG_API int64_t yggdrasil_pair_bytes(int64_t format, int64_t inputs) {
   return counted([&] { return pair_bytes(format, inputs); });
@@ -34,9 +34,9 @@ YGG_API int32_t yggdrasil_quantised_best(View input, View packed, View bias, int
   return guarded([&] { quantised_best(of(input), of(packed), of(bias), out_features, format, num_threads, of(best), of(place)); });
 }
 
-YGG_API int32_t yggdrasil_screened_best(View input, View packed, View bias, View copy, View factors, int64_t out_features, int64_t num_threads, View best,
+YGG_API int32_t yggdrasil_bounded_argmax(View input, View packed, View bias, View copy, View factors, int64_t out_features, int64_t num_threads, View best,
                                         View place) {
-  return guarded([&] { screened_best(of(input), of(packed), of(bias), of(copy), of(factors), out_features, num_threads, of(best), of(place)); });
+  return guarded([&] { bounded_argmax(of(input), of(packed), of(bias), of(copy), of(factors), out_features, num_threads, of(best), of(place)); });
 }
 
 YGG_API int32_t yggdrasil_quantised_experts(View input, View chosen, View shares, View packed, int64_t num_packed, const int64_t* formats,

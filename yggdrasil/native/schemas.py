@@ -16,8 +16,8 @@ _ALL = (
     "packed_best(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> (Tensor, Tensor)",
     "quantised_best(Tensor input, Tensor packed, Tensor? bias, int out_features, int format, int num_threads) "
     "-> (Tensor, Tensor)",
-    "can_screen() -> bool",
-    "screened_best(Tensor input, Tensor packed, Tensor? bias, Tensor copy, Tensor factors, int out_features, "
+    "has_byte_products() -> bool",
+    "bounded_argmax(Tensor input, Tensor packed, Tensor? bias, Tensor copy, Tensor factors, int out_features, "
     "int num_threads) -> (Tensor, Tensor)",
     "quantised_shape(Tensor rows, int format, int inputs) -> int[]",
     "pack_quantised(Tensor rows, int format, int inputs, Tensor(a!) packed) -> ()",

@@ -76,7 +76,7 @@ def quantised_best(
     return best_tokens(x.flatten(0, -2), num_threads)
 
 
-def screened_best(
+def bounded_argmax(
     x: Tensor, packed: Tensor, bias: Tensor | None, copy: Tensor, factors: Tensor, out_features: int, num_threads: int
 ) -> tuple[Tensor, Tensor]:
     return packed_best(x, packed, bias, out_features, num_threads)
@@ -135,7 +135,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
         norm_rows,
         packed_best,
         quantised_best,
-        screened_best,
+        bounded_argmax,
         best_tokens,
         top_candidates,
         tree_attention,

@@ -13,7 +13,7 @@ from torch import nn
 
 from yggdrasil.checkpoints.experts import PackedExperts
 from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedExperts, QuantisedLinear
-from yggdrasil.checkpoints.packing import PackedLinear, ScreenedLinear
+from yggdrasil.checkpoints.packing import PackedLinear
 from yggdrasil.runtime.loaded import LoadedModel
 
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
@@ -60,8 +60,6 @@ def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
             num_bytes += min(len(module.down_proj), chosen) * sum(tensor[0].nbytes for tensor in own)
             operations += 2 * chosen * _MATRICES * loaded.outline.hidden_size * module.inner_features
             continue
-        if isinstance(module, ScreenedLinear):  # the least that is read of it
-            own = [module.copy, module.factors]
         num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in own)
         if isinstance(module, PackedLinear | QuantisedLinear | nn.Linear):
             operations += 2 * width * module.in_features * module.out_features

@@ -21,9 +21,9 @@ from yggdrasil.checkpoints.gguf.rows import rows_of_file
 from yggdrasil.checkpoints.mxfp4 import Mxfp4Experts, holds_mxfp4
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.packing import pack_linears
+from yggdrasil.checkpoints.placeholders import load_beside_blocks, refuse_placeholders
 from yggdrasil.checkpoints.recurrent import Recurrence
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.checkpoints.stand_ins import load_beside_blocks, refuse_stand_ins
 from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.native import is_native
 from yggdrasil.runtime.attention import ATTENTION_NAME
@@ -75,7 +75,7 @@ def load_model(
     loaded = prepare_model(
         model.to(device), found.given, num_threads, pack=pack, quantise=_quantise(model, found, weights, experts)
     )
-    refuse_stand_ins(model)
+    refuse_placeholders(model)
     return loaded
 
 
@@ -139,7 +139,7 @@ def prepare_model(
     model.config.output_hidden_states = model.config.output_attentions = False
     model.config.return_dict = True
     if pack and model.device.type == "cpu":  # elsewhere a compiler fuses around PyTorch's own linears
-        pack_linears(model, num_threads, quantise, model.get_output_embeddings())
+        pack_linears(model, num_threads, quantise)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     described = model.config.to_json_string()
     return LoadedModel(

@@ -1,4 +1,4 @@
-// Attention on the matrix unit (AMX) for bf16: up to 16 rows cost about what one does.
+// Attention on AMX for bf16: up to 16 rows cost about what one does.
 //
 // All query heads of a key head are rows of one tile, and two tiles meet what is loaded or packed of a key head. Keys are
 // summed in blocks of 32 positions. Blocks that lie whole in the context serve all rows at once; the last ones, where each
@@ -13,7 +13,7 @@
 namespace yggdrasil {
 
 #ifdef YGG_AMX
-inline bool fits_matrix_unit(int64_t head_dim) { return head_dim % 32 == 0 && has_matrix_unit(); }
+inline bool fits_amx(int64_t head_dim) { return head_dim % 32 == 0 && has_amx(); }
 
 // Adds a block's packed values, times their weights, to sums [tile of rows, 16 columns] of the tiles from First to Last.
 template <int First, int Last, int Columns>
@@ -99,13 +99,13 @@ template <int Tiles>
 inline void attend_tiles(const MatrixRows& rows) {
   pack_queries(rows);
   matrix_scores<Tiles>(rows);
-  float inverse[kMatrixUnitRows];
+  float inverse[kAmxRows];
   for (int64_t i = 0; i < rows.count; ++i)
     inverse[i] = weigh_positions(rows.job, rows.step_row(i), rows.at, rows.scores + i * rows.at.length,
                                  reinterpret_cast<float*>(rows.packed), rows.weights + i * rows.at.length, rows.sink_of(i));
   static thread_local std::vector<PathBlock> paths;  // kept: every layer of every step lays them
   lay_paths(rows, rows.at, rows.weights, paths);
-  MatrixUnit unit;
+  AmxTiles unit;
   constexpr int kColumns = 4 / Tiles;
   for (int tile = 0; tile < 4; ++tile) unit.shape(tile, tile < kColumns ? std::min(rows.count, kTileRows) : rows.second(), kTileBytes);
   unit.shape(4, std::min(rows.count, kTileRows), kTileBytes);
@@ -121,15 +121,15 @@ inline void attend_matrix(const KeyHeadRows& some, uint32_t* scratch) {
   const Positions at(some, kBlockKeys);
   auto* aligned = reinterpret_cast<uint32_t*>(round_up(reinterpret_cast<int64_t>(scratch), 64));
   auto* scores = reinterpret_cast<float*>(aligned);
-  auto* weights = reinterpret_cast<BFloat16*>(scores + kMatrixUnitRows * at.length);
-  auto* packed = reinterpret_cast<uint32_t*>(weights + kMatrixUnitRows * at.length);
+  auto* weights = reinterpret_cast<BFloat16*>(scores + kAmxRows * at.length);
+  auto* packed = reinterpret_cast<uint32_t*>(weights + kAmxRows * at.length);
   const MatrixRows rows{some, at, scores, weights, packed};
   if (rows.count <= kTileRows) attend_tiles<1>(rows);
   else attend_tiles<2>(rows);
 }
 #else
-inline constexpr int64_t kMatrixUnitRows = 1;
-inline bool fits_matrix_unit(int64_t) { return false; }
+inline constexpr int64_t kAmxRows = 1;
+inline bool fits_amx(int64_t) { return false; }
 inline int64_t matrix_words(const AttentionJob&) { return 0; }
 inline void attend_matrix(const KeyHeadRows&, uint32_t*) {}
 #endif

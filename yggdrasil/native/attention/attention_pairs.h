@@ -1,6 +1,6 @@
-// Attention on the vector unit for bf16: products are taken in pairs, of inputs of a key and of keys of a value.
+// Attention with AVX-512 or AVX2 for bf16: products are taken in pairs, of inputs of a key and of keys of a value.
 //
-// All query heads of a key head are rows of one tile: what is turned once, keys to lanes and values to pairs, serves them
+// All query heads of a key head are rows of one tile: what is rearranged once, keys to lanes and values to pairs, serves them
 // all. Pairs are those of positions, so that a row in a tree does the arithmetic of a plain step, number by number; where
 // the context ends and paths begin they are put together for every row.
 #pragma once
@@ -33,7 +33,7 @@ struct PairedRows : KeyHeadRows {
   float* scores;      // [count, length]
   BFloat16* weights;  // [count, length]
   float* sums;        // [count, D]
-  uint32_t* turned;   // [D / 2, block] of keys, or [block / 2, columns] of values
+  uint32_t* rearranged;   // [D / 2, block] of keys, or [block / 2, columns] of values
   float* tree_scores;
 };
 
@@ -55,7 +55,7 @@ inline void score_block(const PairedRows& rows, int64_t i, float* scores) {
   const int64_t pairs = rows.job.head_dim / 2;
   for (int64_t p = 0; p < pairs; ++p) {
     __m512bh keys[4];
-    for (int v = 0; v < 4; ++v) keys[v] = (__m512bh)_mm512_loadu_si512(rows.turned + p * kPairKeys + 16 * v);
+    for (int v = 0; v < 4; ++v) keys[v] = (__m512bh)_mm512_loadu_si512(rows.rearranged + p * kPairKeys + 16 * v);
     for (int r = 0; r < R; ++r) {
       const auto pair = (__m512bh)_mm512_set1_epi32(static_cast<int>(queries[r][p]));
       for (int v = 0; v < 4; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], keys[v], pair);
@@ -78,7 +78,7 @@ inline void score_all(const PairedRows& rows) {
       fetch_block_ahead(rows.job, rows.keys, slot + key, 16);
       const int64_t there = rows.at.last_slot - slot - key;  // slots behind the last are copies of it: they are hidden later
       for (int64_t p = 0; p < d / 2; p += 16) {
-        auto* out = reinterpret_cast<float*>(rows.turned + p * kPairKeys + key);
+        auto* out = reinterpret_cast<float*>(rows.rearranged + p * kPairKeys + key);
         const auto* in = reinterpret_cast<const float*>(rows.keys + (slot + key) * d + 2 * p);
         if (there >= 16) {
           transpose16(in, d / 2, out, kPairKeys);
@@ -95,7 +95,7 @@ inline void score_all(const PairedRows& rows) {
   }
 }
 
-// Adds the turned values of so many pairs of keys, times their weights, to R rows' sums.
+// Adds the rearranged values of so many pairs of keys, times their weights, to R rows' sums.
 template <int R, int V>
 inline void add_pairs(const uint32_t* values, int64_t pairs, const BFloat16* weights, int64_t weights_stride, float* sums, int64_t sums_stride) {
   __m512 acc[R][V];
@@ -123,7 +123,7 @@ inline void add_values(const PairedRows& rows, int64_t column) {
   const auto add = [&](int64_t i, int64_t count, int64_t position, int64_t pairs) {
     for (int64_t last = i + count; i < last; i += kPairRows)
       with_rows<kPairRows>(last - i, [&](auto r) {
-        add_pairs<r, V>(rows.turned, pairs, rows.weights + i * length + position - rows.at.start, length, rows.sums + i * d + column, d);
+        add_pairs<r, V>(rows.rearranged, pairs, rows.weights + i * length + position - rows.at.start, length, rows.sums + i * d + column, d);
       });
   };
   for (int64_t block = rows.at.start; block < whole; block += kPairKeys) {
@@ -131,7 +131,7 @@ inline void add_values(const PairedRows& rows, int64_t column) {
     for (int64_t p = 0; p < pairs; ++p) {
       fetch_block_ahead(job, rows.values, block + 2 * p, 2);
       const BFloat16* even = values + (block + 2 * p) * d;
-      interleave(even, even + d, 16 * V, rows.turned + p * 16 * V);
+      interleave(even, even + d, 16 * V, rows.rearranged + p * 16 * V);
     }
     add(0, rows.count, block, pairs);
   }
@@ -145,7 +145,7 @@ inline void add_values(const PairedRows& rows, int64_t column) {
     };
     for (int64_t block = whole; block < end; block += kPairKeys) {
       const int64_t pairs = (std::min(kPairKeys, end - block) + 1) / 2;
-      for (int64_t p = 0; p < pairs; ++p) interleave(value_at(block + 2 * p), value_at(block + 2 * p + 1), 16 * V, rows.turned + p * 16 * V);
+      for (int64_t p = 0; p < pairs; ++p) interleave(value_at(block + 2 * p), value_at(block + 2 * p + 1), 16 * V, rows.rearranged + p * 16 * V);
       add(i, alike, block, pairs);
     }
   }
@@ -155,11 +155,11 @@ inline void attend_pairs(const KeyHeadRows& some, uint32_t* scratch) {
   const AttentionJob& job = some.job;
   const Positions at(some, kPairKeys);
   const int64_t d = job.head_dim, count = some.count;
-  auto* turned = reinterpret_cast<uint32_t*>(round_up(reinterpret_cast<int64_t>(scratch), 64));
-  auto* scores = reinterpret_cast<float*>(turned + kPairKeys / 2 * std::max(kPairColumns, d));
+  auto* rearranged = reinterpret_cast<uint32_t*>(round_up(reinterpret_cast<int64_t>(scratch), 64));
+  auto* scores = reinterpret_cast<float*>(rearranged + kPairKeys / 2 * std::max(kPairColumns, d));
   auto* weights = reinterpret_cast<BFloat16*>(scores + count * at.length);
   auto* sums = reinterpret_cast<float*>(weights + count * at.length);
-  const PairedRows rows{some, at, scores, weights, sums, turned, sums + count * d};
+  const PairedRows rows{some, at, scores, weights, sums, rearranged, sums + count * d};
   score_all(rows);
   float inverse[kUnitRows];
   for (int64_t i = 0; i < count; ++i)

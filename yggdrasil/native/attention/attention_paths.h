@@ -1,6 +1,6 @@
 // Where the context ends and each row follows its own path: blocks of values that serve as many rows as they can.
 //
-// The matrix unit sums the even lanes of a block and the odd ones, each in order, and then adds both. A weight of zero
+// AMX sums the even lanes of a block and the odd ones, each in order, and then adds both. A weight of zero
 // adds nothing, so values that only other rows see may lie between a row's own: its sums have the bits of a plain step as
 // long as its values keep their block and their order, even positions in even lanes.
 #pragma once

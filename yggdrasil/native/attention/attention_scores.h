@@ -1,15 +1,15 @@
-// Scores of a key head's rows on the matrix unit (AMX): two tiles of 16 rows meet a tile of keys that is loaded once.
+// Scores of a key head's rows on AMX: two tiles of 16 rows meet a tile of keys that is loaded once.
 #pragma once
 
 #include <algorithm>
 
 #include "attention/attention_paths.h"
-#include "common/matrix_unit.h"
+#include "common/amx.h"
 
 namespace yggdrasil {
 
 #ifdef YGG_AMX
-constexpr int64_t kMatrixUnitRows = 2 * kTileRows;  // of a unit of work
+constexpr int64_t kAmxRows = 2 * kTileRows;  // of a unit of work
 constexpr int64_t kBlocksAhead = 2;                 // that are on their way from memory
 
 struct MatrixRows : KeyHeadRows {
@@ -24,8 +24,8 @@ struct MatrixRows : KeyHeadRows {
 // Scratch words of a unit.
 inline int64_t matrix_words(const AttentionJob& job) {
   const int64_t length = round_up(job.context_stride, kBlockKeys) + 2 * kBlockKeys, tree_slots = job.context_stride - job.context;
-  const int64_t packed = std::max({job.head_dim / 2 * kMatrixUnitRows, 16 * 64l, tree_slots});
-  return kMatrixUnitRows * (length + length / 2) + packed + 16;
+  const int64_t packed = std::max({job.head_dim / 2 * kAmxRows, 16 * 64l, tree_slots});
+  return kAmxRows * (length + length / 2) + packed + 16;
 }
 
 // Fetches what lies some blocks behind these rows of a cache, as far as the context goes: it is longer than near memory.
@@ -71,7 +71,7 @@ inline void score_sixteen(const MatrixRows& rows, int64_t slot) {
 template <int Tiles>
 inline void matrix_scores(const MatrixRows& rows) {
   const int64_t d = rows.job.head_dim, length = rows.at.length;
-  MatrixUnit unit;
+  AmxTiles unit;
   for (const int tile : {0, 1, 4}) unit.shape(tile, kTileRows, std::min(rows.count, kTileRows) * 4);
   for (const int tile : {2, 3, 5}) unit.shape(tile, kTileRows, std::max<int64_t>(rows.second(), 1) * 4);
   for (const int keys : {6, 7}) unit.shape(keys, kTileRows, kTileBytes);

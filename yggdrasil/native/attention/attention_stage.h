@@ -1,4 +1,4 @@
-// Attention as stages of a program: queries and keys are normed and turned by their positions, keys and values written, rows
+// Attention as stages of a program: queries and keys are normed and rotated by their positions, keys and values written, rows
 // attend.
 #pragma once
 
@@ -30,7 +30,7 @@ void rotate(const T* from, const T* cos, const T* sin, int64_t head_dim, T* to) 
   }
 }
 
-// Which numbers of a head are turned against each other: its halves, every operation rounded; or in float32, rounded once, its
+// Which numbers of a head are rotated against each other: its halves, every operation rounded; or in float32, rounded once, its
 // halves or neighbours.
 enum class Turn : int64_t { halves = 0, wide_halves = 1, wide_pairs = 2 };
 
@@ -45,7 +45,7 @@ void rotate_wide(const T* from, const float* cos, const float* sin, int64_t head
   }
 }
 
-// Cosines and sines [W, D], of the rows' dtype or, of wide turns, float32; null: nothing is turned.
+// Cosines and sines [W, D], of the rows' dtype or, of wide turns, float32; null: nothing is rotated.
 struct Turning {
   Turn turn;
   const void *cos, *sin;
@@ -60,7 +60,7 @@ struct Turning {
 
 // What becomes of heads before they attend.
 template <typename T>
-struct HeadTurn {
+struct RotaryEmbedding {
   NormOf<T> query_norm, key_norm;  // [D] each
   Turning turning;
 
@@ -79,9 +79,9 @@ struct HeadTurn {
 template <typename T>
 class AttentionStage {
  public:
-  // query [W, Hq * D], which is turned where it lies, key and value [W, Hkv * D]. What `of` says of queries is taken from
+  // query [W, Hq * D], which is rotated where it lies, key and value [W, Hkv * D]. What `of` says of queries is taken from
   // the rows.
-  AttentionStage(AttentionOf<T> of, const SeenKeys& seen, int64_t rows, T* query, const T* key, const T* value, const HeadTurn<T>& turn, T* out,
+  AttentionStage(AttentionOf<T> of, const SeenKeys& seen, int64_t rows, T* query, const T* key, const T* value, const RotaryEmbedding<T>& turn, T* out,
                  int64_t num_threads)
       : of_(laid_out(of, query)), attention_(of_, seen, rows, out, num_threads), query_(query), key_(key), value_(value), turn_(turn),
         rows_(rows), start_(seen.start) {}
@@ -118,7 +118,7 @@ class AttentionStage {
   TreeAttention<T> attention_;
   T* query_;
   const T *key_, *value_;
-  HeadTurn<T> turn_;
+  RotaryEmbedding<T> turn_;
   int64_t rows_, start_;
 };
 

@@ -106,14 +106,14 @@ class TreeAttention {
   }
 
  private:
-  bool by_key_heads() const { return std::is_same_v<T, BFloat16> && (fits_matrix_unit(of_.head_dim) || fits_pairs(of_.head_dim)); }
+  bool by_key_heads() const { return std::is_same_v<T, BFloat16> && (fits_amx(of_.head_dim) || fits_pairs(of_.head_dim)); }
 
   void attend_key_heads(int64_t begin, int64_t end) const {
-    if (fits_matrix_unit(of_.head_dim)) return attend_together(begin, end, kMatrixUnitRows, matrix_words(job_), attend_matrix);
+    if (fits_amx(of_.head_dim)) return attend_together(begin, end, kAmxRows, matrix_words(job_), attend_matrix);
     attend_together(begin, end, pair_rows(job_), pair_words(job_, pair_rows(job_)), attend_pairs);
   }
 
-  // Rows of one key head after the other, up to `span` at once: all query heads that read it share what is turned of it.
+  // Rows of one key head after the other, up to `span` at once: all query heads that read it share what is rotated of it.
   template <typename Attend>
   void attend_together(int64_t begin, int64_t end, int64_t span, int64_t words, const Attend& attend) const {
     const int64_t all = job_.rows * job_.group, head_size = of_.capacity * of_.head_dim;

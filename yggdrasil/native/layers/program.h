@@ -227,7 +227,7 @@ class ProgramRun {
 
   AttentionStage<T> attention_of(const AttentionCode& code, AttentionOf<T> of, const SeenKeys& sees, int64_t value) const {
     of.key_cache = at(code.key_cache), of.value_cache = at(code.value_cache);
-    const HeadTurn<T> turn{norm_at(code.query_norm, code.plus_one, code.eps), norm_at(code.key_norm, code.plus_one, code.eps), {static_cast<Turn>(code.turn), at_raw(code.cos), at_raw(code.sin)}};
+    const RotaryEmbedding<T> turn{norm_at(code.query_norm, code.plus_one, code.eps), norm_at(code.key_norm, code.plus_one, code.eps), {static_cast<Turn>(code.turn), at_raw(code.cos), at_raw(code.sin)}};
     return {of, sees, rows_, static_cast<T*>(result_at(code.query)), at(code.key), at(code.value), turn, static_cast<T*>(result_at(value)), num_threads_};
   }
 

@@ -14,7 +14,7 @@
 // weight), 1 (multiplied by the weight plus one and rounded once) or 2 (multiplied by the weight and rounded once). `turn` is 0
 // (halves of a head against each other, each operation rounded), 1 (the same in float32 with float32 cos and sin, rounded once) or
 // 2 (as 1, with neighbours against each other). Tensors are numbered first, then what stages give, one
-// number a layer or attention; -1 is nothing. Queries are normed and turned where they lie, so nobody else may read them.
+// number a layer or attention; -1 is nothing. Queries are normed and rotated where they lie, so nobody else may read them.
 #pragma once
 
 #include <vector>

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "common/input_rows.h"
-#include "common/matrix_unit.h"
+#include "common/amx.h"
 #include "quantised/quantised_bytes.h"
 
 namespace yggdrasil {
@@ -102,8 +102,8 @@ inline void meet_panel(const ByteRows& rows, int64_t first, const uint8_t* panel
 // Tiles 0 and 1 hold the high and the low bytes of rows, 2 weights, 4 and 5 sums. Sums of a panel are taken while the next
 // one's products are under way: what a tile has stored cannot be read at once.
 template <typename Take>
-void meet_panels_on_matrix_unit(const ByteRows& rows, const uint8_t* panels, int64_t begin, int64_t end, const Take& take) {
-  MatrixUnit unit;
+void meet_panels_on_amx(const ByteRows& rows, const uint8_t* panels, int64_t begin, int64_t end, const Take& take) {
+  AmxTiles unit;
   for (const int tile : {0, 1, 4, 5}) unit.shape(tile, rows.rows, kTileBytes);
   unit.shape(2, kTileRows, kTileBytes);
   unit.take_shapes();
@@ -138,7 +138,7 @@ void meet_panels_on_matrix_unit(const ByteRows& rows, const uint8_t* panels, int
 template <typename Take>
 void meet_panels(const ByteRows& rows, const uint8_t* panels, int64_t begin, int64_t end, const Take& take) {
 #ifdef YGG_AMX
-  if (rows.rows > 1 && has_matrix_unit()) return meet_panels_on_matrix_unit(rows, panels, begin, end, take);
+  if (rows.rows > 1 && has_amx()) return meet_panels_on_amx(rows, panels, begin, end, take);
 #endif
   for (int64_t panel = begin; panel < end; ++panel) {
     const uint8_t* weights = panels + panel * panel_bytes(rows.inputs);

@@ -1,4 +1,4 @@
-// A linear layer over packed weights: what its kernels, for the vector and for the matrix unit, work on.
+// A linear layer over packed weights: what its kernels, for vectors and for AMX, work on.
 #pragma once
 
 #include "linear/linear_output.h"
@@ -18,7 +18,7 @@ constexpr bool kMultipliesPairs = false;
 struct LinearJob {
   const uint32_t* packed;
   const uint32_t* x;      // [W, row_words]: two bf16 or one float32 a word
-  const uint32_t* tiled;  // the same for the matrix unit; null where it is not used
+  const uint32_t* tiled;  // the same for AMX; null where it is not used
   int64_t rows, k_steps, row_words, panel_words;
   LinearOutput output;
 };

@@ -1,8 +1,8 @@
-// Packed linear on the matrix unit (AMX): up to 16 rows cost what one does.
+// Packed linear on AMX: up to 16 rows cost what one does.
 #pragma once
 
 #include "linear/linear_job.h"
-#include "common/matrix_unit.h"
+#include "common/amx.h"
 
 namespace yggdrasil {
 
@@ -11,7 +11,7 @@ constexpr int64_t kMatrixPanels = 4;  // that a block of rows meets at a time: a
 #ifdef YGG_AMX
 // Registers: 0 and 1 hold inputs, 2 and 3 weights, 4 to 7 sums. One block of up to 16 rows meets four panels at a time,
 // two blocks meet two.
-inline void shape_for_linear(MatrixUnit& unit, int64_t rows) {
+inline void shape_for_linear(AmxTiles& unit, int64_t rows) {
   const int64_t first = std::min(rows, kTileRows), second = rows > kTileRows ? rows - kTileRows : first;
   const int64_t heights[8] = {first, second, kTilePairs, kTilePairs, first, first, second, second};
   for (int i = 0; i < 8; ++i) unit.shape(i, heights[i], kTileBytes);
@@ -113,7 +113,7 @@ void matrix_two_blocks(const LinearJob& job, int64_t row, int64_t rows, int64_t 
 }
 
 inline void run_matrix_panels(const LinearJob& job, int64_t row, int64_t rows, int64_t begin, int64_t end) {
-  MatrixUnit unit;
+  AmxTiles unit;
   shape_for_linear(unit, rows);
   int64_t panel = begin;
   if (rows <= kTileRows) {

@@ -18,7 +18,7 @@
 
 namespace yggdrasil {
 
-// Rows of tiles: two blocks of the matrix unit, or an even share of up to 8.
+// Rows of tiles: two blocks of AMX, or an even share of up to 8.
 inline std::vector<int64_t> row_shares(int64_t rows, bool is_tiled) {
   std::vector<int64_t> shares;
   if (is_tiled) {
@@ -110,7 +110,7 @@ template <typename Given>
 struct MetRows {
   using Made = std::conditional_t<kMultipliesPairs, Given, float>;
 
-  static bool are_tiled() { return std::is_same_v<Given, BFloat16> && has_matrix_unit(); }
+  static bool are_tiled() { return std::is_same_v<Given, BFloat16> && has_amx(); }
   static int64_t steps(int64_t inputs) { return std::is_same_v<Given, BFloat16> ? inputs / 2 : inputs; }
 
   // Words of memory that so many rows of so many inputs take, in whole cache lines.

@@ -1,4 +1,4 @@
-// Packed linear on the vector unit: a tile of some rows meets up to 4 panels in registers. More rows are several tiles,
+// Packed linear with AVX-512 or AVX2: a tile of some rows meets up to 4 panels in registers. More rows are several tiles,
 // which meet a stretch of the panels one after the other before the next stretch: it comes from memory once, and while all
 // of them multiply.
 #pragma once
@@ -49,7 +49,7 @@ inline __m512 fma_pair(__m512 acc, __m512i weights, const uint32_t* row, int64_t
 template <int M, int NB>
 void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t steps, bool is_bf16, int64_t panel_words, bool is_first,
           Fetching fetching, float* sums) {
-  // NOTE: a pointer for each of eight rows would leave too few registers, and the vector unit would keep some. Where the
+  // NOTE: a pointer for each of eight rows would leave too few registers, and the processor would keep some. Where the
   // compiler cannot know that these three belong together, it reads all rows from them by a common distance.
   const uint32_t *x3 = x + 3 * row_words, *x6 = x + 6 * row_words;
   asm("" : "+r"(x3), "+r"(x6));

@@ -1,21 +1,21 @@
-// Quantised linears on the matrix unit (AMX): a chunk of a panel, widened to signed bytes, meets up to 16 rows at once.
+// Quantised linears on AMX: a chunk of a panel, widened to signed bytes, meets up to 16 rows at once.
 //
 // A chunk's products are summed as integers and then weighed and added up as in quantised_linear.h, to the same bits:
 // the number of rows may decide which unit takes them.
 #pragma once
 
-#include "common/matrix_unit.h"
+#include "common/amx.h"
 #include "quantised/quantised_linear.h"
 
 namespace yggdrasil {
 
 #if defined(YGG_AMX) && defined(YGG_VNNI)
 #define YGG_AMX_INT8 1
-constexpr int64_t kMatrixRows = 6;  // from which on the matrix unit is faster
+constexpr int64_t kMatrixRows = 6;  // from which on AMX is faster
 
-// Halves of a chunk with a scale each would take twice the steps of half the work: more time than the vector unit.
+// Halves of a chunk with a scale each would take twice the steps of half the work: more time than AVX-512.
 template <typename F>
-constexpr bool kFitsMatrixUnit = F::kScaling != Scaling::halved;
+constexpr bool kFitsAmx = F::kScaling != Scaling::halved;
 
 // A tile of rows meets pairs of panels, a chunk a step, pair behind pair. While the products of a step are under way, the
 // sums of the one before are stored, those of the one before that are weighed, and the next chunk is widened: no
@@ -29,7 +29,7 @@ class MatrixSteps {
 
   void run(int64_t begin, int64_t end) {
     // Tiles 0 and 1 hold inputs and weights, 2 and 3 the sums of both sides in even steps, 4 and 5 those in odd ones.
-    MatrixUnit unit;
+    AmxTiles unit;
     unit.shape(0, rows_, kChunk);
     unit.shape(1, kChunk / 4, kTileBytes);
     for (const int sums : {2, 3, 4, 5}) unit.shape(sums, rows_, kTileBytes);

@@ -13,8 +13,8 @@ void run_quantised_pairs(const QuantisedJob& job, uint8_t* tile, int64_t rows, i
   with_format(job.format, [&](auto format) {
     using F = decltype(format);
 #ifdef YGG_AMX_INT8
-    if constexpr (kFitsMatrixUnit<F> && R >= 3) {
-      if (rows >= kMatrixRows && has_matrix_unit()) return MatrixSteps<F, R>(job, tile, rows, row, count).run(begin, end);
+    if constexpr (kFitsAmx<F> && R >= 3) {
+      if (rows >= kMatrixRows && has_amx()) return MatrixSteps<F, R>(job, tile, rows, row, count).run(begin, end);
     }
 #endif
     const int64_t groups = F::groups(job.inputs);

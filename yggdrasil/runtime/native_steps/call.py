@@ -125,7 +125,7 @@ class _Head:
         if name != "lm_head" and self._layer.format < 0:
             raise NotCoveredError("there is no output layer")
         copy, factors = (weights.tensors.get(f"lm_head.{part}") for part in ("copy", "factors"))
-        self._screen = None if copy is None or factors is None else (copy, factors)
+        self._head_copy = None if copy is None or factors is None else (copy, factors)
         self._threads, self._vocab_size = loaded.num_threads, vocab_size
         self._divisor, self._softcap = described.logit_divisor, described.logit_softcap
         # What is rounded once more may make two logits equal, of which the first is to be chosen.
@@ -151,8 +151,8 @@ class _Head:
             best, tokens = operators.best_tokens(logits, self._threads)
         elif form >= 0:
             best, tokens = operators.quantised_best(rows, packed, bias, outputs, form, self._threads)
-        elif self._screen is not None:
-            best, tokens = operators.screened_best(rows, packed, bias, *self._screen, outputs, self._threads)
+        elif self._head_copy is not None:
+            best, tokens = operators.bounded_argmax(rows, packed, bias, *self._head_copy, outputs, self._threads)
         else:
             best, tokens = operators.packed_best(rows, packed, bias, outputs, self._threads)
         return best, tokens

@@ -11,7 +11,7 @@ from typing import Any, Literal
 Config = Mapping[str, Any]
 # How a norm multiplies by its weight: after rounding; one added, rounded once; rounded once.
 NormKind = Literal[0, 1, 2]
-# Which numbers of a head turn against each other: halves, every operation rounded; halves or neighbours in float32.
+# Which numbers of a head the rotary embedding pairs: halves, every operation rounded; halves or neighbours in float32.
 Turn = Literal[0, 1, 2]
 FULL, SLIDING = "full_attention", "sliding_attention"
 _ATTENTION_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -99,7 +99,7 @@ def _smollm_types(config: Config) -> Sequence[str]:
 
 
 def _turning_layers(config: Config) -> Sequence[int]:
-    """1 for every layer whose heads are turned by positions."""
+    """1 for every layer whose heads have rotary embeddings."""
     every = config.get("no_rope_layer_interval", 4)
     return config.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
 

@@ -12,9 +12,9 @@ from yggdrasil.artifacts.gguf import read_gguf_layout
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.formats.rows import PackedRows, QuantisedRows
 from yggdrasil.checkpoints.gguf.mapped import MappedGguf
+from yggdrasil.checkpoints.head_copy import copy_of, pays_a_copy
 from yggdrasil.checkpoints.mapped import MappedSafetensors
 from yggdrasil.checkpoints.outline import Outline
-from yggdrasil.checkpoints.screening import copy_of, pays_a_copy
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native

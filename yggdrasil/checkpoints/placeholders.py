@@ -22,7 +22,7 @@ _PARTS = (BLOCKS, SCALES)
 def load_beside_blocks(
     folder: Path, dtype: torch.dtype, values: Callable[[str, torch.dtype], Tensor | None] | None = None, **options: Any
 ) -> Any:
-    """What ``from_pretrained`` gives of a folder, where stand-ins take the place of weights that it lacks.
+    """What ``from_pretrained`` gives of a folder, where placeholders take the place of weights that it lacks.
 
     ``values`` may give the numbers of such a weight by its name.
     """
@@ -49,7 +49,7 @@ def stands_in(weight: Tensor) -> bool:
     return weight.numel() > 1 and not any(weight.stride())
 
 
-def refuse_stand_ins(model: PreTrainedModel) -> None:
+def refuse_placeholders(model: PreTrainedModel) -> None:
     """AssertionError where a layer still holds one after packing."""
     left = [name for name, weight in model.named_parameters() if stands_in(weight)]
     assert not left, f"blocks were to be read in the place of {left}"

@@ -17,16 +17,16 @@
 namespace yggdrasil {
 
 #ifdef YGG_BYTE_PRODUCTS
-constexpr int64_t kScreenedRows = 16;  // as many as the matrix unit takes at once; more do not wait for the weights alone
+constexpr int64_t kBoundedRows = 16;  // as many as AMX takes at once; more do not wait for the weights alone
 
 // The stages that read the copy.
 template <typename T>
-class ScreenStage {
+class BoundStage {
  public:
   static int64_t words(int64_t rows, int64_t inputs) { return ByteRows::words(rows, inputs); }
 
   // `copy` [panels, filled inputs / 4, 16, 4], `factors` [panels, 3, 16] of the outputs.
-  ScreenStage(const InputRows<T>& input, const Tensor& copy, const Tensor& factors, const LinearOutput& output, uint32_t* memory)
+  BoundStage(const InputRows<T>& input, const Tensor& copy, const Tensor& factors, const LinearOutput& output, uint32_t* memory)
       : input_(input), output_(output), copy_(copy.const_data_ptr<uint8_t>()), outputs_(factors.const_data_ptr<float>()),
         bytes_{reinterpret_cast<int8_t*>(memory), reinterpret_cast<int32_t*>(memory) + 2 * input.rows * filled(input.inputs) / 4, input.rows, input.inputs},
         rows_(input.rows), least_(input.rows, kNothing), kept_(input.rows) {
@@ -36,12 +36,12 @@ class ScreenStage {
   }
 
   void share_out(Stages& stages, int64_t num_threads) const {
-    stages.add<&ScreenStage::round>(*this, input_.rows, input_.rows < kFewRows ? 1 : num_threads);
-    stages.add<&ScreenStage::sift>(*this, panels(), num_chunks_of(panels(), num_threads, kMuch));
+    stages.add<&BoundStage::round>(*this, input_.rows, input_.rows < kFewRows ? 1 : num_threads);
+    stages.add<&BoundStage::sift>(*this, panels(), num_chunks_of(panels(), num_threads, kMuch));
   }
 
   // Panels that may hold the greatest output of a row, ascending; none where rows or outputs are not finite.
-  std::vector<int64_t> promising() const {
+  std::vector<int64_t> candidates() const {
     std::vector<int64_t> found;
     for (int64_t row = 0; row < input_.rows; ++row) {
       const float enough = Sieve::reduced(least_[row], slack());
@@ -113,17 +113,17 @@ class ScreenStage {
 };
 
 template <typename T>
-std::vector<int64_t> promising_panels(const InputRows<T>& rows, const Tensor& copy, const Tensor& factors, const LinearOutput& output, int64_t num_threads) {
-  if (rows.rows > kScreenedRows) return {};
-  const ScreenStage<T> screen(rows, copy, factors, output, scratch_words<Scratch::rows>(ScreenStage<T>::words(rows.rows, rows.inputs)));
+std::vector<int64_t> candidate_panels(const InputRows<T>& rows, const Tensor& copy, const Tensor& factors, const LinearOutput& output, int64_t num_threads) {
+  if (rows.rows > kBoundedRows) return {};
+  const BoundStage<T> bounds(rows, copy, factors, output, scratch_words<Scratch::rows>(BoundStage<T>::words(rows.rows, rows.inputs)));
   Stages stages;
-  screen.share_out(stages, num_threads);
+  bounds.share_out(stages, num_threads);
   stages.run(num_threads);
-  return screen.promising();
+  return bounds.candidates();
 }
 #endif
 
-inline bool can_screen() {
+inline bool has_byte_products() {
 #ifdef YGG_BYTE_PRODUCTS
   return true;
 #else
@@ -132,7 +132,7 @@ inline bool can_screen() {
 }
 
 // As packed_best.
-inline void screened_best(const Tensor& input, const Tensor& packed, const Tensor& bias, const Tensor& copy,
+inline void bounded_argmax(const Tensor& input, const Tensor& packed, const Tensor& bias, const Tensor& copy,
                                                 const Tensor& factors, int64_t out_features, int64_t num_threads, const Tensor& best, const Tensor& place) {
   const Around around{.is_best = true};
   const RowsOf x(input, around);
@@ -142,7 +142,7 @@ inline void screened_best(const Tensor& input, const Tensor& packed, const Tenso
   const auto run = [&]<typename T>(const InputRows<T>& rows) {
     std::vector<int64_t> panels;  // none: all are multiplied
 #ifdef YGG_BYTE_PRODUCTS
-    panels = promising_panels(rows, copy, factors, outputs.of(0), num_threads);
+    panels = candidate_panels(rows, copy, factors, outputs.of(0), num_threads);
 #endif
     PackedStage<T> stage(rows, scratch_words<Scratch::rows>(PackedStage<T>::words(rows.rows, rows.inputs)), outputs.best());
     stage.add(packed, 0, outputs.of(0));

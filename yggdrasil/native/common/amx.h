@@ -1,4 +1,4 @@
-// The matrix unit (AMX): eight tiles of up to 16 rows of 64 bytes, numbered 0 to 7.
+// AMX: eight tiles of up to 16 rows of 64 bytes, numbered 0 to 7.
 //
 // GCC's own intrinsics do not say which memory an instruction reads: stores just before it, of shapes or of numbers, are
 // taken for stores that nobody needs. Here each says it.
@@ -16,20 +16,20 @@ namespace yggdrasil {
 constexpr int64_t kTileRows = 16, kTileBytes = 64;
 
 #ifdef YGG_AMX
-// The operating system grants the matrix unit's state to a process that asks.
-inline bool has_matrix_unit() {
+// The operating system grants AMX's state to a process that asks.
+inline bool has_amx() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return granted;
 }
 
 // A thread's use of the unit: from when its tiles take their shapes, as zeros, to the end of its life.
-class MatrixUnit {
+class AmxTiles {
  public:
-  MatrixUnit() = default;
-  MatrixUnit(const MatrixUnit&) = delete;
-  MatrixUnit& operator=(const MatrixUnit&) = delete;
-  ~MatrixUnit() { asm volatile("tilerelease"); }
+  AmxTiles() = default;
+  AmxTiles(const AmxTiles&) = delete;
+  AmxTiles& operator=(const AmxTiles&) = delete;
+  ~AmxTiles() { asm volatile("tilerelease"); }
 
   void shape(int tile, int64_t rows, int64_t row_bytes) {
     shapes_.rows[tile] = static_cast<uint8_t>(rows);
@@ -81,7 +81,7 @@ inline void add_mixed_products() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));
 }
 #else
-constexpr bool has_matrix_unit() { return false; }
+constexpr bool has_amx() { return false; }
 #endif
 
 }  // namespace yggdrasil

@@ -1,4 +1,4 @@
-"""A copy of a head in 8 bits, and how far off its outputs may be: what ``screened_best`` reads in the head's place.
+"""A copy of a head in 8 bits, and how far off its outputs may be: what ``bounded_argmax`` reads in the head's place.
 
 Dims: N outputs, K inputs, P panels of 16 outputs.
 """
@@ -17,8 +17,8 @@ _SURELY = 1 + 1e-6  # for what float32 takes from norms
 
 def pays_a_copy(weight: Tensor) -> bool:
     """Whether the processor multiplies bytes, and ``weight`` [N, K] is large enough; its numbers must be finite."""
-    can_screen = is_native() and torch.ops.yggdrasil.can_screen()
-    return can_screen and weight.nbytes >= _LEAST_BYTES and bool(torch.stack(weight.aminmax()).isfinite().all())
+    has_byte_products = is_native() and torch.ops.yggdrasil.has_byte_products()
+    return has_byte_products and weight.nbytes >= _LEAST_BYTES and bool(torch.stack(weight.aminmax()).isfinite().all())
 
 
 def copy_of(weight: Tensor, arena: Arena) -> tuple[Tensor, Tensor]:
