@@ -56,8 +56,8 @@ class TinyPair(NamedTuple):
     def decoder(self, policy: Policy, shapes: Shapes = SHAPES, eos: Sequence[int] = (), **options: object) -> Decoder:
         """A decoder of this pair, or with another ``drafter``, on the ``backend`` "native" unless told otherwise."""
         settings = {"drafter": self.drafter, "backend": "native", **options}
-        if (free := settings.get("free")) is not None and not isinstance(free, DrafterGroup):
-            settings["free"] = DrafterGroup([free])
+        if (free := settings.get("model_free")) is not None and not isinstance(free, DrafterGroup):
+            settings["model_free"] = DrafterGroup([free])
         return Decoder(assemble(self.target, shapes=shapes, **settings), byte_tokenizer(), policy, frozenset(eos))
 
 

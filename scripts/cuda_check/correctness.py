@@ -78,9 +78,9 @@ def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
     free = ModelFreePolicy(16)
     return {
         "n-gram": (FixedPolicy(TREES[0]), {"drafter": NGramDrafter()}),
-        "n-gram statistics": (free, {"drafter": None, "free": default_statistics()}),
-        "lookahead": (free, {"drafter": None, "free": DrafterGroup([LookaheadDrafter()])}),
-        "recycling": (free, {"drafter": None, "free": default_statistics(recycles=True)}),
+        "n-gram statistics": (free, {"drafter": None, "model_free": default_statistics()}),
+        "lookahead": (free, {"drafter": None, "model_free": DrafterGroup([LookaheadDrafter()])}),
+        "recycling": (free, {"drafter": None, "model_free": default_statistics(recycles=True)}),
     }
 
 

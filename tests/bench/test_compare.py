@@ -361,4 +361,4 @@ def test_plans_of_different_targets_are_not_compared(model, dtype):
 def test_results_name_no_place_of_a_drafter(drafter, free, shown):
     named = (None if name is None else SimpleNamespace(name=name) for name in (drafter, free))
 
-    assert guessers(SimpleNamespace(**dict(zip(("drafter", "free"), named, strict=True)))) == shown
+    assert guessers(SimpleNamespace(**dict(zip(("drafter", "model_free"), named, strict=True)))) == shown

@@ -47,7 +47,7 @@ def test_what_is_told_is_what_the_target_found_likeliest(pair, variants, beside)
     """Of every row that was verified, refused ones too: each behind its own path."""
     free, seen = Noting(), []
     policy = FixedPolicy(TreeShape(2, 3, 8)) if beside else ModelFreePolicy(8)
-    made = {"free": free, "stages": Schedule.of(variants).labels, "drafter": pair.drafter if beside else None}
+    made = {"model_free": free, "stages": Schedule.of(variants).labels, "drafter": pair.drafter if beside else None}
     decoder = pair.decoder(policy, **made)
     generation = decoder.generate(PROMPT, max_new_tokens=COUNT, watch=seen.append)
     assert generation.tokens == pair.reference(PROMPT, COUNT)

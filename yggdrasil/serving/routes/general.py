@@ -13,7 +13,7 @@ from yggdrasil.serving.service import service_of
 from yggdrasil.serving.tokenization import turns_of
 
 router = APIRouter()
-PAGE = Path(__file__).parents[1] / "assets" / "chat.html"
+PAGE = Path(__file__).parents[2] / "assets" / "chat.html"
 
 
 @router.get("/health", response_model=Health)
