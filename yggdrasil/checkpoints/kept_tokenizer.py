@@ -47,6 +47,8 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     kept = cache_root() / "tokenizers" / f"{_digest(folder)}.json"
     record = _read(kept)
     if record is None:
+        from transformers import AutoTokenizer  # noqa: F401 - a first use needs it here too, and the fork inherits it
+
         if not ends_within(lambda: _keep(folder, kept), _CPU_SECONDS, _MEGABYTES):
             raise YggdrasilError(
                 f"its files break the parser, or take more than {_CPU_SECONDS} s or {_MEGABYTES} MB to open; fetch "

@@ -85,14 +85,18 @@ class Source:
 @lru_cache(maxsize=8)
 def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
     def write(header: GgufHeader, partial: Path) -> None:
-        from yggdrasil.checkpoints.gguf.facts import write_facts  # brings transformers' models along
+        from yggdrasil.checkpoints.gguf.facts import write_facts
         from yggdrasil.checkpoints.shards import faults_of_disks
 
         with faults_of_disks():
             write_facts(header, partial)
         (partial / _FINGERPRINT).write_text(tokenizer_fingerprint(path))
 
-    return _prepared(path, prepared_root() / model_fingerprint(path) / "facts", write, f"reading {shown(path)}")
+    folder = prepared_root() / model_fingerprint(path) / "facts"
+    if not is_whole(folder, _LAYOUT):
+        # Brings transformers' models along, which a first use needs in this process too: forks then have them already.
+        import yggdrasil.checkpoints.gguf.facts  # noqa: F401
+    return _prepared(path, folder, write, f"reading {shown(path)}")
 
 
 @lru_cache(maxsize=8)
