@@ -1,13 +1,16 @@
 """The tables of the documents: each answers one question from the rows of ``docs/results/``."""
 
-import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from results.rows import Row, read_rows
 
-TARGETS = {  # in shown order; others are of who works here
+TARGETS = {  # in shown order, by the names of files; others are of who works here
+    "SmolLM2-135M-Instruct.Q4_1": "SmolLM2-135M-Instruct, Q4_1",
+    "gemma-3-270m-q4_k_m": "Gemma 3 270M, Q4_K_M",
+    "qwen2.5-coder-0.5b-instruct-q4_k_m": "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M",
+    "qwen2.5-coder-1.5b-instruct-q4_k_m": "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M",
     "smollm2": "SmolLM2-135M, Q4_1 file",
     "smollm2-q4_0": "SmolLM2-135M, Q4_0 file",
     "smollm2-q4_k_m": "SmolLM2-135M, Q4_K_M file",
@@ -26,7 +29,6 @@ SETS = {
 }
 OURS, PLAIN = "yggdrasil, by plan", "yggdrasil, plain compiled"
 HEADLINE_MACHINE = "amd-epyc-2c-d7a426d3"  # whose rows the README shows
-HEADLINE = ("smollm2", "smollm2-q8_0", "smollm2-bf16", "smollm2-342M", "smollm2-1B")
 NOTHING = "_Not measured yet; `scripts/measure_results` makes it._"
 
 
@@ -51,9 +53,8 @@ class Results:
 
 
 def headline(results: Results) -> str:
-    """README: five targets on one processor."""
-    rows = [row for row in _first_drafters(results.rows("plain")) if row["machine"] == HEADLINE_MACHINE]
-    shown = [row for row in rows if row["target"] in HEADLINE]
+    """README: every target on one processor."""
+    shown = [row for row in _first_drafters(results.rows("plain")) if row["machine"] == HEADLINE_MACHINE]
     sets = _sets(shown)
     made = [[TARGETS[target], *(_speed_up(own, name) for name in sets)] for (target,), own in _by(shown, "target")]
     return table(["target", *(SETS[name] for name in sets)], made)
@@ -82,31 +83,6 @@ def faster_than_llama_cpp(results: Results) -> str:
     return table(["processor", "target", *(SETS[name] for name in sets)], made)
 
 
-def drafters(results: Results) -> str:
-    """Plans with other drafters, decoded side by side with the n-gram statistics on the same prompts of all sets."""
-    rows = [{**row, "drafters": _kinds(row)} for row in results.rows("plain")]
-    made = []
-    for (_, target), own in _by(rows, "machine", "target"):
-        by_kind = {kind: group for (kind,), group in _by(own, "drafters")}
-        base = next((kind for kind in ("text + table", "text") if kind in by_kind), "")
-        for kind in sorted(by_kind.keys() - {base}) if base else ():
-            figures = _side_by_side(by_kind[base], by_kind[kind])
-            if figures:
-                made.append([results.processor(own[0]), TARGETS[target], figures[0], base, kind, *figures[1:]])
-    titles = "processor|target|prompts|drafters|other drafters|over plain|others over plain|others' time over the first"
-    return table(titles.split("|"), made)
-
-
-def _side_by_side(first: Sequence[Row], other: Sequence[Row]) -> list[str]:
-    """Prompts, both speed-ups and the ratio of times on the sets that both have; empty where there are none."""
-    sets = {row["set"] for row in first} & {row["set"] for row in other}
-    ours, theirs = ([row for row in rows if row["set"] in sets] for rows in (first, other))
-    if not sets:
-        return []
-    ratio = sum(map(_ours, theirs)) / sum(map(_ours, ours))
-    return [str(len(theirs)), f"{_total(ours):.2f}", f"{_total(theirs):.2f}", f"**{ratio:.2f}**"]
-
-
 def how_sure(results: Results) -> str:
     """Prompts, equal tokens, spread of the speed-up over prompts, and prompts that became slower."""
     made = []
@@ -133,23 +109,12 @@ def passes(results: Results) -> str:
     return table(titles, made)
 
 
-def waiting(results: Results) -> str:
-    """Seconds from the command to the first token."""
-    made = [
-        [results.processor(row), TARGETS[row["target"]], row["case"], row["first_token_s"], row["whole_s"]]
-        for row in results.rows("waiting")
-    ]
-    return table(["processor", "target", "caches", "first token, s", "whole command, s"], made)
-
-
 QUESTIONS: dict[str, tuple[str, Callable[[Results], str]]] = {  # block: the benchmark that it shows, and its table
     "headline": ("plain", headline),
     "faster-than-plain": ("plain", faster_than_plain),
     "faster-than-llama-cpp": ("systems", faster_than_llama_cpp),
-    "drafters": ("plain", drafters),
     "how-sure": ("plain", how_sure),
     "passes": ("passes", passes),
-    "waiting": ("waiting", waiting),
 }
 
 
@@ -186,11 +151,6 @@ def _first_drafters(rows: Sequence[Row]) -> list[Row]:
     """The rows of each run's own plan, without those of plans beside it."""
     own = {key: group[0]["drafters"] for key, group in _by(rows, "target", "machine", "set")}
     return [row for row in rows if row["drafters"] == own[row["target"], row["machine"], row["set"]]]
-
-
-def _kinds(row: Row) -> str:
-    """The drafters of a row, whatever the head is called."""
-    return re.sub(r"^head \S+", "head", row["drafters"])
 
 
 def _sets(rows: Sequence[Row]) -> list[str]:

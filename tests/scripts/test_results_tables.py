@@ -89,20 +89,8 @@ def test_the_readme_shows_one_processor(tables, collected, tmp_path):
     questions = importlib.import_module("results.questions")
     collected("smollm2", "bench-c4.json", machine=questions.HEADLINE_MACHINE, samples=[sample("a", 4.0, 2.0)])
     collected("smollm2", "bench-c4.json", samples=[sample("a", 9.0, 2.0)])
-    collected("smollm2-1B-q8_0", "bench-c4.json", samples=[sample("a", 9.0, 2.0)])
 
     assert rendered(tables, tmp_path, "headline")[0] == ["| SmolLM2-135M, Q4_1 file | **2.00** (50%) |"]
-
-
-def test_drafters_are_compared_on_the_sets_that_both_have(tables, collected, tmp_path):
-    head = {"head": {"matched": True, "tree": {"aal": 3.0, "tpot_ms": 1.0}}}
-    names = {"guesses": "text + table", "beside": {"head": {"guesses": "head mine + text + table"}}}
-    collected("smollm2", "bench-c4.json", samples=[sample("a", 4.0, 2.0, beside=head)], **names)
-    collected("smollm2", "bench-cnndm.json", samples=[sample("a", 4.0, 4.0)], **names)
-
-    compared = "1 | text + table | head + text + table | 2.00 | 4.00 | **0.50** |"
-    assert rendered(tables, tmp_path, "drafters")[0] == [f"| A Box (family 6) | SmolLM2-135M, Q4_1 file | {compared}"]
-    assert rendered(tables, tmp_path, "faster-than-plain")[0][0].count("**") == 4, "those of the run's own plan"
 
 
 def test_llama_cpps_plain_decoding_and_the_best_of_its_settings(tables, collected, tmp_path):
@@ -137,15 +125,6 @@ def test_passes_of_one_and_eight_tokens(tables, collected, tmp_path):
     ]
 
 
-def test_what_a_person_waits_for(tables, collected, tmp_path):
-    cold = {"name": "cold", "first_token_s": 80.04, "whole_s": 82.0, "peak_mb": 700.4}
-    collected("smollm2", "first-contact.json", cases=[cold])
-
-    assert rendered(tables, tmp_path, "waiting")[0] == [
-        "| A Box (family 6) | SmolLM2-135M, Q4_1 file | cold | 80.04 | 82 |"
-    ]
-
-
 def test_turns_and_equality_are_kept_as_rows(tables, collected, tmp_path):
     case = {"history_tokens": 538, "prompt_tokens": 571, "reused_tokens": 553, "first_turn_ms": 196.2}
     collected("smollm2", "turns.json", short_prompt_ms=21.0, cases=[{**case, "second_turn_ms": 14.0}])
@@ -165,7 +144,7 @@ def test_what_was_not_measured_says_so(tables, tmp_path):
 
 
 def test_unknown_blocks_and_damaged_files_are_refused(tables, collected, tmp_path):
-    with pytest.raises(ValueError, match=r"no block 'figures'; choose from drafters, "):
+    with pytest.raises(ValueError, match=r"no block 'figures'; choose from faster-than-llama-cpp, "):
         tables.render("<!-- results: figures -->\n<!-- end of results -->", tmp_path)
     with pytest.raises(ValueError, match=r"bench-c4.json is not the JSON of a benchmark \('samples'\)"):
         collected("smollm2", "bench-c4.json")
