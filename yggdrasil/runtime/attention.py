@@ -50,13 +50,13 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     output = torch.ops.yggdrasil.tree_attention(
         query, key, value, step_cache.step_keys[layer], step_cache.step_values[layer], step_cache.offsets,
         attention_mask[0, 0], scaling if scaling is not None else query.shape[-1] ** -0.5,
-        sliding_window or -_chunk(module),
+        sliding_window or -chunk_of(module),
         softcap or 0.0, s_aux, num_threads,
     )  # fmt: skip
     return output[..., :value_size], None
 
 
-def _chunk(module: nn.Module) -> int:
+def chunk_of(module: nn.Module) -> int:
     """Positions of the chunks in which the layer attends (Llama 4); 0 where it does not."""
     config: Any = getattr(module, "config", None)
     types = getattr(config, "layer_types", None) or ()

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime.attention import keep_mask, refuse_extras
+from yggdrasil.runtime.attention import chunk_of, keep_mask, refuse_extras
 from yggdrasil.runtime.loaded import LoadedModel
 
 SIDE_BY_SIDE = "yggdrasil_side_by_side"
@@ -119,17 +120,28 @@ def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     *,
     side_by_side: Rows,
     **extra: object,
 ) -> tuple[Tensor, None]:
-    """Each token attends to what its own row holds; returns [1, N, Hq, D]."""
+    """Each token attends to what its own row holds; returns [1, N, Hq, value's D]."""
     refuse_extras(module, extra)
+    if s_aux is not None or chunk_of(module):
+        what = "attention sinks" if s_aux is not None else "chunked attention"
+        raise YggdrasilError(
+            f"{type(module).__name__} has {what}, whose texts are not read side by side yet: neither calibrate nor "
+            "train can have this model write text of its own"
+        )
+    value_size = value.shape[-1]
+    if value_size < key.shape[-1]:  # latent attention: the cache has one size
+        value = functional.pad(value, (0, key.shape[-1] - value_size))
     layer = module.layer_idx
     assert isinstance(layer, int)
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    return side_by_side.attend(layer, query, key, value, scale, sliding_window or 0, softcap or 0.0)[None], None
+    output = side_by_side.attend(layer, query, key, value, scale, sliding_window or 0, softcap or 0.0)
+    return output[None, ..., :value_size], None
 
 
 AttentionInterface.register(SIDE_BY_SIDE, side_by_side_attention)
