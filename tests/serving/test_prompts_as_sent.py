@@ -55,7 +55,7 @@ def test_a_template_that_leaves_out_calls_is_told(server, monkeypatch):
 
 def test_a_beginning_that_is_written_twice_is_told(server, monkeypatch):
     prompt = server.worker.decoder.encode("a b")
-    monkeypatch.setattr(type(server.worker.decoder.tokenizer), "bos_token_id", prompt[0], raising=False)
+    monkeypatch.setattr(server.worker.decoder.tokenizer, "bos_token_id", prompt[0])
     (warning,) = server.post("/v1/completions", prompt=[prompt[0], *prompt], max_tokens=1)["warnings"]
     assert "begins with" in warning
     assert server.post("/v1/completions", prompt=prompt, max_tokens=1)["warnings"] == []

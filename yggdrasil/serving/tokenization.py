@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from inspect import signature
 from threading import Lock
 from typing import Any
 
@@ -39,7 +38,27 @@ def infill_marks(tokenizer: Tokenizer) -> tuple[int, int, int] | None:
 
 _SPACE = "▁"  # as SentencePiece writes it
 _LETTERS = 32  # a text of fewer for each token that the context holds is tokenized whole at once
-_TAKEN = {*signature(Tokenizer.apply_chat_template).parameters, "messages"}
+# What transformers' ``apply_chat_template`` takes under these names is not for the template.
+_TAKEN = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "documents",
+    "max_length",
+    "messages",
+    "options",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "sanitize_control_tokens",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+    "turns",
+}
 _BEFORE = "☺"  # what no tokenizer joins with what follows
 
 
