@@ -56,7 +56,7 @@ def test_a_plan_that_counts_is_foreseen_on_what_the_target_wrote(folder, capsys)
     assert "no text" in capsys.readouterr().err
 
     own = text_file("0", "full")
-    own.parent.mkdir(parents=True)
+    own.parent.mkdir(parents=True, exist_ok=True)
     own.write_text(json.dumps({"prompt": [1, 2, 3, 4] * 3, "answer": [1, 2, 3, 4] * 12}))
     assert run_program(*arguments) == 0
     said = capsys.readouterr()
@@ -68,7 +68,7 @@ def test_a_plan_that_counts_is_foreseen_on_what_the_target_wrote(folder, capsys)
 def test_what_nobody_asked_a_server_for_is_not_said_to_be_its(folder, capsys, plan):
     """Costs are the file's, and text that the target wrote, whatever url is given beside them."""
     own = text_file("0", "full")
-    own.parent.mkdir(parents=True)
+    own.parent.mkdir(parents=True, exist_ok=True)
     own.write_text(json.dumps({"prompt": [1, 2, 3, 4] * 3, "answer": [1, 2, 3, 4] * 12}))
 
     server = ("--url", "http://127.0.0.1:9")  # where nothing answers
