@@ -362,8 +362,8 @@ def test_runners_up_are_worth_something_before_anything_came_twice():
     recycling = learn_counts(documents, COSTS, with_table=False, runners_up=runners_up)
     assert recycling.options() == StatisticsOptions(table=False, recycling=True)
     assert recycling.expected[0].aal > alone.expected[0].aal + 0.1
-    worth = np.maximum(recycling.scorer.bias + recycling.scorer.recycled, 0.0) @ recycling.scorer.out
-    assert worth[1:4].min() > worth[0], "the three ways on, before anything else is known"
+    values = np.maximum(recycling.scorer.bias + recycling.scorer.recycled, 0.0) @ recycling.scorer.out
+    assert values[1:4].min() > values[0], "the three ways on, before anything else is known"
     assert learn_counts([], COSTS, with_table=False, runners_up=runners_up).options().recycling
 
 

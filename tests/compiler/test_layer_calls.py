@@ -85,7 +85,7 @@ def test_two_decoders_of_one_shape_keep_to_their_own_weights():
     for pair, decoder in zip(pairs, decoders, strict=True):
         assert decoder.generate(PROMPT, max_new_tokens=20).tokens == pair.reference(PROMPT, 20)
 
-    assert counts[1] == len(compiled) < 1.5 * counts[0], "every graph was compiled for each decoder"
+    assert counts == [len(compiled)] * 2
 
 
 def test_threads_of_the_caller_change_nothing():

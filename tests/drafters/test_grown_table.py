@@ -293,7 +293,7 @@ def test_a_later_decoder_knows_the_answer(plan, folder, started):
     first = Decoder.from_plan(plan, backend="eager")
     assert first.has_table
     iterations(first)
-    assert not folder.parent.exists()  # nobody asked for it
+    assert not folder.parent.exists()  # nothing is kept before ``grow_table``
 
     first.grow_table()
     before, tokens = iterations(first)

@@ -43,7 +43,7 @@ ROWS = st.lists(  # of a pass: a token, and what the target found likeliest afte
 )
 DOCUMENTS = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=5), TEXT), max_size=4)
 DRAWN = np.random.default_rng(0)
-BELIEF = NGramScorer(**{name: DRAWN.normal(scale=0.5, size=shape) for name, shape in SHAPES.items()})
+SCORER = NGramScorer(**{name: DRAWN.normal(scale=0.5, size=shape) for name, shape in SHAPES.items()})
 KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not is_native(), reason="no compiler here"))]
 
 
@@ -73,7 +73,7 @@ LEAST = st.sampled_from([0.0, 1e-9, 0.03, 0.2])  # probability of paths that are
 @given(text=TEXT, documents=DOCUMENTS, rows=ROWS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20), least=LEAST)
 def test_the_native_tree_is_the_portable_one(text, documents, rows, depth, num_nodes, least):
     table = Table.of(documents) if documents else None
-    drafters = [StatisticsDrafter(BELIEF, table, native=is_wanted) for is_wanted in (True, False)]
+    drafters = [StatisticsDrafter(SCORER, table, native=is_wanted) for is_wanted in (True, False)]
     for drafter in drafters:
         drafter.leave_out_below(least)
         drafter.begin(text)
@@ -94,7 +94,7 @@ def test_a_long_text_of_many_contexts_is_counted_alike():
     """Thousands of contexts, more than there is room for at once; some have dozens of continuations, most have one."""
     drawn = np.random.default_rng(1)
     text = [int(number) for number in np.minimum(drawn.geometric(0.08, size=3000), 60)]
-    drafters = [StatisticsDrafter(BELIEF, native=is_wanted) for is_wanted in (True, False)]
+    drafters = [StatisticsDrafter(SCORER, native=is_wanted) for is_wanted in (True, False)]
     for drafter in drafters:
         drafter.begin(text)
     rows = [[drafter.features(path) for path in ([], [1], [2, 1], [7, 3], [59])] for drafter in drafters]
@@ -108,11 +108,11 @@ def test_a_long_text_of_many_contexts_is_counted_alike():
 @pytest.mark.parametrize("native", KINDS)
 def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 5, 1]
-    every = grown(StatisticsDrafter(BELIEF, native=native), text, num_nodes=40)
+    every = grown(StatisticsDrafter(SCORER, native=native), text, num_nodes=40)
     least = 0.999 * float(every.scores[: every.size].exp().median())
-    drafter = StatisticsDrafter(BELIEF, native=native)
+    drafter = StatisticsDrafter(SCORER, native=native)
     drafter.leave_out_below(least)
-    drafter.learn(BELIEF, None)  # as before
+    drafter.learn(SCORER, None)  # as before
 
     some = grown(drafter, text, num_nodes=40)
 
@@ -125,7 +125,7 @@ def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
 @given(text=TEXT, documents=DOCUMENTS, rows=ROWS)
 @settings(max_examples=40)
 def test_evidence_is_what_counting_by_hand_finds(native, text, documents, rows):
-    drafter = StatisticsDrafter(BELIEF, Table.of(documents), native=native)
+    drafter = StatisticsDrafter(SCORER, Table.of(documents), native=native)
     drafter.begin(text)
     recycle(drafter, rows)
 
@@ -161,7 +161,7 @@ def test_evidence_is_what_counting_by_hand_finds(native, text, documents, rows):
 def test_candidates_are_as_likely_as_the_network_says(native, text, documents, rows):
     """Its softmax over all of them and none, of the formula that the scorer gives; with all children in the tree."""
     table = Table.of(documents) if documents else None
-    drafter = StatisticsDrafter(BELIEF, table, native=native)
+    drafter = StatisticsDrafter(SCORER, table, native=native)
     drafter.begin(text)
     recycle(drafter, rows)
     tree = new_tree(40)
@@ -169,10 +169,10 @@ def test_candidates_are_as_likely_as_the_network_says(native, text, documents, r
 
     features = drafter.features(()).numpy().astype(np.float64)
     counts, totals = features[:, 2 : 2 + NUM_CONTEXTS], features[:, 2 + NUM_CONTEXTS :]
-    hidden = BELIEF.bias + BELIEF.recycled[features[:, 1].astype(int)] + np.log1p(totals) @ BELIEF.totals
-    hidden += np.log1p(counts) @ BELIEF.counts[:, 0] + counts / np.maximum(totals, 1.0) @ BELIEF.counts[:, 1]
-    numbers = np.exp(np.maximum(hidden, 0.0) @ BELIEF.out)
-    wanted = dict(zip(features[:, 0].astype(int), numbers / (numbers.sum() + np.exp(BELIEF.nothing[0])), strict=True))
+    hidden = SCORER.bias + SCORER.recycled[features[:, 1].astype(int)] + np.log1p(totals) @ SCORER.totals
+    hidden += np.log1p(counts) @ SCORER.counts[:, 0] + counts / np.maximum(totals, 1.0) @ SCORER.counts[:, 1]
+    numbers = np.exp(np.maximum(hidden, 0.0) @ SCORER.out)
+    wanted = dict(zip(features[:, 0].astype(int), numbers / (numbers.sum() + np.exp(SCORER.nothing[0])), strict=True))
     found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
     left = MOST_LIKELY
     for likely in sorted(wanted.values(), reverse=True)[:BRANCHES]:
@@ -187,7 +187,7 @@ def test_candidates_are_as_likely_as_the_network_says(native, text, documents, r
 
 @pytest.mark.parametrize("native", KINDS)
 def test_runners_up_are_of_one_text_and_the_last_row_counts(native):
-    drafter = StatisticsDrafter(BELIEF, native=native)
+    drafter = StatisticsDrafter(SCORER, native=native)
     drafter.begin([1, 2, 3])
     drafter.read_runners_up([3, 5, 3], torch.tensor([[9, 8], [1, 2], [6, 7]]))
     assert drafter.features(())[:, :2].tolist() == [[6, 1], [7, 2]]
@@ -243,7 +243,7 @@ def test_a_large_table_lies_on_huge_pages_where_the_system_has_them():
     table = Table.of([([], np.random.default_rng(0).integers(0, 4000, 60_000).tolist())])
     gc.collect()  # what other tests left on huge pages goes now, and not in between
     before = _advised_kilobytes(smaps)
-    drafter = StatisticsDrafter(BELIEF, table, native=True)
+    drafter = StatisticsDrafter(SCORER, table, native=True)
 
     assert _advised_kilobytes(smaps) - before >= 3 * 2048, drafter.name
 
@@ -272,11 +272,11 @@ def test_a_table_keeps_the_most_frequent():
 
 @pytest.mark.parametrize("native", KINDS)
 def test_a_text_that_goes_on_keeps_its_counts_and_another_has_its_own(native):
-    drafter, text = StatisticsDrafter(BELIEF, native=native), [1, 2, 3, 1, 2]
+    drafter, text = StatisticsDrafter(SCORER, native=native), [1, 2, 3, 1, 2]
     grown(drafter, text)
     drafter.extend([9, 9, 9], {})  # the end of a request, which the next one does not go on from
     for following in ([*text, 3, 1], [2, 2, 2]):
-        fresh = grown(StatisticsDrafter(BELIEF, native=native), following)
+        fresh = grown(StatisticsDrafter(SCORER, native=native), following)
         for kept, anew in zip(grown(drafter, following).tensors()[:6], fresh.tensors()[:6], strict=True):
             assert torch.equal(kept, anew)
 
@@ -349,8 +349,8 @@ def test_before_anything_is_learned_a_runner_up_is_a_token_like_any_other():
 def test_what_was_learned_survives_the_disk_and_damage_is_refused(tmp_path):
     table = Table.of([([1, 2], [3, 3, 1, 2]), ([], [5])])
     table.save(tmp_path / TABLE_FILE)
-    BELIEF.save(tmp_path / SCORER_FILE)
-    drafters = StatisticsDrafter.load(tmp_path, StatisticsOptions()), StatisticsDrafter(BELIEF, table)
+    SCORER.save(tmp_path / SCORER_FILE)
+    drafters = StatisticsDrafter.load(tmp_path, StatisticsOptions()), StatisticsDrafter(SCORER, table)
     for kept, anew in zip(*(grown(drafter, [1, 2]).tensors()[:6] for drafter in drafters), strict=True):
         assert torch.equal(kept, anew)
     (tmp_path / TABLE_FILE).write_bytes((tmp_path / TABLE_FILE).read_bytes()[:-9])
@@ -428,7 +428,7 @@ def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, docum
     table = Table.of(documents) if documents else None
     native, portable = (
         filled(
-            StatisticsDrafter(BELIEF, table, native=is_wanted),
+            StatisticsDrafter(SCORER, table, native=is_wanted),
             text,
             somebody_elses_tree(text, guesses, offers=offers),
             depth,
@@ -447,13 +447,13 @@ def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, docum
 @settings(max_examples=40)
 def test_filling_keeps_every_node_and_believes_the_more_confident(native, text, guesses):
     before = somebody_elses_tree(text, guesses)
-    drafter = StatisticsDrafter(BELIEF, native=native)
+    drafter = StatisticsDrafter(SCORER, native=native)
     after = filled(drafter, text, somebody_elses_tree(text, guesses), depth=5)
     size = before.size
     assert after.size >= size
     assert torch.equal(after.tokens[:size], before.tokens[:size])
     assert torch.equal(after.parents[:size], before.parents[:size])
-    alone = grown(StatisticsDrafter(BELIEF, native=native), text, num_nodes=200, depth=1)
+    alone = grown(StatisticsDrafter(SCORER, native=native), text, num_nodes=200, depth=1)
     said = {int(alone.tokens[node]): float(alone.scores[node]) for node in range(1, alone.size)}
     for node in range(1, size):
         parent = int(before.parents[node])
@@ -467,13 +467,13 @@ def test_filling_keeps_every_node_and_believes_the_more_confident(native, text, 
 def test_a_drafter_that_has_read_a_node_is_believed_as_far_as_it_says_that_it_knows(native):
     """It says 2 (.3, attached), 12 (.1) and 3 (.2); the counts say 3 and 4."""
     text = [1, 3, 1, 4, 1]
-    alone = grown(StatisticsDrafter(BELIEF, native=native), text, depth=1)
+    alone = grown(StatisticsDrafter(SCORER, native=native), text, depth=1)
     counted = {int(alone.tokens[node]): float(alone.scores[node].exp()) for node in range(1, alone.size)}
     assert set(counted) == {3, 4}
     tree = somebody_elses_tree(text, [(0, 2, log(0.3))])
     for place, (token, likely) in enumerate([(12, 0.1), (3, 0.2)]):
         tree.pool_tokens[place], tree.pool_scores[place] = token, log(likely)
-    filled(StatisticsDrafter(BELIEF, native=native), text, tree, depth=1)
+    filled(StatisticsDrafter(SCORER, native=native), text, tree, depth=1)
 
     share = 0.6 / (0.6 + sum(counted.values()))
     found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
@@ -486,8 +486,8 @@ def test_a_node_all_of_whose_candidates_are_attached_has_been_read(native):
     """Eight tokens, of which the counts say one: it is believed by both, and one that only they say by half."""
     text = [1, 3, 1, 14, 1]
     guesses = [(0, token, log(0.1)) for token in range(2, 10)]
-    tree = filled(StatisticsDrafter(BELIEF, native=native), text, somebody_elses_tree(text, guesses), depth=1)
-    alone = grown(StatisticsDrafter(BELIEF, native=native), text, depth=1)
+    tree = filled(StatisticsDrafter(SCORER, native=native), text, somebody_elses_tree(text, guesses), depth=1)
+    alone = grown(StatisticsDrafter(SCORER, native=native), text, depth=1)
     counted = {int(alone.tokens[node]): float(alone.scores[node].exp()) for node in range(1, alone.size)}
     share = 0.8 / (0.8 + sum(counted.values()))
     found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
@@ -502,7 +502,7 @@ def test_what_a_drafter_says_and_others_have_attached_is_no_second_node(native):
     tree = somebody_elses_tree(text, [(0, 2, log(0.3)), (0, 3, log(0.2))])
     for place, (token, likely) in enumerate([(12, 0.1), (3, 0.2)]):
         tree.pool_tokens[place], tree.pool_scores[place] = token, log(likely)
-    filled(StatisticsDrafter(BELIEF, native=native), text, tree, depth=1)
+    filled(StatisticsDrafter(SCORER, native=native), text, tree, depth=1)
     assert sorted(tree.tokens[1 : tree.size].tolist()) == [2, 3, 4, 12]
 
 
@@ -516,7 +516,7 @@ def test_what_follows_a_guess_of_another_drafter_is_counted_too(native):
 
 
 def test_a_public_pool_counts_what_earlier_requests_said(monkeypatch):
-    own, pooled = StatisticsDrafter(BELIEF), StatisticsDrafter(BELIEF)
+    own, pooled = StatisticsDrafter(SCORER), StatisticsDrafter(SCORER)
     pooled.is_public_pool = True
     for drafter in (own, pooled):
         for text in ([7, 1, 2, 3, 4], [9, 1]):
@@ -536,7 +536,7 @@ def test_a_public_pool_counts_what_earlier_requests_said(monkeypatch):
 def test_tokens_come_by_mail_or_where_there_are_too_many_all_at_once():
     """A long prompt, then a few at a time, into trees of two buffers in turns."""
     text = np.random.default_rng(1).integers(0, 5, 400).tolist()
-    drafters = [StatisticsDrafter(BELIEF, native=is_wanted) for is_wanted in (True, False)]
+    drafters = [StatisticsDrafter(SCORER, native=is_wanted) for is_wanted in (True, False)]
     trees = [(new_tree(), new_tree()) for _ in drafters]
     for drafter in drafters:
         drafter.begin(text[:300])
@@ -554,4 +554,4 @@ def test_tokens_come_by_mail_or_where_there_are_too_many_all_at_once():
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
 def test_without_a_text_native_counts_grow_nothing():
     with pytest.raises(RuntimeError, match="no text to grow"):
-        StatisticsDrafter(BELIEF, native=True).propose(new_tree(), Budget(4))
+        StatisticsDrafter(SCORER, native=True).propose(new_tree(), Budget(4))

@@ -99,7 +99,7 @@ def test_trees_are_recorded_on_captured_steps_too(pair):
     )
 
     assert set(captured["role"]) == {"root", "accepted", "verified", "drafted"}
-    pd.testing.assert_frame_equal(captured, eager, rtol=1e-4)
+    pd.testing.assert_frame_equal(captured, eager)
 
 
 def test_latencies_are_medians_with_their_tenths(facts):

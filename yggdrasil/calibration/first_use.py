@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from time import perf_counter, perf_counter_ns
+from time import perf_counter
 
 import torch
 
@@ -153,12 +153,9 @@ def _timed(
             for step in steps if turn % 2 else reversed(steps):
                 step.prepare()
                 step.run()
-                wait()
-                start = perf_counter_ns()
-                step.run()
-                wait()
+                elapsed_ms = step.milliseconds(wait)
                 if turn:
-                    samples[step.model, step.step, step.width].append((perf_counter_ns() - start) / 1e6)
+                    samples[step.model, step.step, step.width].append(elapsed_ms)
             spent = perf_counter() - began
             progress(min(1.0, max(turn / ROUNDS, spent / SECONDS)))
             if turn >= _LEAST_ROUNDS and spent > SECONDS:

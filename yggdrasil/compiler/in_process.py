@@ -112,13 +112,25 @@ class InProcessStep:
     """A step compiled when first called or ``prepare``d; run operator by operator where that fails.
 
     On a GPU a capture follows either way, so what the compiler adds there is fused kernels, not fewer launches.
+
+    Args:
+        is_captured: the step is part of a capture. On a CPU, where a capture is the work itself and only tests make
+            one, it is not compiled unless ``compiling_by`` names a compiler.
     """
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Tensor | list[Tensor]], step: str, width: int) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Sequence[Tensor | list[Tensor]],
+        step: str,
+        width: int,
+        *,
+        is_captured: bool = False,
+    ) -> None:
         self._module, self._inputs = module, inputs
         self.name = f"{step} of width {width}"
         device = pytree.tree_leaves(list(inputs))[0].device.type
-        compiler = _compiler.get(_COMPILERS.get(device))
+        compiler = _compiler.get(None if is_captured and device == "cpu" else _COMPILERS.get(device))
         self._compiler = None if device != "cpu" and step in _UNCOMPILED_ON_GPU else compiler
         self._run: Callable[[], Sequence[Tensor]] | None = None
         self.is_compiled = self.has_run = False

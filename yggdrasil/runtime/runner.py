@@ -104,8 +104,9 @@ class ModelRunner:
             return partial(_eager, module, inputs)
         from yggdrasil.compiler.in_process import InProcessStep  # here: native steps need no compiler
 
-        step = InProcessStep(module, inputs, name, width)
-        if self.backend == "cudagraph":  # a capture prepares its steps itself
+        is_captured = self.backend == "cudagraph"
+        step = InProcessStep(module, inputs, name, width, is_captured=is_captured)
+        if is_captured:  # a capture prepares its steps itself
             return step
         step.prepare()
         if not step.is_compiled:  # rows of compiled steps and of others differ in their last bits

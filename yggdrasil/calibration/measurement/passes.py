@@ -5,7 +5,6 @@ calibration once found twelve rows as cheap as eight. A turn here takes some thi
 """
 
 from collections.abc import Callable
-from time import perf_counter_ns
 
 import pandas as pd
 import torch
@@ -35,12 +34,9 @@ def measure_passes(assembly: Assembly, context: int, progress: Callable[[float],
             for step in steps if turn % 2 == 0 else reversed(steps):
                 step.prepare()
                 step.run()
-                wait()
-                start = perf_counter_ns()
-                step.run()
-                wait()
+                elapsed_ms = step.milliseconds(wait)
                 if turn:
-                    rows.append((context, turn, 0, 0, step.width, PASS, (perf_counter_ns() - start) / 1e6))
+                    rows.append((context, turn, 0, 0, step.width, PASS, elapsed_ms))
             progress((turn + 1) / (TURNS + 1))
     assembly.engine.forget()
     return rows

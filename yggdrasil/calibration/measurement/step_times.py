@@ -6,7 +6,6 @@ steady decoding, and the figure to compare with the machine's limits.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import perf_counter_ns
 
 import numpy as np
 import pandas as pd
@@ -43,12 +42,7 @@ def time_steps(
                 step.prepare()
                 step.run()
                 for _ in range(STREAK - 1):
-                    wait()
-                    start = perf_counter_ns()
-                    step.run()
-                    wait()
-                    elapsed_ms = (perf_counter_ns() - start) / 1e6
-                    rows.append((*step[:6], turn, elapsed_ms))
+                    rows.append((*step[:6], turn, step.milliseconds(wait)))
                 progress((turn + (i + 1) / len(steps)) / rounds)
     return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter_ns
 from typing import NamedTuple
 
 from yggdrasil.compiler.compiled import Backend
@@ -21,6 +22,14 @@ class TimedStep(NamedTuple):
     backend: Backend
     prepare: Callable[[], None]
     run: Callable[[], object]
+
+    def milliseconds(self, wait: Callable[[], None]) -> float:
+        """Time of one run. ``wait`` returns when all launched work is done; it is called before and after."""
+        wait()
+        start = perf_counter_ns()
+        self.run()
+        wait()
+        return (perf_counter_ns() - start) / 1e6
 
 
 def timed_steps(assemblies: Sequence[Assembly], contexts: Sequence[int], token: int = 1) -> list[TimedStep]:
