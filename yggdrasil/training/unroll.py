@@ -7,7 +7,7 @@ what drafting gives it.
 Dims: B windows, T rows, H hidden size, A learned tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Self
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
+from yggdrasil.drafters.heads.eagle.state_head import StateHead
 
 
 class Batch(NamedTuple):
@@ -69,8 +70,18 @@ class _Unrolled:
         return output.transpose(1, 2)
 
 
-def unroll(head: EagleHead, embedding: Tensor, batch: Batch, steps: int) -> Iterator[StepOutput]:
-    """Yield head logits of each of ``steps`` at the trained positions; some near a window's start are left out."""
+def unroll(
+    head: EagleHead | StateHead,
+    embedding: Tensor,
+    batch: Batch,
+    steps: int,
+    logits: Callable[[Tensor], Tensor] | None = None,
+) -> Iterator[StepOutput]:
+    """Yield logits of each of ``steps`` at the trained positions; some near a window's start are left out.
+
+    ``logits`` maps outputs [N, H] to logits [N, V], for heads that draft states; else the head's own layer does.
+    """
+    logits = logits or head.logits
     windows, positions = batch.places
     attention = _Unrolled()
     features = head.feature(batch.states[:, :-1])
@@ -80,5 +91,5 @@ def unroll(head: EagleHead, embedding: Tensor, batch: Batch, steps: int) -> Iter
         read = functional.pad(batch.tokens[:, 1 + step :], (0, step))
         outputs = head(functional.embedding(read, embedding), features, rows + step, attention.attend)
         reached = positions - 1 - step >= 0
-        yield StepOutput(head.logits(outputs[windows[reached], positions[reached] - 1 - step]), reached)
+        yield StepOutput(logits(outputs[windows[reached], positions[reached] - 1 - step]), reached)
         features = head.fed_back(outputs)
