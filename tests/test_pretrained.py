@@ -128,6 +128,15 @@ def test_drafter_and_dtype_decide_which(save):
     assert find_plan(TARGET, ["table"], None) == counted
 
 
+def test_the_device_decides_which(save):
+    here = save(plan())
+    assert find_plan(TARGET, None, None, "cpu") == find_plan(TARGET, None, None) == here
+    assert find_plan(TARGET, None, None, "cuda") is None
+    there = save(plan(device="cuda"), "there")
+    assert find_plan(TARGET, None, None, "cuda") == there
+    assert find_plan(TARGET, None, None, "cpu") == here
+
+
 def test_a_provisional_plan_serves_its_own_drafters_until_there_is_a_calibrated_one(save):
     usual = automatic_name(TARGET, None, "bfloat16", "cpu")
     tried = save(plan(is_provisional=True), f"{usual}-ngram")

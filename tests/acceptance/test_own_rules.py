@@ -25,19 +25,26 @@ class Exact:
         return MatchRule().walk(tree, sampler)
 
 
+class Lossy(Exact):
+    """The same rule, which does not claim to keep the target's law."""
+
+    name, is_lossless = "lossy", False
+
+
 class Nothing:
     """No rule."""
 
 
+@pytest.mark.parametrize("kind", [Exact, Lossy])
 @pytest.mark.parametrize("options", [{}, {"expansion": (2, 1)}])
-def test_an_own_rule_accepts(options):
-    pair, rule = make_pair(), Exact()
+def test_an_own_rule_accepts(options, kind):
+    pair, rule = make_pair(), kind()
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)))
     generation = decoder.generate(TEXT[:20], max_new_tokens=30, speculation=Speculation(rule=rule, **options))
 
     assert generation.tokens == pair.reference(TEXT[:20], 30)
     assert 0 < generation.metrics.iterations <= rule.num_trees
-    assert (generation.metrics.decoding.rule, generation.metrics.decoding.lossless) == ("exact", True)
+    assert (generation.metrics.decoding.rule, generation.metrics.decoding.lossless) == (kind.name, kind.is_lossless)
 
 
 def test_it_is_named_by_module_and_class():
