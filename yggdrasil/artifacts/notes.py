@@ -1,4 +1,4 @@
-"""What was computed from a file, noted in the user's cache for as long as the file stays as it is."""
+"""Values computed from a file, kept in the user's cache until the file changes."""
 
 import hashlib
 import json
@@ -16,10 +16,10 @@ _known: dict[tuple[str, str], tuple[list[int], Any]] = {}  # what this process r
 
 
 def noted(path: Path, name: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns (plain values, as JSON has them) of the file ``path``, from an earlier time if it is known.
+    """Return ``make()``, a JSON value computed from the file ``path``, or the value kept from an earlier call.
 
-    ``name`` tells what it is and changes with the code that makes it. A file's state is its size, its times, and where
-    it lies on which disk. Where nothing can be noted, the next time takes as long as this one.
+    ``name`` identifies the value and has to change with the code that computes it. A kept value is used only while the
+    file's size, times, inode and device are the same. If the cache cannot be written, the value is computed again.
     """
     path = path.absolute()
     stat = path.stat()

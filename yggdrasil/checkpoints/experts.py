@@ -25,7 +25,7 @@ _WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 class ExpertsForm(NamedTuple):
-    """How experts store their weights and what they compute beside the products."""
+    """How a mixture's experts store their weights, and their activation and clamp."""
 
     is_concatenated: bool  # the gate's outputs, then those that it multiplies; else in turns
     is_transposed: bool  # a weight is [E, inputs, outputs]
@@ -42,7 +42,7 @@ class ExpertsForm(NamedTuple):
         return weight[:, ::2], weight[:, 1::2]
 
     def joined(self, gate: Tensor, up: Tensor) -> Tensor:
-        """What ``gate_up`` takes apart."""
+        """Join gate and up; the inverse of ``gate_up``."""
         weight = torch.cat([gate, up], 1) if self.is_concatenated else torch.stack([gate, up], 2).flatten(1, 2)
         return weight.transpose(1, 2).contiguous() if self.is_transposed and weight.dim() == 3 else weight
 
@@ -51,7 +51,7 @@ class ExpertsForm(NamedTuple):
         return weight.transpose(1, 2) if self.is_transposed and weight.dim() == 3 else weight
 
     def biases(self, experts: Any) -> list[Tensor]:
-        """Those of gate, up and down in float32, or none."""
+        """The biases of gate, up and down in float32, or none."""
         if not self.has_bias:
             return []
         parts = (*self.gate_up(experts.gate_up_proj_bias), experts.down_proj_bias)
@@ -65,7 +65,7 @@ class PackedExperts(nn.Module):
     down_proj: Tensor  # [E, 1, ...]
 
     def __init__(self, experts: Any, form: ExpertsForm, num_threads: int, arena: Arena) -> None:
-        """Take the weights from ``experts``, which has none behind that: both copies of all would not fit memory."""
+        """Move the weights out of ``experts``, which is empty afterwards: memory may not hold both copies."""
         super().__init__()
         self.num_threads, self.is_gelu, self.clamp = num_threads, form.is_gelu, list(form.clamp)
         self.inner_features = form.down(experts.down_proj).shape[-1]
@@ -77,7 +77,7 @@ class PackedExperts(nn.Module):
             page_out(weight)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Of rows [W, H], experts [W, K] int64 and their weights [W, K] the weighted sums [W, H]."""
+        """Weighted sums [W, H] of the chosen experts' outputs; rows [W, H], experts [W, K] int64, weights [W, K]."""
         output: Tensor = torch.ops.yggdrasil.packed_experts(
             hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, kept_biases(self),
             self.inner_features, self.is_gelu, self.clamp, self.num_threads,
@@ -100,7 +100,7 @@ def pack_experts(
 
 
 def form_of(module: Any) -> ExpertsForm | None:
-    """The form of a mixture's experts; None where the operators do not compute it, and of what is no mixture."""
+    """The form of the experts in ``module``; None where the operators do not compute it or it is no mixture."""
     weights = [getattr(module, name, None) for name in _WEIGHTS]
     if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 and is_packable(weight) for weight in weights):
         return None
@@ -148,7 +148,7 @@ def expert_parts(name: str, module: Any, form: ExpertsForm) -> dict[str, Tensor]
 
 
 def _quantised(name: str, module: Any, form: ExpertsForm, quantise: Quantise) -> list[QuantisedRows] | None:
-    """Rows of gate, up and down; None where not all are given: the three are one operator."""
+    """Packed rows of gate, up and down; None unless all three are quantised, since one operator reads them."""
     found = []
     for part, weight in expert_parts(name, module, form).items():
         rows = quantise(part, weight)

@@ -58,12 +58,12 @@ class Recurrence:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> "Recurrence | None":
-        """What ``dataclasses.asdict`` and JSON made of one."""
+        """Restore from what ``dataclasses.asdict`` and JSON wrote."""
         return None if record is None else cls(**{**record, "layers": tuple(record["layers"])})
 
     @property
     def num_buffers(self) -> int:
-        """Tensors that a step has of each layer (``runtime/states/buffers.py``)."""
+        """Number of state tensors that a step takes for each layer (``runtime/states/buffers.py``)."""
         return 6 if self.heads else 2
 
     @property
@@ -78,7 +78,7 @@ def layer_types(config: "PretrainedConfig") -> tuple[str, ...]:
 
 
 def attending_layers(config: "PretrainedConfig") -> tuple[bool, ...]:
-    """Of every layer whether it has keys and values; a model without recurrent layers attends in all."""
+    """For each layer, whether it has keys and values; True for all layers of a model without recurrent ones."""
     kinds = layer_types(config)
     if not any(kind in _RECURRENT for kind in kinds):
         return (True,) * int(config.num_hidden_layers)

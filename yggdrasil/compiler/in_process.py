@@ -146,7 +146,7 @@ class InProcessStep:
         return self._run()
 
     def prepare(self) -> None:
-        """Compile now; a failure is said in one sentence, and the step runs operator by operator."""
+        """Compile now. Where that fails, print one sentence and run the step operator by operator."""
         if self._run is not None:
             return
         start = perf_counter_ns()
@@ -202,7 +202,7 @@ _graphs: dict[tuple[Compiler, str], Callable[..., Sequence[Tensor]]] = {}
 
 
 def _compiled_once(traced: Any, compiler: Compiler) -> Callable[..., Sequence[Tensor]]:
-    """One compilation for all equal graphs of the process."""
+    """Compile ``traced``, or return the code of an equal graph that this process has compiled."""
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

@@ -1,8 +1,8 @@
 """The operators of recurrent layers in PyTorch, for any device.
 
-A tree's rows are solved together from the text's state S and factors of each row (the WY form of a chunk, with the
-tree's ancestors in the place of a triangle), so a row's last bits follow the tree; the native ones take every path step
-by step.
+All rows of a tree are solved together from the text's state S and factors of each row: the WY form of a chunk, with the
+tree's ancestor mask instead of a triangular one. The last bits of a row therefore depend on the tree. The native
+operators compute every path token by token.
 
 Dims: W rows, C channels, K taps, M slots, Hk heads of keys, Hv heads of values, Dk and Dv their sizes.
 """

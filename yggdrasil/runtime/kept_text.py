@@ -5,13 +5,13 @@ from typing import Protocol
 
 
 class States(Protocol):
-    """States of recurrent layers, from which a text goes on at some places alone."""
+    """Recurrent states, from which a text can continue only at the positions that have a copy."""
 
     def places(self) -> Collection[int]:
-        """Numbers of tokens behind which a text can go on; 0 is one."""
+        """Numbers of tokens after which a text can continue; 0 is one of them."""
 
     def begin(self, num_rows: int) -> None:
-        """The text's first ``num_rows`` tokens stay, which is one of ``places``."""
+        """Drop what follows the first ``num_rows`` tokens, a number that ``places`` lists."""
 
 
 class KeptText:
@@ -49,7 +49,7 @@ class KeptText:
         return self._place(same if most is None else max(0, min(same, most)))
 
     def _place(self, num_rows: int) -> int:
-        """The last place up to ``num_rows`` behind which the text can go on."""
+        """The largest number of tokens up to ``num_rows`` after which the text can continue."""
         if self.states is None:
             return num_rows
         return max(place for place in self.states.places() if place <= num_rows)
@@ -78,5 +78,5 @@ class KeptText:
         self.lead, self.tokens, self.num_rows, self._is_real = tuple(lead), list(tokens), num_rows, True
 
     def forget(self) -> None:
-        """No row holds anything that may be kept."""
+        """Forget the text: a later request reuses no row."""
         self.begin((), 0)

@@ -2,7 +2,7 @@
 
 A decoder writes the counts of its answers as small files. Once they hold ``MERGE_TOKENS`` tokens, a process of its own
 adds them to all counts so far and to a base table (a calibration's, or that of the shipped text), and running decoders
-take the sum up between two requests. No text is kept, but counts of up to four tokens in a row can tell what was said.
+load the sum between two requests. No text is stored, but counts of up to four tokens in a row may reveal parts of it.
 
     python -m yggdrasil.drafters.statistics.grown_table FOLDER BASE
 """
@@ -24,8 +24,8 @@ from yggdrasil.drafters.statistics.table_files import NICENESS, start_process, t
 from yggdrasil.errors import ArtifactError
 
 MERGE_TOKENS = 4_096
-MOST_KEPT = 1 << 20  # continuations, some 25 MB; beyond them rare ones go, then all counts are halved: the oldest fade
-OWN_WEIGHT = 4  # answers are counted so often beside a base table: the model repeats itself more than others' text
+MOST_KEPT = 1 << 20  # continuations, some 25 MB; beyond them rare contexts are dropped, then all counts are halved
+OWN_WEIGHT = 4  # factor of the counts of answers in the sum: a model repeats its own text more than the base's
 _ALL = "all.safetensors"
 
 

@@ -58,14 +58,14 @@ class StateBuffers:
         return [part[number] for part in parts if part]
 
     def commit(self, start: int, rows: Sequence[int], num_threads: int) -> None:
-        """Add what ``rows`` of the pass at position ``start`` have added, a path in order."""
+        """Update the states with the accepted ``rows`` of the pass at position ``start``, in the order of the path."""
         slots = [(start + row) % self.num_slots for row in rows]
         torch.ops.yggdrasil.commit_states.default(
             self.windows, self.inputs, self.states, self.keys, self.updates, self.decays, slots, num_threads
         )
 
     def clear(self) -> None:
-        """The states of an empty text."""
+        """Reset the states to those of an empty text, zeros."""
         for tensor in (*self.windows, *self.states):
             tensor.zero_()
 
@@ -74,6 +74,6 @@ class StateBuffers:
         return tuple(tensor.clone() for tensor in (*self.windows, *self.states))
 
     def load(self, saved: SavedState) -> None:
-        """Have the text's states be ``saved``."""
+        """Replace the states by the copy ``saved``."""
         for tensor, before in zip((*self.windows, *self.states), saved, strict=True):
             tensor.copy_(before)

@@ -1,36 +1,36 @@
-"""States at several places of one text: a later text that begins alike is not read from its first token."""
+"""Copies of a text's recurrent states at several positions; texts with the same beginning continue from one of them."""
 
 from collections.abc import Collection, Sequence
 
 from yggdrasil.runtime.states.buffers import SavedState, StateBuffers
 
-_APART = 16  # tokens: more are not read again where a text ends between two copies
+_APART = 16  # tokens between two copies: at most so many are read again
 _MOST = 4  # copies, beside the states behind the text
 NUM_STATES = 1 + _MOST
 
 
 class KeptStates:
-    """Copies of states by the number of tokens that they have read."""
+    """Copies of recurrent states, by the number of tokens that a state includes."""
 
     def __init__(self, kept: dict[int, SavedState]) -> None:
         self.kept = kept
 
     def places(self) -> Collection[int]:
-        """Numbers of tokens behind which a text can go on."""
+        """Numbers of tokens after which a text can continue."""
         return {0, *self.kept}
 
     def begin(self, num_rows: int) -> None:
-        """The text's first ``num_rows`` tokens stay, which is one of ``places``."""
+        """Drop copies behind the first ``num_rows`` tokens, a number that ``places`` lists."""
         self.kept = {place: saved for place, saved in self.kept.items() if place <= num_rows}
 
     @property
     def num_bytes(self) -> int:
-        """What the copies take."""
+        """Bytes of all copies."""
         return sum(tensor.nbytes for saved in self.kept.values() for tensor in saved)
 
 
 class TextStates(KeptStates):
-    """The states behind the text that a cache holds, and copies at earlier places of it."""
+    """The recurrent states after the text in a cache, and copies of them at earlier positions."""
 
     def __init__(self, buffers: StateBuffers, num_threads: int) -> None:
         super().__init__({})
@@ -60,7 +60,7 @@ class TextStates(KeptStates):
         self._num_read = num_rows
 
     def commit(self, start: int, rows: Sequence[int]) -> None:
-        """Add what ``rows`` of the pass at position ``start`` have added, a path in order."""
+        """Update the states with the accepted ``rows`` of the pass at position ``start``, in the order of the path."""
         self._num_read = None  # whoever interrupts leaves states of no place
         self._buffers.commit(start, rows, self._num_threads)
         self._num_read = start + len(rows)
@@ -68,7 +68,7 @@ class TextStates(KeptStates):
             self.keep()
 
     def keep(self) -> None:
-        """Keep a copy of the states as they are; of too many the one nearest behind another goes."""
+        """Copy the current states. Beyond ``_MOST`` copies, the one closest behind another is dropped."""
         if self._num_read:
             self.kept.setdefault(self._num_read, self._buffers.save())
         places = sorted(self.kept)
