@@ -134,6 +134,7 @@ def _decode_checkpoint(
     import torch
 
     from yggdrasil.checkpoints.facts import load_tokenizer
+    from yggdrasil.checkpoints.source import Source
     from yggdrasil.drafters.ngram import NGramDrafter
     from yggdrasil.engine.assembly import assemble
     from yggdrasil.engine.decoder import Decoder
@@ -151,9 +152,8 @@ def _decode_checkpoint(
         max_length=64, draft_widths=(1, 2), max_depth=2, candidates=4, verify_widths=(1, 4), prefill_widths=(8,)
     )
     assembly = assemble(model, NGramDrafter(), shapes=shapes, backend="eager")
-    decoder = Decoder(
-        assembly, tokenizer, FixedPolicy(TreeShape(2, 2, 4)), end_tokens(source, model.outline.eos, tokenizer)
-    )
+    ends = end_tokens(str(Source.find(source).folder), model.outline.eos, tokenizer)
+    decoder = Decoder(assembly, tokenizer, FixedPolicy(TreeShape(2, 2, 4)), ends)
     made = decoder.generate("hello there, tin", max_new_tokens=NEW_TOKENS, ignore_eos=True)
     try:
         twin = _reference(source, dtype, tokenizer)

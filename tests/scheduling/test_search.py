@@ -127,7 +127,7 @@ def test_no_plan_beats_the_bound_of_its_shape(seed, executor, head, verify):
     variants = random.Random(seed).sample(all_variants(), 3)
     space = Space(Space.of(lengths, executor).shapes, tuple(variants), executor)
     schedules = list(space.schedules())
-    bounds = np.array([bound.iteration_ms for bound in module._bounds(space, schedules, costs, lengths)])
+    bounds = np.array([bound.ms_per_token * bound.aal for bound in module._bounds(space, schedules, costs, lengths)])
     least = np.min([predict_ms(schedule, space.shapes, costs, lengths, executor) for schedule in schedules], axis=0)
 
     assert (bounds <= least + 1e-9).all()

@@ -12,19 +12,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from yggdrasil.engine.targets.steps import PlainStep, VerifyStep
-from yggdrasil.engine.targets.target import Outcome, RowsWithRunnersUp, not_finite
+from yggdrasil.engine.targets.steps import VerifyStep
+from yggdrasil.engine.targets.target import Outcome, PromptReader, RowsWithRunnersUp, not_finite
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.predictor.features import RepetitionFigures
-from yggdrasil.runtime.buffers import HostBuffer, Readback
-from yggdrasil.runtime.forward import NUM_RUNNERS_UP, RUNNERS_UP
+from yggdrasil.runtime.buffers import Readback
+from yggdrasil.runtime.forward import NUM_RUNNERS_UP
 from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.traced import PrefillStep
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree
-from yggdrasil.tree.widths import fitting_or_widest
 
 # The depth may be chosen before or after the head draft; nothing else differs from the default on captured steps.
 _FREE_VARIANTS = {"depth_prediction": ("now", "informed")}
@@ -41,7 +38,7 @@ def check_capturable(schedule: Schedule) -> None:
             )
 
 
-class CapturedTarget:
+class CapturedTarget(PromptReader):
     """``TargetModel`` for the backend "cudagraph": the same calls, with the host out of the way."""
 
     ranks_nodes = True
@@ -50,27 +47,14 @@ class CapturedTarget:
         self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]
     ) -> None:
         assert runner.recorder is not None
-        device = runner.loaded.device
-        self.runner = runner
-        self.text = runner.text
-        self.figures = RepetitionFigures()
-        self.order = torch.arange(tree.num_nodes, device=device)
-        self.prefill_widths = sorted(prefill_widths)
-        self._tree = tree
-        self._tokens = HostBuffer(self.prefill_widths[-1], device)
-        self._start = HostBuffer(1, device)
-        self._last = HostBuffer(1, device)
+        super().__init__(runner, tree, prefill_widths)
         self._hidden_words = runner.loaded.hidden_size // 2
-        self.gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # the last of a step's outputs then
         most = max(1, *verify_widths)
         words = 2 + 4 * most + 1 + self._hidden_words + (2 + NUM_RUNNERS_UP) * most
-        self._readback = Readback(words, device)
+        self._readback = Readback(words, runner.loaded.device)
         self.captures: dict[tuple[str, int], Capture] = {}
         for width in self.prefill_widths:
-            inputs = [self._tokens.tensor[:width], self._start.tensor, self._last.tensor]
-            runner.define("prefill", width, PrefillStep(runner.call), inputs)
             self.captures["prefill", width] = runner.recorder.capture(partial(self._read_one, "prefill", width))
-        runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
         self.captures["plain", 1] = runner.recorder.capture(partial(self._read_one, "plain", 1))
         for width in verify_widths:
             if width == 1:  # the root alone is a plain step
@@ -79,37 +63,14 @@ class CapturedTarget:
             runner.define("verify", width, VerifyStep(runner.call), inputs)
             self.captures["verify", width] = runner.recorder.capture(partial(self._verify, width))
 
-    @property
-    def length(self) -> int:
-        """Certain tokens in the cache."""
-        return self.text.num_rows
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that it chooses among."""
-        return self.runner.call.vocab_size
-
-    def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Read ``tokens`` from ``start`` on, a chunk at a time, as ``TargetModel.prefill`` does."""
-        for outcome, _ in self.read(tokens, start):
-            yield outcome
-
     def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
-        """What ``prefill`` does, with the logits [1, V] after each chunk, on the device."""
-        self.text.begin(tokens, start)
-        while self.length < len(tokens):
-            remaining = len(tokens) - self.length
-            width = fitting_or_widest(self.prefill_widths, remaining)
-            chunk = tokens[self.length : self.length + width]
-            self._tokens.write(*chunk)
-            self._start.write(self.length)
-            self._last.write(len(chunk) - 1)
+        for width, count in self._chunks(tokens, start):
             packed, logits, *others = self._launch("prefill", width)
             outputs = packed, *others
-            self.text.num_rows += len(chunk)
-            rows = list(range(len(chunk)))
+            self.text.num_rows += count
+            rows = list(range(count))
             # The next chunk's states take the place of these.
-            layers = {layer: states.clone() for layer, states in self._layers(outputs, slice(len(chunk))).items()}
+            layers = {layer: states.clone() for layer, states in self._layers(outputs, slice(count)).items()}
             yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers), logits
 
     def plain(self, token: int) -> Outcome:

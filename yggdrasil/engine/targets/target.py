@@ -1,5 +1,6 @@
 """The target model at run time: prefill, plain steps, verification, commit."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -93,14 +94,10 @@ class Target(Protocol):
         """Keep the outcome's rows."""
 
 
-class TargetModel:
-    """Steps of the target over one tree, behind the text that its cache holds."""
+class PromptReader(ABC):
+    """A target's cache, order of nodes and input buffers, with the steps that read prompts and single tokens."""
 
-    ranks_nodes = False  # the engine fills ``order`` and may choose the verify width after drafting
-
-    def __init__(
-        self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]
-    ) -> None:
+    def __init__(self, runner: ModelRunner, tree: TokenTree, prefill_widths: Sequence[int]) -> None:
         device = runner.loaded.device
         self.runner = runner
         self.text = runner.text
@@ -108,7 +105,6 @@ class TargetModel:
         self.order = torch.arange(tree.num_nodes, device=device)
         self._tree = tree
         self.gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # the last of a step's outputs then
-        self._move = row_mover(runner.cache)
         self.prefill_widths = sorted(prefill_widths)
         self._tokens = HostBuffer(self.prefill_widths[-1], device)
         self._start = HostBuffer(1, device)
@@ -117,19 +113,15 @@ class TargetModel:
             inputs = [self._tokens.tensor[:width], self._start.tensor, self._last.tensor]
             runner.define("prefill", width, PrefillStep(runner.call), inputs)
         runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
-        verify_step = NativeVerifyStep if runner.backend == "native" else VerifyStep
-        for width in verify_widths:
-            if width == 1:  # the root alone is a plain step
-                continue
-            inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
-            runner.define("verify", width, verify_step(runner.call), inputs)
 
     @property
     def length(self) -> int:
+        """Certain tokens in the cache."""
         return self.text.num_rows
 
     @property
     def vocab_size(self) -> int:
+        """Tokens that it chooses among."""
         return self.runner.call.vocab_size
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
@@ -140,19 +132,44 @@ class TargetModel:
         for outcome, _ in self.read(tokens, start):
             yield outcome
 
+    @abstractmethod
     def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
         """What ``prefill`` does, with the logits [1, V] after each chunk."""
+
+    def _chunks(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
+        """Write the inputs of each prefill step; yields its width and its tokens, whose rows the caller then counts."""
         self.text.begin(tokens, start)
         while self.length < len(tokens):
-            remaining = len(tokens) - self.length
-            width = fitting_or_widest(self.prefill_widths, remaining)
+            width = fitting_or_widest(self.prefill_widths, len(tokens) - self.length)
             chunk = tokens[self.length : self.length + width]
             self._tokens.write(*chunk)
             self._start.write(self.length)
             self._last.write(len(chunk) - 1)
+            yield width, len(chunk)
+
+
+class TargetModel(PromptReader):
+    """Steps of the target over one tree, behind the text that its cache holds."""
+
+    ranks_nodes = False  # the engine fills ``order`` and may choose the verify width after drafting
+
+    def __init__(
+        self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]
+    ) -> None:
+        super().__init__(runner, tree, prefill_widths)
+        self._move = row_mover(runner.cache)
+        verify_step = NativeVerifyStep if runner.backend == "native" else VerifyStep
+        for width in verify_widths:
+            if width == 1:  # the root alone is a plain step
+                continue
+            inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
+            runner.define("verify", width, verify_step(runner.call), inputs)
+
+    def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
+        for width, count in self._chunks(tokens, start):
             choice, best, hidden, logits, *layers = self.runner.step("prefill", width)()
             _check_finite(best)
-            rows = list(range(len(chunk)))
+            rows = list(range(count))
             self.runner.keep(rows)
             self._keep_states(len(tokens))
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
