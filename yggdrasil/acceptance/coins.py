@@ -8,6 +8,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from yggdrasil.acceptance.random_numbers import gumbel_noise, key_of, uniform_number
 
 FloatArray = npt.NDArray[np.float64]
 Purpose = Literal["target", "draft"]
@@ -39,28 +42,47 @@ class CoinSource(Protocol):
 
 
 class SeededCoins:
-    """Counter-based coins (Philox): nothing drawn at one place moves what is drawn at another."""
+    """Counter-based coins: nothing drawn at one place moves what is drawn at another."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def at(self, position: int, purpose: Purpose) -> "PhiloxCoins":
-        # The low words count draws within a place, the high ones name the place.
-        return PhiloxCoins(np.random.Philox(key=self.seed, counter=[0, 0, _STREAMS[purpose], position]))
+    def at(self, position: int, purpose: Purpose) -> "PlaceCoins":
+        return PlaceCoins(self.seed, position, purpose)
 
 
-class PhiloxCoins:
-    """Coins of one place. Draws by the Gumbel-max rule, so that near ties have a margin and rounding rarely matters."""
+class PlaceCoins:
+    """Coins of one place; each draw and each flip has a stream of numbers of its own.
 
-    def __init__(self, generator: "np.random.Philox") -> None:
-        self._generator = np.random.Generator(generator)
+    Draws by the Gumbel-max rule, so that near ties have a margin and rounding rarely matters. The first draw of a place
+    is what captured steps compute on their device.
+    """
+
+    def __init__(self, seed: int, position: int, purpose: Purpose) -> None:
+        self._seed, self._position, self._purpose = seed, position, purpose
+        self._used = 0
 
     def draw(self, scores: FloatArray) -> Choice:
-        # -log of an exponential variable is a Gumbel variable; argmax(score + Gumbel) has the law softmax(score).
-        return best_of(scores - np.log(self._generator.standard_exponential(scores.shape[0])))
+        possible = np.flatnonzero(scores > -np.inf)  # the others need no noise
+        key, position = torch.tensor([self._key()]), torch.tensor([self._position])
+        noise = gumbel_noise(key, position, torch.from_numpy(possible))
+        sums = np.full(scores.shape, -np.inf)
+        # Summed in float32, as captured steps do.
+        sums[possible] = scores[possible].astype(np.float32) + noise.numpy()
+        return best_of(sums)
 
     def flip(self, probability: float) -> bool:
-        return bool(self._generator.random() < probability)
+        return uniform_number(self._key(), self._position) < probability
+
+    def _key(self) -> int:
+        key = draw_key(self._seed, self._purpose, self._used)
+        self._used += 1
+        return key
+
+
+def draw_key(seed: int, purpose: Purpose = "target", number: int = 0) -> int:
+    """The key of the random numbers, an int64, of a place's draw or flip ``number``."""
+    return key_of(seed, len(_STREAMS) * number + _STREAMS[purpose])
 
 
 def best_of(scores: FloatArray) -> Choice:
