@@ -1,6 +1,6 @@
 """Tokens and operators against what they have to equal: float32 exactly, bfloat16 where the best logit leads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +11,7 @@ from attention_case import AttentionCase
 
 from cuda_check.models import bundled, expected_tokens, lead, modes, prompts, steps_of, tokenizer
 from cuda_check.notes import DiffersError, Notes
+from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.engine.assembly import assemble
@@ -28,6 +29,19 @@ CASES = [
     (1, 150, 128, 1, 0, 0.0), (8, 64, 128, 4, 0, 0.0), (20, 9, 64, 3, 0, 0.0), (16, 150, 64, 1, 70, 0.0),
     (7, 65, 96, 2, 4, 2.0), (3, 0, 20, 5, 0, 0.0),
 ]  # fmt: skip
+SAMPLED = {
+    "temperature": SamplingParams(temperature=1.2, seed=1),
+    "top-k, top-p, min-p": SamplingParams(temperature=1.5, top_k=40, top_p=0.9, min_p=0.02, seed=2),
+    "all": SamplingParams(
+        temperature=1.3,
+        top_k=50,
+        top_p=0.95,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        logit_bias={11: 2.0},
+        seed=3,
+    ),
+}
 TREES = (TreeShape(4, 4, 16), TreeShape(1, 3, 4))
 
 
@@ -49,14 +63,26 @@ def float32(notes: Notes, device: torch.device, *, tiny: bool) -> None:
         for shape in TREES[: 1 if tiny else None]:
             policy = FixedPolicy(shape)
             notes.attempt(f"tree {shape}, {mode}", partial(_tokens, pair, device, mode, policy, wanted), seconds=8)
+    _other_decodes(notes, device, wanted[:1], SAMPLED if not tiny else dict(list(SAMPLED.items())[-1:]))
+
+
+def _other_decodes(
+    notes: Notes, device: torch.device, wanted: Sequence[Sequence[int]], sampled: Mapping[str, SamplingParams]
+) -> None:
+    """Every kind of drafter, sampling, and what a GPU alone can show."""
+    pair, mode, count = _pair(device, torch.float32), modes()[-1], len(wanted[0])
     for name, (policy, options) in _drafters().items():
-        measure = partial(_tokens, pair, device, modes()[-1], policy, wanted[:1], **options)
+        measure = partial(_tokens, pair, device, mode, policy, wanted, **options)
         notes.attempt(f"drafter {name}", measure, seconds=8)
     for name, head in _heads(pair[0]).items():
-        measure = partial(_tokens, pair, device, modes()[-1], FixedPolicy(TREES[0]), wanted[:1], drafter=head)
+        measure = partial(_tokens, pair, device, mode, FixedPolicy(TREES[0]), wanted, drafter=head)
         notes.attempt(f"head {name}", measure, seconds=8)
-    if device.type == "cuda":
-        notes.attempt("nothing waits while decoding", partial(_nothing_waits, pair, device, wanted[0]), seconds=8)
+    for name, sampling in sampled.items():
+        notes.attempt(f"sampled {name}", partial(_sampled, pair, device, mode, sampling, count), seconds=8)
+    for name, sampling in (("decoding", SamplingParams()), ("sampling", SAMPLED["all"])):
+        if device.type == "cuda":
+            check = partial(_nothing_waits, pair, device, sampling, count)
+            notes.attempt(f"nothing waits while {name}", check, seconds=8)
 
 
 def bfloat16(notes: Notes, device: torch.device, *, tiny: bool) -> None:
@@ -209,22 +235,42 @@ def _leads(
     return {"equal": num_equal, "of": len(wanted), "first_divergences": leads}
 
 
-def _nothing_waits(pair: tuple[LoadedModel, LoadedModel], device: torch.device, wanted: Sequence[int]) -> str:
+def _sampled(
+    pair: tuple[LoadedModel, LoadedModel], device: torch.device, mode: str, sampling: SamplingParams, count: int
+) -> str:
+    """Tokens of the host's sampler on the processor, whose random numbers the device shares; one may be a near tie."""
+    here = (bundled("target", torch.device("cpu"), torch.float32), None)
+    options = {"max_new_tokens": count, "sampling": sampling}
+    expected = _decoder(here, torch.device("cpu"), "eager", PLAIN_POLICY).generate(prompts()[0], **options).tokens
+    decoder = _decoder(pair, device, mode, FixedPolicy(TREES[0]))
+    for _ in range(2):  # run, then recorded
+        found = decoder.generate(prompts()[0], **options).tokens
+        if found != expected:
+            raise AssertionError(f"token {_same(found, expected)} differs of {found}, which should be {expected}")
+    return "equal"
+
+
+def _nothing_waits(
+    pair: tuple[LoadedModel, LoadedModel], device: torch.device, sampling: SamplingParams, count: int
+) -> str:
     """A warm decoder calls nothing that synchronises but its own event, and records no graph while it decodes."""
     decoder = _decoder(pair, device, modes()[-1], FixedPolicy(TREES[0]))
     decoder.assembly.warm()
-    decoder.generate(prompts()[0], max_new_tokens=8)
+    expected = decoder.generate(prompts()[0], max_new_tokens=count, sampling=sampling).tokens
     recorder = decoder.assembly.target.recorder
     assert recorder is not None
-    recorded = recorder.num_recorded
+    recorded, request = recorder.num_recorded, decoder.start(prompts()[0], max_new_tokens=count, sampling=sampling)
+    pieces = iter(request)
+    next(pieces)  # the prompt is read and the request's parameters are written
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = decoder.generate(prompts()[0], max_new_tokens=len(wanted)).tokens
+        for _ in pieces:
+            pass
     finally:
         torch.cuda.set_sync_debug_mode("default")
     if recorder.num_recorded != recorded:
         raise AssertionError(f"{recorder.num_recorded - recorded} graphs were recorded while decoding")
-    if found != list(wanted):
+    if list(request.tokens) != expected:
         raise AssertionError("other tokens")
     return f"{recorded} graphs"
 

@@ -1,5 +1,7 @@
 """Captured steps on a CPU, where a capture is the work itself: the call path of a GPU, the tokens of transformers."""
 
+from collections import Counter
+
 import pytest
 import torch
 from no_waiting import refuse_waiting
@@ -12,6 +14,8 @@ from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
+from yggdrasil.runtime.buffers import Readback
+from yggdrasil.runtime.graphs import Capture
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER, STAGES, Schedule
 from yggdrasil.tree.shape import TreeShape
@@ -59,31 +63,45 @@ def test_other_schedules_are_refused(pair, name, variant):
     assert decoder.generate(PROMPT, max_new_tokens=5).tokens == pair.reference(PROMPT, 5)
 
 
+DEVICE_SAMPLES = {
+    "drawn": {"sampling": SamplingParams(temperature=6.0, seed=1)},
+    "drawn among few": {"sampling": SamplingParams(temperature=8.0, top_k=5, top_p=0.9, min_p=0.01, seed=2**64 - 1)},
+    "penalties and a bias": {
+        "sampling": SamplingParams(repetition_penalty=1.3, frequency_penalty=2.0, logit_bias={3: 2.0})
+    },
+    "penalties, drawn among few": {
+        "sampling": SamplingParams(temperature=4.0, top_k=9, presence_penalty=1.0, repetition_penalty=1.2, seed=5)
+    },
+    "plain and drawn": {"sampling": SamplingParams(temperature=6.0, seed=1), "speculation": False},
+}
 HOST_DECIDES = {
-    "drawn": {"sampling": SamplingParams(temperature=1.0, seed=1)},
-    "drawn among few": {"sampling": SamplingParams(temperature=8.0, top_k=5, top_p=0.9, min_p=0.01, seed=2)},
-    "penalties and a bias": {"sampling": SamplingParams(repetition_penalty=1.3, logit_bias={3: 2.0})},
     "log-probabilities": {"sampling": SamplingParams(logprobs=1)},
-    "plain and drawn": {"sampling": SamplingParams(temperature=1.0, seed=1), "speculation": False},
+    "a rule of its own": {"sampling": SamplingParams(temperature=1.0, typical_p=0.5, seed=1)},
     "k-ary": {"speculation": Speculation(expansion=(2, 1))},
     "drawn candidates": {
         "sampling": SamplingParams(temperature=6.0, seed=3), "speculation": Speculation(rule="specinfer"),
     },
 }  # fmt: skip
+OTHER_REQUESTS = DEVICE_SAMPLES | HOST_DECIDES
 
 
-@pytest.mark.parametrize("options", HOST_DECIDES.values(), ids=HOST_DECIDES)
-def test_what_the_host_decides_is_what_it_decides_on_a_cpu(pair, options):
+@pytest.mark.parametrize("name", OTHER_REQUESTS)
+def test_other_requests_give_what_they_give_on_a_cpu(pair, name):
     """The same coins by position, so the same tokens, and the same cache behind them."""
-    found = {}
+    options, found = OTHER_REQUESTS[name], {}
     for backend in ("eager", "cudagraph"):
         decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend=backend)
-        decoder.generate(PROMPT, max_new_tokens=5)  # a request that the device decides comes before
+        greedy = decoder.generate(PROMPT, max_new_tokens=5).tokens
         found[backend] = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
+        assert decoder.generate(PROMPT, max_new_tokens=5).tokens == greedy  # chosen by the requests' own parameters
     eager, captured = found.values()
 
+    assert (decoder._host is None) == (name in DEVICE_SAMPLES)
     assert captured.tokens == eager.tokens
     assert captured.metrics.iterations == eager.metrics.iterations
+    assert captured.metrics.decoding.seed == eager.metrics.decoding.seed
+    again = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
+    assert again.tokens == eager.tokens
     target = decoder.assembly.engine.target
     text = [*PROMPT, *captured.tokens]
     expected, length = cache_rows(pair.plain_target, text), min(target.length, len(text) - 1)
@@ -91,10 +109,47 @@ def test_what_the_host_decides_is_what_it_decides_on_a_cpu(pair, options):
         torch.testing.assert_close(ours[:, :length], theirs[:, :length], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", [name for name in DEVICE_SAMPLES if "plain" not in name])
+def test_sampled_trees_give_the_plain_tokens_without_waiting(pair, monkeypatch, name):
+    refuse_waiting(monkeypatch)
+    decoder, options = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph"), DEVICE_SAMPLES[name]
+    plain = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, speculation=False, **options)
+    tree = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
+
+    assert tree.tokens == plain.tokens
+    assert len(set(tree.tokens)) > 5
+    assert tree.metrics.iterations < plain.metrics.iterations
+
+
+def counting(calls, name, original):
+    def counted(self, *arguments):
+        calls[name] += 1
+        return original(self, *arguments)
+
+    return counted
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(temperature=6.0, top_k=9, frequency_penalty=1.0, seed=1)]
+)
+def test_an_iteration_launches_three_captures_and_waits_once(pair, monkeypatch, sampling):
+    calls = Counter()
+    for owner, name in ((Capture, "__call__"), (Readback, "read")):
+        monkeypatch.setattr(owner, name, counting(calls, owner.__name__, getattr(owner, name)))
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
+    for _ in range(2):
+        calls.clear()
+        iterations = decoder.generate(PROMPT[:9], max_new_tokens=NUM_TOKENS, sampling=sampling).metrics.iterations
+
+    num_chunks, num_first = 1, int(sampling.needs_logits)  # of the prompt, and of the first token of a sampled text
+    assert calls["Readback"] <= iterations + num_chunks + num_first
+    assert calls["Capture"] <= 3 * iterations + num_chunks
+
+
 def test_a_pass_that_the_host_decides_is_one_launch(pair):
     """And one more where accepted rows have to be moved."""
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
-    sampling = SamplingParams(temperature=1.0, seed=1)
+    sampling = SamplingParams(temperature=1.0, seed=1, logprobs=0)
     decoder.generate(PROMPT, max_new_tokens=5, sampling=sampling)
     recorded = decoder.assembly.target.recorder.num_recorded
     generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, sampling=sampling)

@@ -12,6 +12,7 @@ from attention_case import AttentionCase
 from tiny_pair import TEXT, TinyPair, make_pair
 
 from yggdrasil import native
+from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.compiler.in_process import InProcessStep
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.native import portable
@@ -113,6 +114,16 @@ def check_nothing_waits_and_nothing_is_recorded_twice():
     assert decoder.assembly.target.recorder.num_recorded == recorded
 
 
+def check_sampled_tokens_are_those_of_a_cpu():
+    pair, on_cpu = pair_on_device(), make_pair()
+    for options in ({"temperature": 6.0}, {"temperature": 8.0, "top_k": 5, "top_p": 0.9, "presence_penalty": 1.0}):
+        sampling, tokens = SamplingParams(seed=4, **options), []
+        for each, backend in ((pair, "cudagraph"), (on_cpu, "eager")):
+            decoder = each.decoder(FixedPolicy(TreeShape(4, 3, 8)), FEW, backend=backend)
+            tokens.append(decoder.generate(PROMPT, max_new_tokens=40, sampling=sampling).tokens)
+        assert tokens[0] == tokens[1], options
+
+
 def check_a_drafter_on_the_host():
     pair = pair_on_device()
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), FEW, backend="cudagraph", drafter=NGramDrafter())
@@ -135,6 +146,7 @@ CHECKS = [
     check_tokens_of_operators_run_one_by_one,
     check_captured_tokens_equal_transformers,
     check_nothing_waits_and_nothing_is_recorded_twice,
+    check_sampled_tokens_are_those_of_a_cpu,
     check_a_drafter_on_the_host,
     check_bfloat16_decodes,
 ]

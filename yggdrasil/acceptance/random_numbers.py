@@ -54,7 +54,8 @@ def signed(word: int) -> int:
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
     """Shifted to the right as unsigned words."""
-    return (words >> bits) & (2 ** (64 - bits) - 1)
+    shifted: Tensor = (words >> bits) & (2 ** (64 - bits) - 1)
+    return shifted
 
 
 def _uniform(words: Tensor, dtype: torch.dtype) -> Tensor:

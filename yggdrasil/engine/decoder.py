@@ -20,18 +20,19 @@ from yggdrasil.drafters.statistics.grown_table import AnswerCounts, answers_fold
 from yggdrasil.drafters.statistics.shipped_table import make_in_background, table_file
 from yggdrasil.drafters.statistics.table_files import WatchedTable
 from yggdrasil.engine.assembly import Assembly, Phase, silent
-from yggdrasil.engine.host_acceptance import HostAcceptance, PolicyPerSetting, PreparedRequest, accepts_on_device
+from yggdrasil.engine.device_acceptance import accepts_on_device, prepare_on_device
+from yggdrasil.engine.host_acceptance import HostAcceptance, PolicyPerSetting, PreparedRequest
 from yggdrasil.engine.loading import DtypeName, check_opening, opened
 from yggdrasil.engine.online_estimates import OnlineEstimates
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.engine.request import Generation, Request, RequestLock
 from yggdrasil.engine.request_options import RequestOptions, RequestSettings, check_prompt_tokens
 from yggdrasil.engine.scoring import score
+from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.text_stream import TextStream
-from yggdrasil.engine.trace import DecodingReport, Trace
+from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import ArgumentTypeError, YggdrasilError
 from yggdrasil.policy.decision import Policy
-from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
@@ -265,14 +266,13 @@ class Decoder:
     ) -> PreparedRequest:
         tolerance = self._tolerance_for(speculation)
         policy = self._policies.of(self.policy, sampling, speculation)
-        if accepts_on_device(sampling, speculation, tolerance):
-            chosen = PLAIN_POLICY if speculation.rule == "off" else policy
-            known = tolerance if speculation.exactness == "strict" else None
-            report = DecodingReport(rule=speculation.rule_name, exactness=speculation.exactness, tolerance=known)
-            return PreparedRequest(self.assembly.engine, chosen, report)
-        if self._host is None:
-            self._host = HostAcceptance(self.assembly, self.tokenizer, self.eos_tokens)
-        prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
+        is_captured = isinstance(self.assembly.engine.target, CapturedTarget)
+        if accepts_on_device(sampling, speculation, tolerance, is_captured=is_captured):
+            prepared = prepare_on_device(self.assembly, prompt, sampling, speculation, policy, tolerance)
+        else:
+            if self._host is None:
+                self._host = HostAcceptance(self.assembly, self.tokenizer, self.eos_tokens)
+            prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
         if self.plan is None or sampling.is_greedy or not prepared.is_planned:
             return prepared
         return replace(prepared, report=replace(prepared.report, calibrated_temperature=0.0))

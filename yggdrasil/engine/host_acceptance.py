@@ -73,18 +73,6 @@ class PreparedRequest:
         )
 
 
-def accepts_on_device(sampling: SamplingParams, speculation: Speculation, tolerance: float) -> bool:
-    """Whether the compiled steps' own greedy acceptance serves the request."""
-    is_exact = speculation.exactness == "fast" or (speculation.exactness == "strict" and tolerance == 0)
-    return (
-        not sampling.needs_logits
-        and speculation.rule in ("match", "off")
-        and speculation.expansion is None
-        and is_exact
-        and not speculation.audit
-    )
-
-
 class HostAcceptance:
     """Prepares requests of one decoder."""
 

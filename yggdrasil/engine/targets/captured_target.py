@@ -7,12 +7,13 @@ Dims: W verified nodes, H hidden size.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from yggdrasil.engine.targets.steps import VerifyStep
+from yggdrasil.acceptance.tensor_sampling import SamplingKind, SamplingTensors, choose
+from yggdrasil.engine.targets.steps import SampledPlainStep, SampledVerifyStep, VerifyStep
 from yggdrasil.engine.targets.target import Outcome, PromptReader, RowsWithRunnersUp, not_finite
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.buffers import Readback
@@ -52,16 +53,53 @@ class CapturedTarget(PromptReader):
         most = max(1, *verify_widths)
         words = 2 + 4 * most + 1 + self._hidden_words + (2 + NUM_RUNNERS_UP) * most
         self._readback = Readback(words, runner.loaded.device)
+        self._recorder = runner.recorder
+        self._kind: SamplingKind | None = None  # None: greedy, without processors
+        self._verify_widths = [width for width in verify_widths if width > 1]  # the root alone is a plain step
         self.captures: dict[tuple[str, int], Capture] = {}
         for width in self.prefill_widths:
-            self.captures["prefill", width] = runner.recorder.capture(partial(self._read_one, "prefill", width))
-        self.captures["plain", 1] = runner.recorder.capture(partial(self._read_one, "plain", 1))
-        for width in verify_widths:
-            if width == 1:  # the root alone is a plain step
-                continue
+            self.captures["prefill", width] = self._recorder.capture(partial(self._read_one, "prefill", width))
+        self.captures["plain", 1] = self._recorder.capture(partial(self._read_one, "plain", 1))
+        for width in self._verify_widths:
             inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
             runner.define("verify", width, VerifyStep(runner.call), inputs)
-            self.captures["verify", width] = runner.recorder.capture(partial(self._verify, width))
+            self.captures["verify", width] = self._recorder.capture(partial(self._verify, "verify", width))
+
+    @cached_property
+    def sampling(self) -> SamplingTensors:
+        """Parameters of the requests that sample."""
+        return SamplingTensors(self.vocab_size, self.runner.loaded.device)
+
+    def choose_by(self, kind: SamplingKind | None) -> list[Capture]:
+        """Choose the tokens of later requests so; returns captures that must be prepared first, those of a new kind."""
+        self._kind = kind
+        if kind is None or ("plain" + kind.name, 1) in self.captures:
+            return []
+        plain, verify, others = "plain" + kind.name, "verify" + kind.name, self.sampling.tensors()
+        call, recorder = self.runner.call, self._recorder
+        inputs = [self._tokens.tensor[:1], self._start.tensor, *others]
+        self.runner.define(plain, 1, SampledPlainStep(call, kind), inputs)
+        new = {(plain, 1): recorder.capture(partial(self._read_one, plain, 1, kind))}
+        for width in self._verify_widths:
+            inputs = [self._start.tensor, self.order[:width], *self._tree.tensors(), *others]
+            self.runner.define(verify, width, SampledVerifyStep(call, kind), inputs)
+            new[verify, width] = recorder.capture(partial(self._verify, verify, width, kind))
+        self.captures |= new
+        return list(new.values())
+
+    def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
+        for outcome, logits in self.read(tokens, start):
+            if self._kind is not None and self.length == len(tokens):
+                yield outcome._replace(tokens=[self._first(self._kind, logits)])
+            else:
+                yield outcome
+
+    def _first(self, kind: SamplingKind, logits: Tensor) -> int:
+        """The first token of a request, sampled from ``logits`` [1, V]."""
+        position = torch.full((1,), self.length, device=logits.device)
+        choice = choose(kind, logits, position, None, self.sampling.tensors())
+        self.sampling.count(choice, torch.ones_like(choice))
+        return int(self._readback.read(choice)[0])
 
     def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
         for width, count in self._chunks(tokens, start):
@@ -77,14 +115,14 @@ class CapturedTarget(PromptReader):
         """Read ``token``, the last certain one, and choose its successor."""
         self._tokens.write(token)
         self._start.write(self.length)
-        outputs = self._launch("plain", 1)
+        outputs = self._launch(self._step("plain"), 1)
         seen = self._seen(outputs[0], 1, [token])
         return self._outcome(outputs[0], 1)._replace(layers=self._layers(outputs, slice(1)), seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Rank, verify, accept and commit the ``width`` best nodes; waits here, so the stage's time is the device's."""
         self._start.write(self.length)
-        return self._launch("verify", width)
+        return self._launch(self._step("verify"), width)
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """What verification accepted."""
@@ -104,6 +142,9 @@ class CapturedTarget(PromptReader):
     def commit(self, rows: Sequence[int]) -> None:
         """Count the accepted rows; the device has moved them."""
         self.text.num_rows += len(rows)
+
+    def _step(self, name: str) -> str:
+        return name if self._kind is None else name + self._kind.name
 
     def _launch(self, name: str, width: int) -> Sequence[Tensor]:
         """Replay and bring the packed result to the host: the one transfer from the device in an iteration."""
@@ -133,20 +174,24 @@ class CapturedTarget(PromptReader):
 
     # ==== captured ====
 
-    def _read_one(self, name: str, width: int) -> Sequence[Tensor]:
+    def _read_one(self, name: str, width: int, kind: SamplingKind | None = None) -> Sequence[Tensor]:
         """A prefill or plain step: (packed result, *layers)."""
         choice, best, hidden, *layers = self.runner.step(name, width)()
+        if kind is not None and kind.shapes:
+            self.sampling.count(choice, torch.ones_like(choice))
         logits, layers = (layers[:1], layers[1:]) if name == "prefill" else ([], layers)
         one, row = torch.ones_like(choice), torch.zeros_like(choice)
         summary = torch.cat([one, torch.isfinite(best).to(torch.int64), row, choice, choice, row])
         return _pack(summary, one, hidden, self._runners_up(row, one, layers)), *logits, *layers
 
-    def _verify(self, width: int) -> Sequence[Tensor]:
+    def _verify(self, name: str, width: int, kind: SamplingKind | None = None) -> Sequence[Tensor]:
         """Everything between drafting and the next iteration: (packed result, *layers)."""
         order, expected = rank_nodes(self._tree)
         self.order.copy_(order)
-        summary, hidden, *layers = self.runner.step("verify", width)()
+        summary, hidden, *layers = self.runner.step(name, width)()
         count, rows = summary[:1], summary[2 : 2 + width]
+        if kind is not None and kind.shapes:
+            self.sampling.count(summary[2 + width : 2 + 2 * width], torch.arange(width, device=count.device) < count)
         torch.ops.yggdrasil.keep_rows(self.runner.cache.rows(), self._start.tensor, rows, count)
         last = rows.index_select(0, count - 1)
         nodes = summary[2 + 3 * width :]

@@ -3,12 +3,14 @@
 Dims: W verified nodes (root included), N tree nodes, V vocabulary, H hidden size.
 """
 
+from dataclasses import fields
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import accept_greedy
+from yggdrasil.acceptance.tensor_sampling import SamplingKind, choose, counts_on_path
 from yggdrasil.native.direct import VerifiedRows, direct
 from yggdrasil.runtime.forward import Forward, ModelCall
 from yggdrasil.runtime.traced import CallStep
@@ -111,18 +113,60 @@ class VerifyStep(CallStep[ModelCall]):
         The summary is all that the host must read: accepted rows (root included), whether their logits are finite,
         then W rows and W target choices of which the first ``accepted`` count, then every row's choice and node.
         """
-        width = chosen.shape[0]
-        tree = TokenTree(*tree_buffers)
-        rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
+        rows, found = read_tree(self._call, weights, caches, root, chosen, TokenTree(*tree_buffers))
         best, choices = found.best_tokens()
-        _, path = accept_greedy(rows.tokens, rows.parents, rows.ancestors, rows.exist, choices)
-        numbers = torch.arange(width, device=path.device)
-        accepted = torch.where(path, numbers, width).sort().values.clamp(max=width - 1)
-        finite = torch.isfinite(torch.where(path, best, 0.0)).all()
-        summary = torch.cat(
-            [path.sum()[None], finite.to(torch.int64)[None], accepted, choices[accepted], choices, rows.nodes]
-        )
-        return summary, found.hidden.float(), *found.layers
+        return _summary(rows, best, choices), found.hidden.float(), *found.layers
+
+
+def _summary(rows: TreeRows, best: Tensor, choices: Tensor) -> Tensor:
+    """``VerifyStep``'s, of every row's best logit and choice [W]."""
+    width = choices.shape[0]
+    _, path = accept_greedy(rows.tokens, rows.parents, rows.ancestors, rows.exist, choices)
+    numbers = torch.arange(width, device=path.device)
+    accepted = torch.where(path, numbers, width).sort().values.clamp(max=width - 1)
+    finite = torch.isfinite(torch.where(path, best, 0.0)).all()
+    return torch.cat([path.sum()[None], finite.to(torch.int64)[None], accepted, choices[accepted], choices, rows.nodes])
+
+
+class SampledPlainStep(CallStep[ModelCall]):
+    """``PlainStep`` with a sampled choice."""
+
+    def __init__(self, call: ModelCall, kind: SamplingKind) -> None:
+        super().__init__(call)
+        self._kind = kind
+
+    def forward(
+        self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor, *sampling: Tensor
+    ) -> tuple[Tensor, ...]:
+        """``sampling``: of ``SamplingTensors``. Returns what ``PlainStep`` does."""
+        found = read_token(self._call, weights, caches, token, position)
+        choice = choose(self._kind, found.logits, position + 1, None, sampling)
+        return choice, found.logits.amax(-1), found.hidden.float(), *found.layers
+
+
+class SampledVerifyStep(CallStep[ModelCall]):
+    """``VerifyStep`` with sampled choices: the coins of a position are the same whatever the tree holds."""
+
+    def __init__(self, call: ModelCall, kind: SamplingKind) -> None:
+        super().__init__(call)
+        self._kind = kind
+
+    def forward(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        root: Tensor,  # [1] int64, the root's position
+        chosen: Tensor,  # [W] int64, nodes
+        *buffers: Tensor,  # the tree's, then those of ``SamplingTensors``
+    ) -> tuple[Tensor, ...]:
+        """Returns what ``VerifyStep`` does."""
+        num_tree = len(fields(TokenTree))
+        tree, sampling = TokenTree(*buffers[:num_tree]), buffers[num_tree:]
+        rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
+        logits = found.logits
+        path_counts = counts_on_path(rows.tokens, rows.ancestors, logits.shape[1]) if self._kind.shapes else None
+        choices = choose(self._kind, logits, root + tree.depths[rows.nodes] + 1, path_counts, sampling)
+        return _summary(rows, logits.amax(-1), choices), found.hidden.float(), *found.layers
 
 
 class NativeVerifyStep(VerifyStep):

@@ -1,0 +1,158 @@
+"""Sampling as tensor code of static shapes, for captured steps: what ``Sampler`` does on the host, for all rows.
+
+Dims: W rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from yggdrasil.acceptance.coins import draw_key
+from yggdrasil.acceptance.random_numbers import gumbel_noise
+from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+
+
+@dataclass(frozen=True)
+class SamplingKind:
+    """What a request's choices compute; steps are compiled and captured once for each kind that is asked for."""
+
+    shapes: bool  # biases and penalties
+    truncates: bool  # top-k and top-p, which sort the vocabulary
+
+    @property
+    def name(self) -> str:
+        """As steps are named by it."""
+        return f"{'-shaped' if self.shapes else ''}{'-truncated' if self.truncates else ''}-sampled"
+
+
+def kind_on_device(params: SamplingParams) -> SamplingKind | None:
+    """The kind of a request that captured steps can serve; None where the host has to see the logits.
+
+    That is for constraints, log-probabilities, ``typical_p``, ``bad_words``, ``min_new_tokens`` and processors of the
+    caller's own.
+    """
+    if (
+        params.constraint is not None
+        or params.logprobs is not None
+        or (params.typical_p < 1.0 and not params.is_greedy)
+        or params.bad_words
+        or params.min_new_tokens
+        or params.logits_processors
+    ):
+        return None
+    has_penalties = bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
+    truncates = not params.is_greedy and (params.top_k > 0 or params.top_p < 1.0)
+    return SamplingKind(has_penalties or bool(params.logit_bias), truncates)
+
+
+class SamplingTensors:
+    """Parameters and text of one request, where captured steps read them. Written between requests.
+
+    The tokens of the certain text are counted on the device (``count``), so nothing is written while decoding.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        def floats(size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.float32, device=device)
+
+        self._vocab_size = vocab_size
+        self._integers = torch.zeros(2, dtype=torch.int64, device=device)  # key, top_k
+        self._numbers = floats(7)
+        self._bias, self._in_prompt, self._counts = floats(vocab_size), floats(vocab_size), floats(vocab_size)
+        self.begin(GREEDY, 0, ())
+
+    def tensors(self) -> list[Tensor]:
+        """What ``choose`` takes as its last argument."""
+        return [self._integers, self._numbers, self._bias, self._in_prompt, self._counts]
+
+    def begin(self, params: SamplingParams, seed: int, prompt: Sequence[int]) -> None:
+        """The next request chooses so; nothing is generated yet."""
+        top_k = min(params.top_k, self._vocab_size) or self._vocab_size
+        self._integers.copy_(torch.tensor([draw_key(seed), top_k]))
+        is_drawn = not params.is_greedy
+        self._numbers.copy_(
+            torch.tensor(
+                [
+                    params.temperature if is_drawn else 1.0, float(is_drawn), 1.0 - params.top_p,
+                    params.min_p if is_drawn else 0.0, params.repetition_penalty, params.presence_penalty,
+                    params.frequency_penalty,
+                ],
+                dtype=torch.float32,
+            )
+        )  # fmt: skip
+        bias, in_prompt = torch.zeros(self._vocab_size), torch.zeros(self._vocab_size)
+        for token, value in params.logit_bias.items():
+            bias[token] = value
+        in_prompt[list(prompt)] = 1.0
+        self._bias.copy_(bias)
+        self._in_prompt.copy_(in_prompt)
+        self._counts.zero_()
+
+    def count(self, tokens: Tensor, exist: Tensor) -> None:
+        """Count ``tokens`` [W] that are generated, those that ``exist`` [W]."""
+        self._counts.index_add_(0, tokens, exist.to(torch.float32))
+
+
+def choose(
+    kind: SamplingKind, logits: Tensor, positions: Tensor, path_counts: Tensor | None, tensors: Sequence[Tensor]
+) -> Tensor:
+    """The token after each row, [W] int64.
+
+    Args:
+        logits: [W, V].
+        positions: [W] int64, the index in the text of the token that is chosen.
+        path_counts: [W, V] float32, how often each token lies on the row's path below the root; None: not at all.
+        tensors: those of ``SamplingTensors``.
+    """
+    integers, numbers, *text = tensors
+    key, top_k = integers[:1], integers[1:]
+    temperature, is_drawn, refused_mass, min_p, *penalties = numbers.split(1)
+    scores = logits.float()
+    if kind.shapes:
+        scores = _shaped(scores, path_counts, text, penalties)
+    scores = scores / temperature
+    if kind.truncates:
+        scores = _truncated(scores, top_k, refused_mass)
+    best = scores.amax(-1, keepdim=True)
+    scores = torch.where(torch.exp(scores - best) < min_p, float("-inf"), scores)
+    tokens = torch.arange(logits.shape[1], device=logits.device)
+    noise = gumbel_noise(key, positions[:, None], tokens)
+    return torch.where(is_drawn > 0, scores + noise, scores).argmax(-1)
+
+
+def counts_on_path(tokens: Tensor, ancestors: Tensor, vocab_size: int) -> Tensor:
+    """[W, V] float32: how often each token lies on a row's path below the root, which is row 0.
+
+    ``tokens`` [W] int64; ``ancestors`` [W, W] bool, a row itself included.
+    """
+    width = tokens.shape[0]
+    below = ancestors & (torch.arange(width, device=tokens.device) > 0)
+    counts = torch.zeros(width, vocab_size, dtype=torch.float32, device=tokens.device)
+    return counts.scatter_add(1, tokens.expand(width, width), below.to(torch.float32))
+
+
+def _shaped(scores: Tensor, path_counts: Tensor | None, text: Sequence[Tensor], penalties: Sequence[Tensor]) -> Tensor:
+    """Bias, then transformers' repetition penalty, then the OpenAI API's two."""
+    (bias, in_prompt, counts), (repetition, presence, frequency) = text, penalties
+    if path_counts is not None:
+        counts = counts + path_counts
+    scores = scores + bias
+    repeated = torch.where(scores < 0, scores * repetition, scores / repetition)
+    scores = torch.where(in_prompt + counts > 0, repeated, scores)
+    return torch.where(counts > 0, scores - (presence + frequency * counts), scores)
+
+
+def _truncated(scores: Tensor, top_k: Tensor, refused_mass: Tensor) -> Tensor:
+    """Keep the ``top_k`` greatest scores, and of these the fewest that hold all but ``refused_mass``.
+
+    Scores that equal the least one kept are kept, too, so the order of equal ones does not matter.
+    """
+    size = scores.shape[-1]
+    ascending = scores.sort(-1).values
+    least = ascending.index_select(-1, size - top_k)  # [W, 1]
+    kept = torch.where(ascending < least, float("-inf"), ascending)
+    refused = kept.softmax(-1).cumsum(-1) <= refused_mass
+    first = refused.sum(-1, keepdim=True).clamp(max=size - 1)
+    return torch.where(scores < torch.maximum(least, ascending.gather(-1, first)), float("-inf"), scores)
