@@ -26,10 +26,9 @@ from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import wide_console
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.engine.plan_parts import planned_policy
-from yggdrasil.policy.decision import Decision, Policy
 from yggdrasil.policy.fixed import PLAIN_POLICY
-from yggdrasil.policy.objective import Objective
-from yggdrasil.policy.policy import ObjectivePolicy
+from yggdrasil.policy.objective import Decision, Objective
+from yggdrasil.policy.policy import ObjectivePolicy, Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import encode_prompt, read_prompts, sets_by_name

@@ -50,8 +50,8 @@ from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.fixed import ModelFreePolicy
+from yggdrasil.policy.objective import Decision
 from yggdrasil.pretrained import Decoder
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import encode_prompt, read_prompts, spread_over

@@ -31,9 +31,8 @@ from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.decision import Policy
 from yggdrasil.policy.objective import least_useful_probability
-from yggdrasil.policy.policy import ObjectivePolicy
+from yggdrasil.policy.policy import ObjectivePolicy, Policy
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import Plan
 
@@ -168,7 +167,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
         "policy.acceptance:SurvivalCorrection.corrected": lambda self, survival: survival
     },
     "lift instead of a typical tree": {
-        "policy.drafted:DraftedTrees.typically": lambda self, here, model_free: self._typical[here]
+        "policy.acceptance:DraftedTrees.typically": lambda self, here, model_free: self._typical[here]
     },
     "forced probe of plain steps": {"policy.regret:PlainProbe.is_due": lambda self, step: False},
     "regret budget": {"policy.regret:RegretBudget._add": lambda self, gained: None},

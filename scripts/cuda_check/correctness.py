@@ -17,8 +17,8 @@ from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.native import portable
-from yggdrasil.policy.decision import Policy
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, ModelFreePolicy
+from yggdrasil.policy.policy import Policy
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape

@@ -9,7 +9,7 @@ from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.bench.policies import plan_ablations
 from yggdrasil.engine.plan_parts import planned_policy
-from yggdrasil.policy.decision import Decision
+from yggdrasil.policy.objective import Decision
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 from yggdrasil.tree.shape import TreeShape
 

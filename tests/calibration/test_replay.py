@@ -16,9 +16,8 @@ from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import Budget, Capabilities
 from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
-from yggdrasil.policy.objective import ShapeTable
+from yggdrasil.policy.objective import Decision, ShapeTable
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.profiling.traces import TraceSet

@@ -15,7 +15,7 @@ from yggdrasil.drafters.registry import named_drafters, names_of
 from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.policy.fixed import ModelFreePolicy
-from yggdrasil.policy.stopping import UNBOUNDED, stopping_bound
+from yggdrasil.policy.objective import UNBOUNDED, stopping_bound
 from yggdrasil.tree.token_tree import TokenTree
 
 PROMPT = TEXT[:21]

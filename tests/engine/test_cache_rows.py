@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny_pair import SHAPES, TEXT, addresses, cache_rows
 
-from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
+from yggdrasil.policy.objective import Decision
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 PROMPT = TEXT[:21]

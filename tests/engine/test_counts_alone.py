@@ -10,8 +10,8 @@ from tiny_pair import SHAPES, TEXT
 from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.decision import ModelFree
 from yggdrasil.policy.fixed import ModelFreePolicy
+from yggdrasil.policy.objective import ModelFree
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.tree.shape import TreeShape
 

@@ -11,8 +11,8 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters import Capabilities
 from yggdrasil.drafters.statistics.drafter import default_statistics
-from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.objective import Decision
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape

@@ -9,8 +9,8 @@ import torch
 from drafters.example_drafter import LastFollowerDrafter
 from tiny_pair import SHAPES, TEXT, cache_rows
 
-from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.objective import Decision
 from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule, all_variants
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape

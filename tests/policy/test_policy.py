@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from yggdrasil.policy.acceptance import DepthPrediction
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.decision import Decision, ModelFree
-from yggdrasil.policy.drafted import DepthPrediction
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
+from yggdrasil.policy.objective import Decision, ModelFree
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.policy.regret import RegretBudget
 from yggdrasil.predictor.depth import DepthPredictor

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.decision import Decision, Policy
 from yggdrasil.policy.fixed import FixedPolicy
-from yggdrasil.policy.objective import best_width, value_per_token
-from yggdrasil.policy.policy import ObjectivePolicy
-from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
+from yggdrasil.policy.objective import UNBOUNDED, Decision, StoppingBound, best_width, value_per_token
+from yggdrasil.policy.policy import ObjectivePolicy, Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.stages import is_head_first

@@ -18,7 +18,7 @@ from yggdrasil.bench.guard import SomethingBuiltError, nothing_built
 from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.policy import Policy
 from yggdrasil.predictor.repeats import foretold
 from yggdrasil.prompts import NOWHERE, Prompt, check_ids, encode_prompt
 

@@ -11,11 +11,10 @@ from yggdrasil.calibration.replay import RecordedFeatures, RecordedTrees, record
 from yggdrasil.calibration.statistics.prediction import expectation, policy_without_drafter
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.policy.acceptance import DepthPrediction
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.decision import Decision, ModelFree
-from yggdrasil.policy.drafted import DepthPrediction
 from yggdrasil.policy.fixed import ModelFreePolicy
-from yggdrasil.policy.objective import ShapeTable, best_width, value_per_token
+from yggdrasil.policy.objective import Decision, ModelFree, ShapeTable, best_width, value_per_token
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned

@@ -20,7 +20,8 @@ from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.model_free import ShadowTree
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.decision import Decision, ModelFree, Policy
+from yggdrasil.policy.objective import Decision, ModelFree
+from yggdrasil.policy.policy import Policy
 from yggdrasil.predictor.features import Float32Array
 from yggdrasil.profiling.tally import ShapeTally, Totals
 from yggdrasil.profiling.traces import TraceSet

@@ -19,7 +19,7 @@ from yggdrasil.calibration.replay import RecordedTrees, Told, accepted, path_of,
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.engine.model_free import ShadowTree
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.decision import ModelFree
+from yggdrasil.policy.objective import ModelFree
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.shape import TreeShape

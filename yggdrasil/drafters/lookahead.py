@@ -13,7 +13,7 @@ are not added to the tree.
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import islice, takewhile
+from itertools import accumulate, islice, takewhile
 from typing import NamedTuple
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from yggdrasil.drafters.model_free_options import LookaheadOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.drafters.statistics.portable import LEAST_PATH
-from yggdrasil.policy.stopping import least_verified_score
+from yggdrasil.policy.objective import StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 _MEMORY = 256.0  # guesses, and rows of the window, after which older ones count half
@@ -256,6 +256,20 @@ class _Rate:
         if self.tried >= _MEMORY:
             self.came, self.tried = self.came / 2, self.tried / 2
         self.came, self.tried = self.came + came, self.tried + tried
+
+
+def least_verified_score(scores: Sequence[float], bound: StoppingBound) -> float:
+    """Return the least of ``scores`` that the pass with the highest objective value verifies; without bound the least.
+
+    ``scores`` are log-probabilities of the nodes that a tree could have, the root's 0 among them.
+    """
+    best = sorted(scores, reverse=True)
+    if not bound:
+        return best[-1]
+    accepted, last = [total - 1.0 for total in accumulate(map(math.exp, best))], len(best) - 1
+    ends = [min(int(width) - 1, last) for width in bound[::3]]
+    values = [base + slope * accepted[end] for end, base, slope in zip(ends, bound[1::3], bound[2::3], strict=True)]
+    return best[ends[values.index(max(values))]]
 
 
 def _log(probability: float) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from torch import Tensor
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
+from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from yggdrasil.engine.ranking import Ranking
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace, iteration_tree
-from yggdrasil.policy.decision import Decision, ModelFree, Policy
+from yggdrasil.policy.objective import Decision, ModelFree
+from yggdrasil.policy.policy import Policy
 from yggdrasil.runtime.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape

@@ -14,7 +14,7 @@ from yggdrasil.engine.targets.captured_target import CapturedTarget, check_captu
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
-from yggdrasil.policy.decision import Policy
+from yggdrasil.policy.policy import Policy
 from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.scheduling.executors import Executor, InOrderExecutor
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from yggdrasil.engine.targets.target import Outcome
-from yggdrasil.policy.decision import Decision
+from yggdrasil.policy.objective import Decision
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 NO_TREE = Decision(PLAIN_STEP)  # without the policy: the context has no room for a tree, or there is no drafter

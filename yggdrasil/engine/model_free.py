@@ -11,7 +11,7 @@ from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.iteration import Iteration
 from yggdrasil.engine.ranking import Ranking
 from yggdrasil.engine.targets.target import Target
-from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
+from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 

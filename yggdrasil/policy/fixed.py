@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from yggdrasil.policy.decision import Decision, ModelFree
-from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
+from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound
 from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 

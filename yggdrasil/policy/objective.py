@@ -1,4 +1,4 @@
-"""Equation 3 of the paper, the one objective of every decision, and its argmax over tree shapes. Numpy only.
+"""Equation 3 of the paper, the one objective of every decision, its argmax over tree shapes, and its bound on growth.
 
     speedup = AAL * T_verify(1) / (T_draft + T_verify(W_v) + T_overhead)
 
@@ -7,6 +7,7 @@ Dims: D depth levels, V verify widths, N tree shapes. All times are milliseconds
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
@@ -14,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.costs import Kind, StepCosts
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 # A tree of low scores is accepted more often than they say, by up to this factor.
@@ -22,6 +23,10 @@ UNDERESTIMATE = 2.0
 Objective: TypeAlias = Literal["latency", "aal"]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Number = TypeVar("Number", float, npt.NDArray[np.float64])
+# Per verify width above 1, ascending: the width, the objective value of its pass with nothing accepted, and what each
+# expected accepted token adds. Empty: trees are grown in full. C++ reads the same float64 numbers.
+StoppingBound: TypeAlias = "array[float]"
+UNBOUNDED: StoppingBound = array("d")
 
 
 def objective_value(tokens: Number, milliseconds: Number, objective: Objective = "latency") -> Number:
@@ -81,6 +86,48 @@ def best_width(expected_tokens: Sequence[float] | FloatArray, values: Sequence[f
         if (found := float(tokens) * value) > best_value:
             best, best_value = index, found
     return best
+
+
+class Decision(NamedTuple):
+    """A tree shape, and what an iteration of it is expected to give and to take; 0 ms where no costs are known."""
+
+    shape: TreeShape
+    tokens: float = 1.0  # bonus included
+    milliseconds: float = 0.0
+    is_drafting: bool = False  # the drafter was asked: features were read, maybe its head ran, whatever the shape
+    survival: npt.NDArray[np.float64] | None = None  # [D], as a depth predictor gave it
+    estimated: float = 1.0  # tokens by the scores of a model-free tree, before correction
+
+    @property
+    def kind(self) -> Kind:
+        """What is charged for the iteration, and followed by its latency scale."""
+        if self.is_drafting:
+            return "drafted"
+        return "model_free" if self.shape.depth else "plain"
+
+
+class ModelFree(NamedTuple):
+    """A tree of model-free drafts: the tokens that its scores expect at each verify width, and its levels."""
+
+    expected: Sequence[float]
+    depth: int
+
+
+def stopping_bound(widths: Sequence[int], values: Sequence[float], correction: float = 1.0) -> StoppingBound:
+    """Return the bound of ``widths`` above 1, given the objective value of a token at each (``value_per_token``).
+
+    ``correction``: accepted tokens per token that the scores expect.
+    """
+    return array(
+        "d", [each for width, value in zip(widths, values, strict=True) for each in (width, value, value * correction)]
+    )
+
+
+def update_correction(bound: StoppingBound, correction: float) -> StoppingBound:
+    """Change the correction of ``bound`` in place, since C++ holds its address; returns it."""
+    for index in range(1, len(bound), 3):
+        bound[index + 1] = bound[index] * correction
+    return bound
 
 
 class Candidate(NamedTuple):

@@ -9,17 +9,54 @@ Dims: D depth levels, V verify widths.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from yggdrasil.policy.acceptance import AcceptanceCorrection
+from yggdrasil.policy.acceptance import AcceptanceCorrection, DepthPrediction, DraftedTrees
 from yggdrasil.policy.costs import LatencyScales, StepCosts
-from yggdrasil.policy.decision import Decision, ModelFree
-from yggdrasil.policy.drafted import DepthPrediction, DraftedTrees
-from yggdrasil.policy.objective import FloatArray, Objective, best_width, objective_value, value_per_token
+from yggdrasil.policy.objective import (
+    Decision,
+    FloatArray,
+    ModelFree,
+    Objective,
+    StoppingBound,
+    best_width,
+    objective_value,
+    stopping_bound,
+    update_correction,
+    value_per_token,
+)
 from yggdrasil.policy.regret import PlainProbe, RegretBudget
-from yggdrasil.policy.stopping import StoppingBound, stopping_bound, update_correction
 from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+
+
+class Policy(Protocol):
+    """Decides the tree shapes of one request at a time."""
+
+    wants_model_free: bool  # whether model-free drafts are made at all
+
+    def begin(self) -> None:
+        """A request begins."""
+
+    def choose(
+        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
+    ) -> Decision | None:
+        """Return what the next iteration drafts, behind ``context`` tokens; None asks to be called with ``features``.
+
+        A shape of depth 0 is a plain step; one of width 0 verifies ``model_free`` alone.
+        """
+
+    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
+        """Return the early-stopping bound of model-free drafts, alone or below a tree drafted as ``shape``."""
+
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        """Return ``decision`` with the width to verify its tree at.
+
+        ``expected``: tokens by the tree's scores at each verify width, bonus included.
+        """
+
+    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+        """An iteration by ``decision`` made ``tokens`` certain in ``milliseconds``."""
 
 
 class _Passes(NamedTuple):

@@ -27,8 +27,8 @@ from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
-from yggdrasil.policy.decision import Decision
 from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.objective import Decision
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.scheduling.costs import StageCosts
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search

@@ -17,8 +17,8 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.policy.decision import Policy
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
+from yggdrasil.policy.policy import Policy
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape

@@ -21,9 +21,8 @@ from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import lower_envelope
-from yggdrasil.policy.decision import Decision, ModelFree
 from yggdrasil.policy.fixed import FixedPolicy
-from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound, stopping_bound
+from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound, stopping_bound
 from yggdrasil.predictor.features import Features
 from yggdrasil.scheduling.executors import InOrderExecutor
 from yggdrasil.scheduling.plan import Costs, Shapes

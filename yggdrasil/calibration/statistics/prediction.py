@@ -9,9 +9,8 @@ from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import RunnersUp, replay
 from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.decision import Policy
 from yggdrasil.policy.fixed import ModelFreePolicy
-from yggdrasil.policy.policy import ObjectivePolicy
+from yggdrasil.policy.policy import ObjectivePolicy, Policy
 from yggdrasil.predictor.repeats import share_foretold
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation

@@ -2,17 +2,19 @@
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count as numbers
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from yggdrasil.policy.objective import StoppingBound
 from yggdrasil.tree.token_tree import NO_SCORE
 
 BRANCHES = 8  # children that a node may get
 LEAST_LIKELY = 1e-6
+_ROUNDING = 1.0 + 1e-6  # scores are kept as float32
 
 
 class Guess(NamedTuple):
@@ -88,6 +90,47 @@ class Nodes:
         self._buffers[3][self.size :] = NO_SCORE
         ancestors = self._buffers[5]
         ancestors[self.size :] = torch.eye(self.capacity, dtype=torch.bool)[self.size :]
+
+
+class EarlyStopping:
+    """Decides whether a tree may stop, while nodes come in falling order of score. ``native/tree`` has it in C++.
+
+    A limit on the tokens that may be accepted changes nothing: it takes more from the wider passes.
+
+    ``existing``: log-probabilities of nodes that are in the tree already. Each counts before the first node that has
+    less.
+    """
+
+    def __init__(self, bound: StoppingBound, existing: Iterable[float] = ()) -> None:
+        self._wider = list(zip(bound[::3], bound[1::3], bound[2::3], strict=True))
+        self._best = -math.inf  # objective value of the widths that the tree has reached
+        self._size, self._accepted = 0, 0.0  # nodes, the root included, and what they are expected to have accepted
+        self._existing = sorted(existing)  # not counted yet, the best last
+
+    def add(self, score: float) -> None:
+        """Count a new node; the first one is the root, whose score is 0."""
+        self._count_existing(score)
+        self._count(score)
+
+    def is_over(self, score: float) -> bool:
+        """Return whether no wider pass can win if no further node has more than ``score``."""
+        self._count_existing(score)
+        likely = math.exp(score)
+        return self._best > -math.inf and all(
+            (base + slope * (self._accepted + (width - self._size) * likely)) * _ROUNDING <= self._best
+            for width, base, slope in self._wider
+        )
+
+    def _count_existing(self, score: float) -> None:
+        while self._existing and self._existing[-1] >= score:
+            self._count(self._existing.pop())
+
+    def _count(self, score: float) -> None:
+        self._accepted += math.exp(score) if self._size else 0.0
+        self._size += 1
+        if self._wider and self._size == self._wider[0][0]:
+            _, base, slope = self._wider.pop(0)
+            self._best = max(self._best, base + slope * self._accepted)
 
 
 def shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[float, int]]:

@@ -20,7 +20,7 @@ from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.native import is_native
 from yggdrasil.native.direct import Mailbox, NativeStatistics, direct
-from yggdrasil.policy.stopping import UNBOUNDED, StoppingBound
+from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 SCORER_FILE, TABLE_FILE = "scorer.safetensors", "table.safetensors"

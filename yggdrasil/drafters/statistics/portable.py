@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.statistics.best_first import Guess, Nodes, OpenGuesses, offered, shares
-from yggdrasil.policy.stopping import UNBOUNDED, EarlyStopping, StoppingBound
+from yggdrasil.drafters.statistics.best_first import EarlyStopping, Guess, Nodes, OpenGuesses, offered, shares
+from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 
 MAX_CONTINUATIONS = 16  # of a context of the text that are looked at
 MOST_LIKELY = 0.98  # of all children together: none is certain
