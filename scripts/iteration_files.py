@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 from yggdrasil import Decoder
-from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.iteration import Iteration
+from yggdrasil.engine.loop import DecodeLoop
 
 PACKAGE = Path(sys.modules["yggdrasil"].__file__ or "").parent
 PROMPT = "def quicksort(values):\n    if len(values) <= 1:\n        return values\n"
@@ -38,9 +38,9 @@ def files_by_kind(plan: str, num_tokens: int = 64) -> dict[str, set[str]]:
     decoder = Decoder.from_plan(plan, force_machine=True)
     decoder.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True)
     found: dict[str, set[str]] = {}
-    run = Engine._advance
+    run = DecodeLoop.iterate
 
-    def profiled(self: Engine, state: Iteration, *arguments: Any) -> Iteration:
+    def profiled(self: DecodeLoop, state: Iteration, *arguments: Any) -> Iteration:
         files: set[str] = set()
         with entered_files(files):
             following = run(self, state, *arguments)
@@ -48,11 +48,11 @@ def files_by_kind(plan: str, num_tokens: int = 64) -> dict[str, set[str]]:
         found.setdefault(state.decision.kind, set()).update(files)
         return following
 
-    Engine._advance = profiled  # type: ignore[method-assign]
+    DecodeLoop.iterate = profiled  # type: ignore[method-assign]
     try:
         decoder.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True)
     finally:
-        Engine._advance = run  # type: ignore[method-assign]
+        DecodeLoop.iterate = run  # type: ignore[method-assign]
     return found
 
 

@@ -27,7 +27,7 @@ from yggdrasil.calibration.own_text import Document, read_documents
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.cli import run_script
-from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.policy.costs import StepCosts

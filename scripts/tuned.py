@@ -105,12 +105,12 @@ NOT_PLAYED = {  # what else has a number there
         "NICENESS": "of a process",
     },
     "tree.growth": {"MIN_LOG_PROBABILITY": "the least that a calibration knows"},
-    "policy.acceptance": {"_TINY": "nothing is divided by zero"},
-    "policy.costs": {"LatencyScales.FARTHEST": "a bound of what one step may say"},
-    "policy.drafted": {
-        "DraftedTrees._TYPICAL_EVERY": "how often a table is looked at, which takes a tenth of a millisecond"
+    "policy.acceptance": {
+        "_TINY": "nothing is divided by zero",
+        "DraftedTrees._TYPICAL_EVERY": "how often a table is looked at, which takes a tenth of a millisecond",
     },
-    "policy.stopping": {"_ROUNDING": "scores are kept as float32"},
+    "drafters.statistics.best_first": {"_ROUNDING": "scores are kept as float32"},
+    "policy.costs": {"LatencyScales.FARTHEST": "a bound of what one step may say"},
     "tree.token_tree": {"NO_SCORE": "no node", "MIN_DESCENT": "an order among equals"},
 }
 

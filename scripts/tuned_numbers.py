@@ -19,8 +19,8 @@ from tuned import NOT_PLAYED, TUNED, Tuned, changed
 
 from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
 from yggdrasil.cli import run_script
-from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.scheduling.plan import Plan
 
 SEEDS = 2  # courses of the machine

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from yggdrasil.drafters import Budget, Capabilities, Step
-from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.policy.policy import Policy

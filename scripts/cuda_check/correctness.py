@@ -97,8 +97,8 @@ def bfloat16(notes: Notes, device: torch.device, *, tiny: bool) -> None:
 
 def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
     """Those without a model, by the names that a user gives; the draft model is in every tree above."""
-    from yggdrasil.drafters.group import DrafterGroup
     from yggdrasil.drafters.lookahead import LookaheadDrafter
+    from yggdrasil.drafters.protocol import DrafterGroup
     from yggdrasil.drafters.statistics.drafter import default_statistics
 
     free = ModelFreePolicy(16)

@@ -236,8 +236,8 @@ class Work:
         self.done, self.changes, self._tokens, self._is_plain = "", [], {}, False
         for name, decoder in decoders.items():
             monkeypatch.setattr(decoder, "start", partial(self._start, decoder.start, name))
-            engine = decoder.assembly.engine
-            monkeypatch.setattr(engine, "_advance", partial(self._advance, engine._advance, name.lower()))
+            loop = decoder.assembly.engine.loop
+            monkeypatch.setattr(loop, "iterate", partial(self._iterate, loop, loop.iterate, name.lower()))
 
     @property
     def starts(self):
@@ -248,26 +248,27 @@ class Work:
         self.done += "p" if self._is_plain else name
         return start(*arguments, **options)
 
-    def _advance(self, advance, letter, state, stream, *others):
+    def _iterate(self, loop, iterate, letter, state, executor):
         if not self._is_plain:
             if self.done[-1] in set("ab") - {letter} and len(self._tokens[self.done[-1]]) < 40:
-                self.changes.append((len(stream.tokens), len(self._tokens[self.done[-1]])))
+                self.changes.append((len(loop._stream.tokens), len(self._tokens[self.done[-1]])))
             self.done += letter
-            self._tokens[letter] = stream.tokens
-        return advance(state, stream, *others)
+            self._tokens[letter] = loop._stream.tokens
+        return iterate(state, executor)
 
 
 def test_one_that_fails_leaves_no_decoder_in_the_middle_of_its_request(pair, monkeypatch):
     first, other = (pair.decoder(FixedPolicy(TreeShape(2, 2, 4))) for _ in range(2))
     work = Work(monkeypatch, {"A": first, "B": other})
-    advance = other.assembly.engine._advance
+    loop = other.assembly.engine.loop
+    iterate = loop.iterate
 
     def failing(*arguments):
         if work.done.count("b") == 3:
             raise YggdrasilError("its weights are damaged")
-        return advance(*arguments)
+        return iterate(*arguments)
 
-    monkeypatch.setattr(other.assembly.engine, "_advance", failing)
+    monkeypatch.setattr(loop, "iterate", failing)
     with pytest.raises(YggdrasilError, match="weights are damaged"):
         compare(first, [prompt_of(pair, "a", 0, None)], 40, lambda _: None, warm_up=False, beside={"b": other})
 

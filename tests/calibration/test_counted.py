@@ -26,10 +26,9 @@ from yggdrasil.calibration.statistics.model_free import guesses_beside
 from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.calibration.statistics.scorer_fit import fit_scorer
 from yggdrasil.checkpoints.facts import load_tokenizer
-from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.model_free_options import NGramOptions, StatisticsOptions
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.protocol import Capabilities, Step
+from yggdrasil.drafters.protocol import Capabilities, Step, group_of
 from yggdrasil.drafters.registry import Named, named_drafters, names_of
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter, default_statistics
 from yggdrasil.drafters.statistics.portable import is_longest

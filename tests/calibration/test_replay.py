@@ -11,9 +11,8 @@ from yggdrasil.calibration.choose import DraftedTreePolicy, KnowingPolicy, choos
 from yggdrasil.calibration.record import record_document
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import _added_tokens, _Beginning, survival_of
-from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.protocol import Budget, Capabilities
+from yggdrasil.drafters.protocol import Budget, Capabilities, group_of
 from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy

@@ -9,14 +9,12 @@ from tiny_pair import TEXT, make_pair
 
 from yggdrasil import SamplingParams
 from yggdrasil.drafters import LookaheadDrafter, LookaheadOptions
-from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.drafters.protocol import Budget
+from yggdrasil.drafters.protocol import Budget, DrafterGroup
 from yggdrasil.drafters.registry import named_drafters, names_of
 from yggdrasil.drafters.statistics.drafter import default_statistics
-from yggdrasil.engine.ranking import Ranking
 from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.policy.objective import UNBOUNDED, stopping_bound
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.token_tree import Ranking, TokenTree
 
 PROMPT = TEXT[:21]
 COUNT = 40

@@ -8,10 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toy_target import decode, paths, plain_decode, wandering_target
 
-from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.model_free_options import NGramOptions
 from yggdrasil.drafters.ngram import NGramDrafter
-from yggdrasil.drafters.protocol import Budget, Capabilities, is_model_free
+from yggdrasil.drafters.protocol import Budget, Capabilities, DrafterGroup, is_model_free
 from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.ngram import NGramDrafter
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.model_free import ModelFreeDrafts
 from yggdrasil.tree.token_tree import TokenTree
 

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from yggdrasil.engine import ranking
-from yggdrasil.engine.ranking import Ranking
 from yggdrasil.native import is_native, portable
 from yggdrasil.runtime.buffers import HostView
-from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
+from yggdrasil.tree import token_tree
+from yggdrasil.tree.token_tree import NO_SCORE, Ranking, TokenTree
 
 
 @pytest.mark.parametrize("operator", [torch.ops.yggdrasil.rank_nodes, portable.rank_nodes], ids=["native", "portable"])
@@ -36,7 +35,7 @@ def test_a_view_writes_into_its_tensor():
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("native", [True, False])
 def test_a_tree_is_ranked_again_and_again_where_the_pass_reads_it(seed, native, monkeypatch):
-    monkeypatch.setattr(ranking, "is_native", lambda: native and is_native())
+    monkeypatch.setattr(token_tree, "is_native", lambda: native and is_native())
     tree, order = TokenTree.on_host(12), torch.empty(12, dtype=torch.int64)
     ranked = Ranking(tree, (1, 2, 4, 12), order)
     generator = torch.Generator().manual_seed(seed)

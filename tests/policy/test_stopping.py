@@ -8,20 +8,18 @@ import pytest
 import torch
 
 from yggdrasil.calibration.measurement.stages import ShapeCycle
-from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.lookahead import least_verified_score
-from yggdrasil.drafters.protocol import Budget
+from yggdrasil.drafters.protocol import Budget, DrafterGroup
 from yggdrasil.drafters.statistics.best_first import EarlyStopping
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
 from yggdrasil.engine.model_free import ShadowTree
-from yggdrasil.engine.ranking import Ranking
 from yggdrasil.native import is_native
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, stopping_bound
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
+from yggdrasil.tree.token_tree import NO_SCORE, Ranking, TokenTree
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CASES = 150

@@ -16,9 +16,9 @@ from tiny_pair import TEXT, VOCAB_SIZE, make_pair
 from typer.testing import CliRunner
 
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
 from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.drafters.statistics.drafter import default_statistics
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy

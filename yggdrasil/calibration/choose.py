@@ -10,7 +10,7 @@ import numpy.typing as npt
 from yggdrasil.calibration.replay import RecordedFeatures, RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.statistics.prediction import expectation, policy_without_drafter
 from yggdrasil.calibration.survival import survival_of
-from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.policy.acceptance import DepthPrediction
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import ModelFreePolicy

@@ -15,12 +15,12 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.compiler.compiled import Backend
-from yggdrasil.drafters.group import group_of
 from yggdrasil.drafters.heads.block.config import read_block_settings
 from yggdrasil.drafters.heads.convention import settled
 from yggdrasil.drafters.heads.eagle.config import read_settings
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
+from yggdrasil.drafters.protocol import group_of
 from yggdrasil.drafters.registry import make_drafter
 from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_device, usable_backend
 from yggdrasil.engine.loading import DTYPES

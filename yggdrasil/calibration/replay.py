@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.calibration.own_text import ANSWER, Document
-from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.drafters.protocol import Budget
+from yggdrasil.drafters.protocol import Budget, DrafterGroup
 from yggdrasil.engine.model_free import ShadowTree
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import Decision, ModelFree

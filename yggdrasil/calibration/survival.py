@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.calibration.replay import RecordedTrees, Told, accepted, path_of, recorded_documents
-from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.model_free import ShadowTree
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import ModelFree

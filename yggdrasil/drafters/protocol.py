@@ -2,8 +2,8 @@
 
 For one request the engine calls ``begin`` once, ``propose`` before a verification, and ``extend`` whenever tokens
 become certain. A drafter may keep state of its own, read the target's hidden states, run a model, or look tokens up.
-Several drafters propose into one tree (``group``). A drafter never sees the target's output of the current iteration
-before the tree is fixed: this keeps every drafter lossless.
+Several drafters propose into one tree (``DrafterGroup``). A drafter never sees the target's output of the current
+iteration before the tree is fixed: this keeps every drafter lossless.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -144,3 +144,57 @@ def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
     if not capabilities.layers:
         return len(tokens)
     return 0 if capabilities.num_kept is None else capabilities.num_kept(tokens)
+
+
+class DrafterGroup:
+    """A drafter that calls each of ``drafters`` in turn: each adds to what those before it have proposed.
+
+    Drafters that read refused rows come last: what they add beside candidates to verify has the nodes that are left.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self.drafters = sorted(drafters, key=lambda each: each.capabilities.read_choices is not None)
+        self.name = " + ".join(drafter.name for drafter in self.drafters)
+        all_of = [drafter.capabilities for drafter in self.drafters]
+        self._choice_readers = [each.read_choices for each in all_of if each.read_choices is not None]
+        self._runner_up_readers = [each.read_runners_up for each in all_of if each.read_runners_up is not None]
+        self.capabilities = Capabilities(
+            plants_root=True,
+            read_choices=self._read_choices if self._choice_readers else None,
+            read_runners_up=self._read_runners_up if self._runner_up_readers else None,
+        )
+        self._last = 0  # certain token
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._last = tokens[-1] if tokens else 0  # a recorded answer may have no prompt
+        for drafter in self.drafters:
+            drafter.begin(tokens)
+
+    def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        self._last = tokens[-1]
+        for drafter in self.drafters:
+            drafter.extend(tokens, states)
+
+    def propose(self, tree: TokenTree, budget: Budget) -> None:
+        first, *others = self.drafters
+        propose_in(first, tree, self._last, budget)
+        if others:
+            budget = budget._replace(from_root=False)
+            for drafter in others:
+                drafter.propose(tree, budget)
+
+    def cost(self, budget: Budget) -> Sequence[Step]:
+        return ()
+
+    def _read_choices(self, tree: TokenTree, nodes: Sequence[int], choices: Sequence[int]) -> None:
+        for read in self._choice_readers:
+            read(tree, nodes, choices)
+
+    def _read_runners_up(self, tokens: Sequence[int], runners_up: Tensor) -> None:
+        for read in self._runner_up_readers:
+            read(tokens, runners_up)
+
+
+def group_of(drafters: Sequence[Drafter]) -> DrafterGroup | None:
+    """The group of ``drafters``; None where there are none."""
+    return DrafterGroup(drafters) if drafters else None

@@ -12,7 +12,6 @@ from yggdrasil.compiler.compiled import Backend
 from yggdrasil.compiler.in_process import keep_code
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.drafters.expansion import ExpansionDrafter
-from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.heads.block.config import BlockSettings
 from yggdrasil.drafters.heads.block.drafter import BlockDrafter
 from yggdrasil.drafters.heads.eagle.drafter import HeadDrafter
@@ -20,7 +19,7 @@ from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.medusa.drafter import MedusaDrafter
 from yggdrasil.drafters.heads.medusa.module import MedusaSettings
 from yggdrasil.drafters.level_drafter import LevelDrafter
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, DrafterGroup
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.targets.logit_target import LogitTarget

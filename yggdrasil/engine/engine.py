@@ -5,11 +5,8 @@ from time import perf_counter_ns
 
 import torch
 
-from yggdrasil.compiler.compiled import BuildClock
-from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.drafters.protocol import Drafter, num_kept
-from yggdrasil.engine.actions import StageActions
-from yggdrasil.engine.iteration import Emission, Iteration
+from yggdrasil.drafters.protocol import Drafter, DrafterGroup, num_kept
+from yggdrasil.engine.loop import DecodeLoop
 from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
@@ -45,9 +42,7 @@ class Engine:
         self.executor: Executor = InOrderExecutor()
         self.model_free = model_free
         self._mode = SingleThreadInference()
-        # Elsewhere a pass is only begun by its stage, and waited for in the next.
-        self._times_passes = target.order.device.type == "cpu" and not isinstance(target, CapturedTarget)
-        self._stages = StageActions(target, drafter, tree, verify_widths, max_length, model_free)
+        self.loop = DecodeLoop(target, drafter, tree, verify_widths, max_length, model_free)
         self.use(stages)
 
     def use(self, stages: Sequence[str]) -> None:
@@ -61,8 +56,7 @@ class Engine:
         if isinstance(self.target, CapturedTarget):
             check_capturable(schedule)
         self.schedule = schedule
-        self._actions = self._stages.of(self.schedule)
-        self._keeps_books_late = self.schedule.variants["bookkeeping"] == "overlapped"
+        self.loop.use(schedule)
 
     def decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
         """Yield final text as it becomes certain. ``prompt`` is not empty and shorter than ``max_length``.
@@ -90,39 +84,17 @@ class Engine:
         outcome = yield from self._prefill(prompt, trace)
         self.target.text.tokens.extend(outcome.tokens)
         stream.push(outcome.tokens)
-        state = Iteration(outcome.tokens[-1])
         with self._mode:
-            self._stages.begin(policy, stream, trace, self.target.text.tokens, outcome)
-            state.decision = self._stages.decide_first()
+            state = self.loop.begin(policy, stream, trace, outcome)
         trace.prefill_ns = perf_counter_ns() - start
         yield stream.release()
         while stream.finish_reason is None:
             with self._mode:
-                state, done = self._advance(state, stream, policy, trace), 1
+                state, done = self.loop.iterate(state, self.executor), 1
                 while stream.finish_reason is None and not stream.is_read and done < stream.most_unread:
-                    state, done = self._advance(state, stream, policy, trace), done + 1
+                    state, done = self.loop.iterate(state, self.executor), done + 1
             yield stream.release()
         yield stream.release()
-
-    def _advance(self, state: Iteration, stream: TextStream, policy: Policy, trace: Trace) -> Iteration:
-        """One iteration, or the end of the context; returns what the next begins with."""
-        if self.target.text.num_rows + 1 >= self.max_length:
-            if self._keeps_books_late:
-                self._stages.keep_books(state.previous)
-            stream.finish("context")
-            return state
-        start, built = perf_counter_ns(), BuildClock.ns
-        certain, pass_ns = self._iterate(state, trace)
-        decision = state.decision
-        assert decision is not None
-        state = state.following()
-        # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
-        if BuildClock.ns == built:
-            policy.settle(decision, len(certain.tokens), (perf_counter_ns() - start) / 1e6)
-            if self._times_passes:
-                trace.note_pass(pass_ns)
-        trace.decode_ns += perf_counter_ns() - start
-        return state
 
     def _prefill(self, prompt: Sequence[int], trace: Trace) -> Generator[str, None, Outcome]:
         """Read the prompt; whoever iterates may stop after every chunk of it."""
@@ -159,19 +131,6 @@ class Engine:
             # Every token but the first has a state that produced it, the prompt's tokens included.
             self.drafter.begin(prompt[: start + 1])
             self.drafter.extend([*prompt[start + 1 :], *first.tokens], layers)
-
-    def _iterate(self, state: Iteration, trace: Trace) -> tuple[Emission, int]:
-        """Run the schedule's stages once, noting the time of each; returns what became certain and the pass's time."""
-        self._stages.decide(state)
-        verified_ns = trace.stage_ns.get("verify", 0)
-        self.executor.run(self.schedule, self._actions, state, trace.stage_ns)
-        pass_ns = trace.stage_ns["verify"] - verified_ns
-        if state.shape.depth == 0:
-            trace.call_plain(verified_ns)
-        assert state.emission is not None
-        assert state.outcome is not None
-        self._stages.follow(state.outcome)
-        return state.emission, pass_ns
 
 
 class SingleThreadInference:

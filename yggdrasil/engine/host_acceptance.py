@@ -19,8 +19,7 @@ from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.grammar import GrammarDrafter
-from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, DrafterGroup
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.targets.logit_target import AcceptanceSetup, LogitTarget

@@ -12,8 +12,7 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.compiler.compiled import Backend
-from yggdrasil.drafters.group import group_of
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, group_of
 from yggdrasil.drafters.registry import missing_names
 from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_device, usable_backend
 from yggdrasil.engine.end_tokens import end_tokens

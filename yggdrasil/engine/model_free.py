@@ -6,13 +6,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from yggdrasil.drafters.group import DrafterGroup
-from yggdrasil.drafters.protocol import Budget
-from yggdrasil.engine.iteration import Iteration
-from yggdrasil.engine.ranking import Ranking
-from yggdrasil.engine.targets.target import Target
+from yggdrasil.drafters.protocol import Budget, DrafterGroup
+from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.token_tree import Ranking, TokenTree
 
 
 class ShadowTree:
@@ -85,12 +82,13 @@ class ModelFreeDrafts:
         """Add nodes to the drafted tree, down to ``depth`` levels and as far as ``bound`` lets them be verified."""
         self._free.propose(self._tree, Budget(depth, bound=bound, from_root=False))
 
-    def follow(self, state: Iteration) -> None:
-        """Read the accepted tokens, and the target's choices and runners-up at refused rows."""
-        outcome = state.outcome
-        assert outcome is not None
-        if self._read_choices is not None and state.verifies_tree:
-            nodes, choices = self._target.guesses(state.outputs, state.shape.verify_width)
+    def follow(self, outcome: Outcome, outputs: Sequence[Tensor], verify_width: int) -> None:
+        """Read the accepted tokens, and the target's choices and runners-up at refused rows.
+
+        ``outputs`` are those of the verification of ``verify_width`` rows; none where it is 1.
+        """
+        if self._read_choices is not None and verify_width > 1:
+            nodes, choices = self._target.guesses(outputs, verify_width)
             self._read_choices(self._tree, nodes.tolist(), choices.tolist())
         self._free.extend(outcome.tokens, {})
         if self._read_runners_up is not None and outcome.seen is not None:

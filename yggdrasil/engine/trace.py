@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from yggdrasil.engine.iteration import Iteration
+from yggdrasil.engine.targets.target import Outcome
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -29,17 +28,17 @@ class IterationTree:
 Watch = Callable[[IterationTree], None]
 
 
-def iteration_tree(tree: TokenTree, order: Tensor, state: Iteration, guessers: str) -> IterationTree:
-    """The iteration as it is after acceptance, before anything is planted anew."""
-    outcome = state.outcome
-    assert outcome is not None
-    if not state.verifies_tree:
-        return IterationTree("none", [state.root], [0], [0], [0], outcome.tokens[-1])
-    size = int(torch.isfinite(tree.scores).sum())
-    verified = [node for node in order[: state.shape.verify_width].tolist() if node < size]
+def iteration_tree(
+    tree: TokenTree, order: Tensor, shape: TreeShape, root: int, outcome: Outcome, drafters: str
+) -> IterationTree:
+    """The tree of an iteration as it is after acceptance, before anything is planted anew."""
+    if shape.verify_width == 1:
+        return IterationTree("none", [root], [0], [0], [0], outcome.tokens[-1])
+    size = tree.size
+    verified = [node for node in order[: shape.verify_width].tolist() if node < size]
     tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()
-    drafted = min(size - 1, state.shape.width * state.shape.depth)
-    return IterationTree(guessers, tokens, parents, verified, list(outcome.nodes), outcome.tokens[-1], drafted)
+    drafted = min(size - 1, shape.width * shape.depth)
+    return IterationTree(drafters, tokens, parents, verified, list(outcome.nodes), outcome.tokens[-1], drafted)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import RunnersUp
 from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.calibration.statistics.scorer_fit import fit_scorer
-from yggdrasil.drafters.group import DrafterGroup
 from yggdrasil.drafters.model_free_options import StatisticsOptions
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, DrafterGroup
 from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE, StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table

@@ -13,8 +13,7 @@ from yggdrasil.calibration.record import states_of
 from yggdrasil.calibration.statistics.learning import Counted, learn_counts
 from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.drafters.group import DrafterGroup, group_of
-from yggdrasil.drafters.protocol import Drafter
+from yggdrasil.drafters.protocol import Drafter, DrafterGroup, group_of
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.engine.trace import Trace
 from yggdrasil.policy.costs import StepCosts

@@ -7,7 +7,7 @@ import numpy as np
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import RunnersUp, replay
-from yggdrasil.drafters.group import DrafterGroup
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.policy.policy import ObjectivePolicy, Policy

@@ -1,0 +1,253 @@
+"""The loop of one request: every iteration drafts, prunes, verifies, accepts and commits, as the schedule orders it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import ClassVar
+
+from yggdrasil.compiler.compiled import BuildClock
+from yggdrasil.drafters.protocol import Budget, Drafter, DrafterGroup, check_tree, propose_in
+from yggdrasil.engine.iteration import Emission, Iteration, LiveFeatures, ShapeChoice
+from yggdrasil.engine.model_free import ModelFreeDrafts
+from yggdrasil.engine.targets.captured_target import CapturedTarget
+from yggdrasil.engine.targets.target import Outcome, Target
+from yggdrasil.engine.text_stream import TextStream
+from yggdrasil.engine.trace import Trace, iteration_tree
+from yggdrasil.policy.policy import Policy
+from yggdrasil.runtime.buffers import HostView
+from yggdrasil.scheduling.executors import Executor
+from yggdrasil.scheduling.stages import Schedule
+from yggdrasil.tree.token_tree import Ranking, TokenTree
+
+
+class DecodeLoop:
+    """Iterations over one target, at most one drafter and one tree; one request at a time.
+
+    A drafter without ``TailDrafts`` reads all that was accepted in its next head draft, after acceptance.
+    ``model_free`` drafts beside it where the policy wants that: alone in its stead, or in the tree that it has grown.
+    """
+
+    _policy: Policy
+    _stream: TextStream
+    _trace: Trace
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        tree: TokenTree,
+        verify_widths: Sequence[int],
+        max_length: int,
+        model_free: DrafterGroup | None,
+    ) -> None:
+        self.target, self.drafter, self.tree = target, drafter, tree
+        self._max_length = max_length
+        self._steps = None if drafter is None else drafter.capabilities.steps
+        self._tail = None if self._steps is None else self._steps.tail
+        self._ranking, self._order = Ranking(tree, verify_widths), HostView(target.order)
+        self._free: ModelFreeDrafts | None = None
+        if model_free is not None:
+            self._free = ModelFreeDrafts(model_free, target, tree, verify_widths, shares_tree=self._tail is None)
+        # Trees of a user's drafter are checked; compiled steps attach only known tokens.
+        self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
+        # Elsewhere a pass is only begun by its stage, and waited for in the next.
+        self._times_passes = target.order.device.type == "cpu" and not isinstance(target, CapturedTarget)
+        self._choice = ShapeChoice(
+            target, self._free, verify_widths[-1] - 1, max_length, has_drafter=drafter is not None
+        )
+
+    def use(self, schedule: Schedule) -> None:
+        """Run later iterations by ``schedule``."""
+        self._schedule, self._variants = schedule, schedule.variants
+        self._actions: Mapping[str, Callable[[Iteration], None]] = {
+            stage.name: self.ACTIONS[stage.label].__get__(self)
+            for stage in schedule.stages
+            if stage.label in self.ACTIONS
+        }
+        self._drafts_heads_ahead = self._variants["head_draft"] == "ahead"
+        self._choice.use(schedule)
+
+    def begin(self, policy: Policy, stream: TextStream, trace: Trace, first: Outcome) -> Iteration:
+        """Serve another request, whose prefill gave ``first``; returns the state of its first iteration."""
+        self._policy, self._stream, self._trace = policy, stream, trace
+        features = LiveFeatures(self.target, self.tree, self.target.text.tokens, first)
+        return Iteration(first.tokens[-1], self._choice.begin(policy, stream, features))
+
+    # ==== draft ====
+
+    def _predict_depth(self, state: Iteration) -> None:
+        self._choice.predict_depth(state)
+
+    def _predict_next_depth(self, state: Iteration) -> None:
+        state.next_decision = self._choice.predict()
+
+    def _draft_head(self, state: Iteration) -> None:
+        is_early = self._variants["depth_prediction"] == "informed" and not state.is_decided
+        if self._steps is not None and (state.drafts or is_early):
+            self._steps.head()
+
+    def _draft_steps(self, state: Iteration) -> None:
+        if not state.drafts or self.drafter is None:
+            return
+        propose_in(self.drafter, self.tree, state.root, Budget(state.shape.depth, state.shape.width))
+        if self._is_checked:
+            check_tree(self.tree, state.root, self.target.vocab_size, self.drafter.name)
+        if self._free is not None and self._fills(self._free):
+            self._free.fill(self._choice.room, self._policy.bound(self.target.length, state.shape))
+
+    def _fills(self, model_free: ModelFreeDrafts) -> bool:
+        """Whether model-free drafts are added to a drafted tree."""
+        return self._policy.wants_model_free and model_free.can_fill
+
+    def _read_leaves(self, state: Iteration) -> None:
+        if state.drafts and self._tail is not None:
+            self._tail.read_leaves()
+
+    def _read_accepted_leaf(self, state: Iteration) -> None:
+        if self._tail is not None and (drafted := state.accepted_drafts):
+            self._tail.read_leaf(drafted[-1])
+
+    def _guess_heads(self, state: Iteration) -> None:
+        if not state.verifies_drafts or self._tail is None:
+            return
+        if self._variants["tail_draft"] == "superset":
+            self._tail.read_leaves()
+        self._tail.guess(*self.target.guesses(state.outputs, state.shape.verify_width))
+
+    # ==== prune ====
+
+    def _prune(self, state: Iteration) -> None:
+        if not state.drafts or self.target.ranks_nodes:
+            return
+        expected, state.ranking = self._ranking.rank(), self._ranking.order
+        assert state.decision is not None
+        drafted = state.decision._replace(shape=state.shape)
+        state.decision = self._policy.prune(drafted, expected, self.target.length)
+        state.shape = state.decision.shape
+
+    def _hand_over_nodes(self, state: Iteration) -> None:
+        """Write the nodes to verify where the verification step reads them and makes its mask."""
+        if state.verifies_tree and state.ranking is not None:
+            self._order.write(state.ranking)
+
+    # ==== verify ====
+
+    def _verify(self, state: Iteration) -> None:
+        if state.verifies_tree:
+            state.outputs = self.target.verify(state.shape.verify_width)
+        else:
+            state.outcome = self.target.plain(state.root)
+
+    # ==== accept ====
+
+    def _accept(self, state: Iteration) -> None:
+        if not state.verifies_tree:
+            return
+        outcome = state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
+        if state.shape.width and outcome.expected is not None:
+            assert state.decision is not None
+            state.decision = state.decision._replace(tokens=outcome.expected)
+
+    def _accept_on_host(self, state: Iteration) -> None:
+        if state.verifies_tree:
+            state.outcome = self.target.accept_on_host(state.outputs, state.shape.verify_width, self.tree)
+
+    # ==== commit ====
+
+    def _commit(self, state: Iteration) -> None:
+        outcome = state.outcome
+        assert outcome is not None
+        assert state.decision is not None
+        state.emission = Emission(outcome.tokens, state.shape, state.decision)
+        if self._trace.watch is not None:
+            order, names = self.target.order, self._names(state)
+            self._trace.watch(iteration_tree(self.tree, order, state.shape, state.root, outcome, names))
+        self.target.commit(outcome.rows)
+        keeps_rows = self._drafts_heads_ahead or self._variants["tail_draft"] != "superset"
+        if self._tail is not None and keeps_rows and state.verifies_drafts:
+            drafted = state.accepted_drafts
+            is_whole = len(drafted) == len(outcome.nodes) - 1
+            guess = outcome.rows[-1] if self._drafts_heads_ahead and is_whole else None
+            self._tail.keep(drafted, guess, outcome.tokens[-1])
+        if self.drafter is not None:
+            self.drafter.extend(outcome.tokens, outcome.layers)
+        if self._free is not None:
+            self._free.follow(outcome, state.outputs, state.shape.verify_width)
+
+    def _names(self, state: Iteration) -> str:
+        """Names of the drafters of this iteration's tree."""
+        names = [self.drafter.name] if self.drafter is not None and state.verifies_drafts else []
+        if self._free is not None and (not names or self._fills(self._free)):
+            names.append(self._free.name)
+        return " + ".join(names)
+
+    def _keep_books(self, emission: Emission | None) -> None:
+        """Decode the text of the tokens, look for the end of the text, and count the iteration."""
+        if emission is not None:
+            tokens, shape, decision = emission
+            self._trace.note(shape, self._stream.push(tokens), decision.tokens, decision.milliseconds)
+
+    def _keep_books_now(self, state: Iteration) -> None:
+        self._keep_books(state.emission)
+
+    def _keep_books_late(self, state: Iteration) -> None:
+        self._keep_books(state.previous)
+
+    # ==== the iteration ====
+
+    def iterate(self, state: Iteration, executor: Executor) -> Iteration:
+        """Run one iteration, or end the text where the context is full; returns the state of the next.
+
+        The shape is chosen first. ``executor`` then runs the ``ACTIONS`` of the schedule's stages in their order, and
+        the policy learns from what became certain in which time.
+        """
+        trace = self._trace
+        if self.target.text.num_rows + 1 >= self._max_length:
+            if self._variants["bookkeeping"] == "overlapped":
+                self._keep_books(state.previous)
+            self._stream.finish("context")
+            return state
+        start, built, verified_ns = perf_counter_ns(), BuildClock.ns, trace.stage_ns.get("verify", 0)
+        self._choice.decide(state)
+        executor.run(self._schedule, self._actions, state, trace.stage_ns)
+        pass_ns = trace.stage_ns["verify"] - verified_ns
+        if state.shape.depth == 0:
+            trace.call_plain(verified_ns)
+        assert state.outcome is not None
+        assert state.decision is not None
+        tokens, features = state.outcome.tokens, self._choice.features
+        features.text.extend(tokens)
+        features.outcome = state.outcome
+        # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
+        if BuildClock.ns == built:
+            self._policy.settle(state.decision, len(tokens), (perf_counter_ns() - start) / 1e6)
+            if self._times_passes:
+                trace.note_pass(pass_ns)
+        trace.decode_ns += perf_counter_ns() - start
+        return state.following()
+
+    # What each stage does, by its variant. A schedule has every stage once, in one of its variants. An action does
+    # nothing where an iteration has no use for it, as those of drafting in a plain step. A superset's tail has none:
+    # the head draft reads it too.
+    ACTIONS: ClassVar[dict[str, Callable[["DecodeLoop", Iteration], None]]] = {
+        # draft
+        "depth_prediction=now": _predict_depth,
+        "depth_prediction=informed": _predict_depth,
+        "depth_prediction=late": _predict_next_depth,
+        "head_draft=after": _draft_head,
+        "head_draft=ahead": _guess_heads,
+        "draft_steps": _draft_steps,
+        "tail_draft=conditional": _read_accepted_leaf,
+        "tail_draft=ahead": _read_leaves,
+        # prune
+        "prune": _prune,
+        "mask": _hand_over_nodes,
+        # verify
+        "verify": _verify,
+        # accept
+        "accept=device": _accept,
+        "accept=host": _accept_on_host,
+        # commit
+        "commit": _commit,
+        "bookkeeping=inline": _keep_books_now,
+        "bookkeeping=overlapped": _keep_books_late,
+    }
