@@ -15,8 +15,8 @@ from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.host_acceptance import PreparedRequest
 from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.trace import DecodingReport
-from yggdrasil.policy.decision import Policy
 from yggdrasil.policy.fixed import PLAIN_POLICY
+from yggdrasil.policy.policy import Policy
 
 
 def accepts_on_device(
