@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from uuid import uuid4
 
-from stage import TEXTS, Stage, generate
+from stage import Stage, generate
 
 from yggdrasil.artifacts import read_csv
 
@@ -163,16 +163,3 @@ def _processes(mark: str) -> Iterator[int]:
                     yield int(place.name)
             except OSError:
                 continue
-
-
-def section(tallies: dict[str, Tally], texts: int = len(TEXTS)) -> list[str]:
-    """The results as lines of the documentation."""
-    lines = [
-        "A run is killed (SIGKILL, its process alone) at a moment drawn evenly from what it takes; the next run must",
-        "succeed with nothing made again that was complete, no process may go on for long, and the run that is not",
-        f"killed must leave no temporary file and give the reference's tokens on {texts} prompts.", "",
-        "| command | kills | runs to the end | complete parts found again | wrong |", "|---|---|---|---|---|",
-        *(f"| `{title}` | {t.kills} | {t.completed} | {t.kept} | {len(t.wrong)} |" for title, t in tallies.items()),
-    ]  # fmt: skip
-    wrong = sorted({f"- {title}: {each}" for title, tally in tallies.items() for each in tally.wrong})
-    return [*lines, *(["", *wrong] if wrong else [])]

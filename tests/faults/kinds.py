@@ -1,7 +1,7 @@
 """Faults by kind: each makes one seeded case in a sandbox of its own."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -26,35 +26,25 @@ from stage import (
 from surroundings import surrounding
 from verdict import wrong_tokens
 
-# How many cases of each kind there are among all.
-SHARES = {
-    "plan": 5, "predictor": 3, "scorer and table": 3, "profile": 3, "kernel library": 2,
-    "kept tensors": 4, "checkpoint of a plan": 3, "checkpoint": 5, "tokenizer": 3, "GGUF file": 4, "prompts": 5,
-    "options": 7, "unfinished calibration": 3, "kept text": 2, "surroundings": 5,
-}  # fmt: skip
-
-
+KINDS = (
+    "plan", "predictor", "counts", "profile", "library", "kept_tensors", "planned_checkpoint", "checkpoint",
+    "tokenizer", "gguf", "prompts", "options", "unfinished", "kept_text", "surroundings",
+)  # fmt: skip
 # Kinds whose cases import everything anew, or have something compiled first; the others take a second a case.
-DEAR = ("kernel library", "kept tensors", "unfinished calibration", "kept text", "surroundings")
+DEAR = ("library", "kept_tensors", "unfinished", "kept_text", "surroundings")
 
 
 class Kinds:
-    """The kinds by name; a kind is a function of a sandbox and a seeded ``Random``."""
+    """Each method named in ``KINDS`` makes a case from a sandbox and a seeded ``Random``."""
 
     def __init__(self, stage: Stage, server: Server) -> None:
         self.stage = stage
         self._server = server
         self._printed: dict[tuple[str, ...], str] = {}
-        self.kinds: dict[str, Callable[[Path, Random], Case]] = {
-            "plan": self.plan, "predictor": self.predictor, "scorer and table": self.counts, "profile": self.profile,
-            "kernel library": self.library, "kept tensors": self.kept_tensors,
-            "checkpoint of a plan": self.planned_checkpoint, "checkpoint": self.checkpoint,
-            "tokenizer": self.tokenizer, "GGUF file": self.gguf, "prompts": self.prompts, "options": self.options,
-            "unfinished calibration": self.unfinished, "kept text": self.kept_text, "surroundings": self.surroundings,
-        }  # fmt: skip
 
     def make(self, kind: str, seed: int) -> Case:
-        return self.kinds[kind](self.stage.sandbox(f"{kind.replace(' ', '-')}-{seed}"), Random(f"{kind} {seed}"))
+        made: Case = getattr(self, kind)(self.stage.sandbox(f"{kind}-{seed}"), Random(f"{kind} {seed}"))
+        return made
 
     def plan(self, folder: Path, random: Random) -> Case:
         from yggdrasil.artifacts import read_yaml, write_yaml

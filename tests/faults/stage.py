@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -224,7 +223,6 @@ def _build(base: Path) -> None:
     )  # fmt: skip
     replace(Plan.load(made), name=COUNTED).save(made)
     _write_counts(predictor_folder(base, COUNTED))
-    sys.path.append(str(Path(__file__).parents[1] / "models"))
     from gguf_files import tiny_model, write_gguf
 
     write_gguf(base / "model.gguf", tiny_model("llama", vocab_size=96))

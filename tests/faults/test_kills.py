@@ -1,4 +1,4 @@
-"""The judge of killed runs sees what a killed run may do wrong; scripts/inject_faults kills the real ones."""
+"""Killed calibrations are resumed, and the judge of killed runs sees what one may do wrong."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import kills
-from kills import Killing, section
+from kills import Killing
+from stage import Stage
+
+pytestmark = pytest.mark.slow
 
 # Measures two parts, 0.15 s each, and writes a plan, or decodes by it; FAULT is filled in.
 PROGRAM = """
@@ -60,4 +63,10 @@ def test_each_fault_of_a_killed_run_is_seen(stage, monkeypatch, fault):
     assert tally.kills == 4
     assert tally.completed >= 1
     assert [wrong for wrong in tally.wrong if fault in wrong] if fault else tally.wrong == []
-    assert f"| {tally.kills} | {tally.completed} |" in "\n".join(section({"calibrate --quick": tally}))
+
+
+def test_a_calibration_killed_at_any_moment_is_resumed(tmp_path):
+    tally = Killing(Stage(tmp_path / "stage"), Random(0)).run("calibrate --quick", 4, print)
+
+    assert tally.wrong == []
+    assert tally.completed >= 1
