@@ -12,9 +12,9 @@ from typing import Annotated
 import torch
 import typer
 from safetensors import SafetensorError
+from widening import SIZES, read_shape, resolve_shape, widen_checkpoint
 
 from yggdrasil.checkpoints.source import Source
-from yggdrasil.checkpoints.widening import SIZES, read_shape, resolve_shape, widen_checkpoint
 from yggdrasil.errors import YggdrasilError
 
 

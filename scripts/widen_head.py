@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from widening.heads import widen_head
 
-from yggdrasil.drafters.heads.widening import widen_head
 from yggdrasil.errors import YggdrasilError
 
 

@@ -50,7 +50,7 @@ STANDS_ON = {
     "scripts/check_server.py": "tests/serving/test_server.py",
     "scripts/check_schedules.py": "tests/engine/test_schedules.py",
     "scripts/compare_objectives.py": "tests/policy/test_objective.py",
-    "scripts/widen": "tests/checkpoints/test_widening.py",
+    "scripts/widen": "tests/scripts/test_widening.py",
     "scripts/demo": "tests/scripts",
     "scripts/check_export": "tests/scripts/test_check_export.py",
     "scripts/check_lm_eval.py": "tests/scripts/test_check_lm_eval.py",

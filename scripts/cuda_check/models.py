@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from widening import read_shape, resolve_shape, widen_in_memory
 
 from yggdrasil.checkpoints.facts import load_tokenizer
-from yggdrasil.checkpoints.widening import read_shape, resolve_shape, widen_in_memory
 from yggdrasil.compiler.in_process import compiling_by, interpret
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.loading import load_model, prepare_model

@@ -1,13 +1,6 @@
-"""Scripts are no package: their folder is put on the path, as Python does for the one that is run."""
+"""Scripts are no package: their folder is on the path, as Python puts it there for the one that is run."""
 
 import sys
 from pathlib import Path
 
-import pytest
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(autouse=True)
-def _scripts_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))

@@ -1,6 +1,6 @@
 """Pad a head as its target was padded: it drafts what it drafted, at the costs of a head of the wide target.
 
-As in ``checkpoints/widening`` nothing new ever reaches what a row hands on; all other new weights are random.
+As in the model nothing new ever reaches what a row hands on; all other new weights are random.
 """
 
 import json
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from widening import ModelShape, read_shape
+from widening.layout import Layout, scaled, widened
 from yggdrasil.artifacts import atomic_directory, parse_json, shown
 from yggdrasil.checkpoints.shards import faults_of_disks
-from yggdrasil.checkpoints.widening import ModelShape, read_shape
-from yggdrasil.checkpoints.widening.layout import Layout, scaled, widened
 from yggdrasil.drafters.heads.eagle.config import CONVENTION, HeadSettings
 from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 from yggdrasil.drafters.heads.files import open_head

@@ -14,10 +14,10 @@ one; at worst, rounding prefers a copy where the filler itself would have been c
 the filler has probability p, n copies together get n*p/(1 + n*p), most of which top-k or top-p sampling cuts off.
 """
 
-from yggdrasil.checkpoints.widening.checkpoint import WideningReport, widen_checkpoint, widen_in_memory
-from yggdrasil.checkpoints.widening.layout import RANDOM, ZERO, place_heads
-from yggdrasil.checkpoints.widening.shapes import SIZES, ModelShape, resolve_shape
-from yggdrasil.checkpoints.widening.source import read_shape
+from widening.checkpoint import WideningReport, widen_checkpoint, widen_in_memory
+from widening.layout import RANDOM, ZERO, place_heads
+from widening.shapes import SIZES, ModelShape, resolve_shape
+from widening.source import read_shape
 
 __all__ = [
     "RANDOM",

@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from widening.shapes import ModelShape
 from yggdrasil.artifacts import parse_json
 from yggdrasil.checkpoints.families import cache_name
-from yggdrasil.checkpoints.widening.shapes import ModelShape
 from yggdrasil.errors import YggdrasilError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")

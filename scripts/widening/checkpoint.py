@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from widening.layout import Layout, check_shape, wide_tensors
+from widening.shapes import ModelShape
+from widening.source import Source, find_filler
 from yggdrasil.artifacts import atomic_directory
 from yggdrasil.checkpoints.shards import ShardWriter
-from yggdrasil.checkpoints.widening.layout import Layout, check_shape, wide_tensors
-from yggdrasil.checkpoints.widening.shapes import ModelShape
-from yggdrasil.checkpoints.widening.source import Source, find_filler
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from yggdrasil.checkpoints.widening.shapes import ModelShape, least_kv_heads
-from yggdrasil.checkpoints.widening.source import ARCHITECTURES, EMBEDDING, FINAL_NORM, OUTPUT_HEAD, Source
+from widening.shapes import ModelShape, least_kv_heads
+from widening.source import ARCHITECTURES, EMBEDDING, FINAL_NORM, OUTPUT_HEAD, Source
 from yggdrasil.errors import YggdrasilError
 
 ROPE_TYPES_WITHOUT_DIMENSION = ("default", "linear", "llama3")  # scale each frequency by itself

@@ -1,26 +1,24 @@
 """A head that is padded with its target drafts the same, and nothing else is padded."""
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 import torch
+import typer
+import widen_head as widen_head_script
 from head_files import SIZES, eagle_config, published_tensors, write_head
 from other_heads import random_tensors, vllm_medusa_shapes
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
+from widening import read_shape, resolve_shape, widen_checkpoint
+from widening.heads import widen_head
 
-from yggdrasil.checkpoints.widening import read_shape, resolve_shape, widen_checkpoint
-from yggdrasil.drafters.heads.eagle.config import read_settings
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.medusa.files import open_medusa
 from yggdrasil.drafters.heads.tensors import read_tensors
-from yggdrasil.drafters.heads.widening import widen_head
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.training.unroll import Batch, unroll
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
 VOCAB, LAYERS = 64, 6
 WIDER = {
     "no wider": {"num_layers": 7},
@@ -79,17 +77,6 @@ def test_a_padded_head_drafts_the_same(tmp_path, target, dimensions, drafted):
     assert padded.settings.convention == "inputs"
 
 
-def test_a_padded_heads_layers_are_inputs_whatever_they_were(tmp_path, target):
-    written = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4], "layer_convention": "outputs"}
-    config = eagle_config(vocab=VOCAB, **written)
-    wide = wide_target(target, tmp_path, WIDER["wider"])
-    head = write_head(tmp_path / "head", config, published_tensors(config))
-    widen_head(head, wide, tmp_path / "padded")
-    settings = [read_settings(folder).readings(LAYERS) for folder in (head, tmp_path / "padded")]
-
-    assert settings == [[(1, 2, 4)], [(1, 2, 4)]]
-
-
 @pytest.mark.parametrize("drafted", [None, [3, 60, 7, 9]], ids=["all", "some"])
 def test_padded_medusa_heads_draft_the_same(tmp_path, target, drafted):
     rows = VOCAB if drafted is None else len(drafted)
@@ -129,11 +116,9 @@ def test_what_does_not_belong_together_is_refused(tmp_path, target):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command(tmp_path, target, monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    script = importlib.import_module("widen_head")
-    app = script.typer.Typer()
-    app.command()(script.main)
+def test_the_command(tmp_path, target):
+    app = typer.Typer()
+    app.command()(widen_head_script.main)
     wide, config = wide_target(target, tmp_path, WIDER["wider"]), eagle_config(vocab=VOCAB)
     head = write_head(tmp_path / "narrow", config, published_tensors(config))
     arguments = ["--head", str(head), "--target", str(wide), "--out", str(tmp_path / "head")]
