@@ -49,7 +49,7 @@ STANDS_ON = {
     "profile": "tests/test_end_to_end.py",
     "scripts/check_server.py": "tests/serving/test_server.py",
     "scripts/check_schedules.py": "tests/engine/test_schedules.py",
-    "scripts/compare_objectives.py": "tests/policy/test_objective.py",
+    "bench figures": "tests/test_end_to_end.py",
     "scripts/widen": "tests/scripts/test_widening.py",
     "scripts/demo": "tests/scripts",
     "scripts/check_export": "tests/scripts/test_check_export.py",

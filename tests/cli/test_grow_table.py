@@ -28,7 +28,7 @@ def test_a_decoder_grows_where_it_is_opened_so(monkeypatch, grows, has_table, ex
 
     monkeypatch.setattr(pretrained.Decoder, "from_pretrained", lambda *_, **__: Opened())
 
-    assert opening.open_decoder("a/model", None, force_machine=False, grows_table=grows).grown == expected
+    assert opening.open_decoder("a/model", None, force_machine=False, grow_table=grows).grown == expected
 
 
 @pytest.mark.parametrize("grows", [True, False, None])
@@ -37,7 +37,7 @@ def test_commands_pass_it_on(monkeypatch, capsys, name, grows):
     asked = []
 
     def open_decoder(*_, **options):
-        asked.append(options["grows_table"])
+        asked.append(options["grow_table"])
         raise YggdrasilError("enough was seen")
 
     monkeypatch.setattr(importlib.import_module(f"yggdrasil.cli.{name}"), "open_decoder", open_decoder)

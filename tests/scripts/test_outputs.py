@@ -12,9 +12,7 @@ GIVEN = {
     "check_constraints": ["--prompts", "none.jsonl"],
     "check_equality": ["--prompts", "none.jsonl"],
     "check_export": ["--plan", "nowhere", "--prompts", "none", "--llama-cpp", "none"],
-    "compare_objectives": ["none.jsonl"],
     "compare_steps": ["none", "--llama-cpp", "none"],
-    "measure_temperatures": ["none.jsonl", "--plan", "nowhere"],
     "measure_waiting": ["first-contact", "none"],
 }
 

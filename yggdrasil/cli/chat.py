@@ -8,16 +8,7 @@ import typer
 
 from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say
-from yggdrasil.cli.shared_options import (
-    BackendOption,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    ForceOption,
-    GrowOption,
-    MaxLength,
-    ModelArgument,
-)
+from yggdrasil.cli.shared_options import ModelArgument, opening, opens_decoder
 from yggdrasil.errors import ContextFull, Terminated, YggdrasilError
 
 if TYPE_CHECKING:
@@ -37,20 +28,14 @@ _HELP = """/help           what there is
 /exit           leave, as Ctrl-D does; Ctrl-C ends an answer"""
 
 
+@opens_decoder
 @opt.samples_as_the_model
 def chat(
     source: ModelArgument,
     system: Annotated[str | None, typer.Option(help="System prompt; the template's own if not given.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="A line of figures after each answer.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 1024,
-    max_length: MaxLength = None,
     stop: Annotated[list[str] | None, typer.Option(help="End an answer before this text; can be repeated.")] = None,
-    dtype: DtypeOption = None,
-    drafter: DrafterOption = "plan",
-    force_machine: ForceOption = False,
-    device: DeviceOption = None,
-    backend: BackendOption = None,
-    grow_table: GrowOption = None,
     **options: Any,
 ) -> None:
     """Talk to a model, in its own chat template. Questions come from the terminal, or line by line from a pipe."""
@@ -59,17 +44,7 @@ def chat(
     settings = RequestSettings(
         max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.named_sampling(options)
     )  # before the model is read
-    decoder = open_decoder(
-        source,
-        dtype,
-        drafter,
-        force_machine=force_machine,
-        device=device,
-        backend=backend,
-        max_length=max_length,
-        chat=True,
-        grows_table=grow_table,
-    )
+    decoder = open_decoder(source, **opening(options), chat=True)
     settings = replace(settings, sampling=_sampling(decoder, options))
     if settings.sampling.needs_logits:
         prepare_logits(decoder)

@@ -11,17 +11,7 @@ import typer
 from yggdrasil.cli import checks
 from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say
-from yggdrasil.cli.shared_options import (
-    BackendOption,
-    ChatOption,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    ForceOption,
-    GrowOption,
-    MaxLength,
-    ModelArgument,
-)
+from yggdrasil.cli.shared_options import ChatOption, ModelArgument, opening, opens_decoder
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -31,6 +21,7 @@ if TYPE_CHECKING:
     from yggdrasil.prompts import BadLine, Prompt
 
 
+@opens_decoder
 @opt.takes_decoding_options
 def generate(
     source: ModelArgument,
@@ -41,19 +32,12 @@ def generate(
     ] = None,
     chat: ChatOption = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
-    max_length: MaxLength = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; can be repeated.")] = None,
     include_stop: Annotated[bool, typer.Option("--include-stop", help="Keep the stop text.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end-of-text.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One object a prompt instead of streamed text.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most so many prompts.")] = None,
-    dtype: DtypeOption = None,
-    drafter: DrafterOption = "plan",
     logprobs: opt.Logprobs = None,
-    force_machine: ForceOption = False,
-    device: DeviceOption = None,
-    backend: BackendOption = None,
-    grow_table: GrowOption = None,
     **options: Any,
 ) -> None:
     """Decode prompts greedily unless told otherwise, streaming text. A bad prompt of a file does not end the others."""
@@ -78,10 +62,7 @@ def generate(
         items = [Prompt("0", prompt or "").as_chat() if chat else Prompt("0", prompt or "")]
     if not any(isinstance(item, Prompt) for item in items):
         raise YggdrasilError(items[0].reason)  # type: ignore[union-attr]
-    decoder = open_decoder(
-        source, dtype, drafter, force_machine=force_machine, device=device, backend=backend,
-        max_length=max_length, chat=chat, grows_table=grow_table,
-    )  # fmt: skip
+    decoder = open_decoder(source, **opening(options), chat=chat)
     _begin(decoder, settings, as_json=as_json)
     printer = _Printer(decoder, settings, as_json=as_json, is_alone=len(items) == 1)
     if prompts is None:

@@ -1,13 +1,13 @@
 """How commands name a model: as their first argument. The options of earlier versions stand for it, and say so."""
 
 from collections.abc import Callable
-from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from typing import Annotated, Any
 
 import typer
 
 from yggdrasil.cli.open_decoder import say
+from yggdrasil.cli.shared_options import with_parameters
 from yggdrasil.errors import YggdrasilError
 
 MODEL = Annotated[
@@ -26,21 +26,14 @@ def takes_model(
     synonym = Annotated[str | None, typer.Option(option, hidden=True, callback=callback)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def run(**values: Any) -> None:
-            command(**{former: _named(values.pop("model"), values.pop(former), option), **values})
+        def own(values: dict[str, Any]) -> dict[str, Any]:
+            return {former: _named(values.pop("model"), values.pop(former), option), **values}
 
-        found = signature(command)
-        others = [each for each in found.parameters.values() if each.name != former]
-        new = [
+        return with_parameters(command, own, [
             Parameter("model", Parameter.KEYWORD_ONLY, default=None, annotation=MODEL),
-            *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in others),
+            *(each for each in signature(command).parameters.values() if each.name != former),
             Parameter(former, Parameter.KEYWORD_ONLY, default=None, annotation=synonym),
-        ]
-        del run.__wrapped__  # whoever asks for the options is to find these
-        run.__signature__ = Signature(new)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in new} | {"return": None}
-        return run
+        ])  # fmt: skip
 
     return decorate
 

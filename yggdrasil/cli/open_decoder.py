@@ -45,11 +45,11 @@ def open_decoder(
     backend: "Backend | None" = None,
     max_length: int | None = None,
     chat: bool = False,
-    grows_table: bool | None = False,
+    grow_table: bool | None = False,
 ) -> "Decoder":
     """The decoder of a plan or a model, of a chat model where it is to ``chat``.
 
-    ``grows_table`` adds answers to its n-gram table; with None where there is one. What its costs do not cover is said
+    ``grow_table`` adds answers to its n-gram table; with None where there is one. What its costs do not cover is said
     on standard error.
     """
     check_source(source, chat=chat)
@@ -61,7 +61,7 @@ def open_decoder(
             source, drafter=None if drafter == "plan" else drafter, dtype=dtype, device=device, backend=backend,
             force_machine=force_machine, max_length=max_length, chat=chat, reporter=progress,
         )  # fmt: skip
-    if grows_table or (grows_table is None and decoder.has_table):
+    if grow_table or (grow_table is None and decoder.has_table):
         decoder.grow_table()
     plan = decoder.plan
     if max_length is not None and plan is not None and not plan.is_provisional and max_length > plan.shapes.max_length:

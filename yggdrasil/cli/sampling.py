@@ -3,8 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
@@ -14,6 +13,7 @@ from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import Exactness, OwnRule, RuleName, Speculation, own_rule
 from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
+from yggdrasil.cli.shared_options import option, with_options
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.own_class import is_own_class
 
@@ -23,192 +23,77 @@ if TYPE_CHECKING:
 SAMPLING, CONSTRAINTS, ACCEPTANCE = "Sampling", "Constraints", "Acceptance: lossy rules, exactness"
 PARAMS, SPECULATION = SamplingParams(), Speculation()  # the defaults have their home there
 
-Temperature = Annotated[float, typer.Option(help="0: the best token always.", rich_help_panel=SAMPLING)]
-TopK = Annotated[int, typer.Option(help="Draw from so many best tokens; 0: off.", rich_help_panel=SAMPLING)]
-TopP = Annotated[
-    float, typer.Option(help="Draw from the best tokens that hold this probability.", rich_help_panel=SAMPLING)
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        help="Draw from tokens with at least this share of the best one's probability.", rich_help_panel=SAMPLING
-    ),
-]
-TypicalP = Annotated[
-    float, typer.Option(help="Draw from the most typical tokens that hold this probability.", rich_help_panel=SAMPLING)
-]
-RepetitionPenalty = Annotated[
-    float, typer.Option(help="Divide the scores of tokens seen, prompt included.", rich_help_panel=SAMPLING)
-]
-PresencePenalty = Annotated[
-    float, typer.Option(help="Subtract from the scores of tokens generated before.", rich_help_panel=SAMPLING)
-]
-FrequencyPenalty = Annotated[
-    float, typer.Option(help="The same, for each time they were generated.", rich_help_panel=SAMPLING)
-]
-LogitBias = Annotated[
-    list[str] | None, typer.Option(help="TOKEN=BIAS, by token number; can be repeated.", rich_help_panel=SAMPLING)
-]
-BadWord = Annotated[
-    list[str] | None, typer.Option(help="A text that must not occur; can be repeated.", rich_help_panel=SAMPLING)
-]
-MinNewTokens = Annotated[int, typer.Option(help="No end-of-text before so many tokens.", rich_help_panel=SAMPLING)]
-Seed = Annotated[
-    int | None, typer.Option(help="Same seed, same output, with or without speculation.", rich_help_panel=SAMPLING)
-]
-Logprobs = Annotated[int | None, typer.Option(help="With --json: log-probabilities, and so many alternatives.")]
-JsonSchema = Annotated[
-    Path | None,
-    typer.Option(
-        callback=checks.input_file,
-        help="A file with a JSON schema the text must match.",
-        rich_help_panel=CONSTRAINTS,
-    ),
-]
-Regex = Annotated[
-    str | None, typer.Option(help="A regular expression the text must match.", rich_help_panel=CONSTRAINTS)
-]
-GrammarFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--grammar",
-        callback=checks.input_file,
-        help="A Lark or GBNF grammar the text must match.",
-        rich_help_panel=CONSTRAINTS,
-    ),
-]
-SpeculationOption = Annotated[
-    Literal["on", "off"], typer.Option(help="off: plain compiled decoding.", rich_help_panel=ACCEPTANCE)
-]
-RuleOption = Annotated[
-    str,
-    typer.Option(
-        callback=checks.rule,
-        metavar="|".join([*get_args(RuleName), "MODULE:CLASS"]),
-        help="How drafted tokens are accepted; typical and relaxed are lossy. Or a class of your own.",
-        rich_help_panel=ACCEPTANCE,
-    ),
-]
-Expansion = Annotated[
-    str | None,
-    typer.Option(
-        callback=checks.widths,
-        help="Children of a node, level by level, such as 2,2,1: a k-ary tree.",
-        rich_help_panel=ACCEPTANCE,
-    ),
-]
-TypicalEpsilon = Annotated[
-    float,
-    typer.Option(
-        callback=checks.finite, help="Rule typical: accept above this probability.", rich_help_panel=ACCEPTANCE
-    ),
-]
-TypicalDelta = Annotated[
-    float,
-    typer.Option(
-        callback=checks.finite,
-        help="Rule typical: or above this share of exp(-entropy).",
-        rich_help_panel=ACCEPTANCE,
-    ),
-]
-RelaxedTopk = Annotated[
-    int, typer.Option(help="Rule relaxed: accept among so many best tokens.", rich_help_panel=ACCEPTANCE)
-]
-RelaxedDelta = Annotated[
-    float,
-    typer.Option(
-        callback=checks.finite,
-        help="Rule relaxed: and so near the best in log-probability.",
-        rich_help_panel=ACCEPTANCE,
-    ),
-]
-ThinkingOnly = Annotated[
-    bool, typer.Option("--thinking-only", help="Rule relaxed: only within <think>.", rich_help_panel=ACCEPTANCE)
-]
-ExactnessOption = Annotated[
-    Exactness, typer.Option(help="What to do about near ties; see yggdrasil parity.", rich_help_panel=ACCEPTANCE)
-]
-Tolerance = Annotated[
-    float | None,
-    typer.Option(
-        callback=checks.finite,
-        help="A lead below this is a near tie, in logits; parity's if unset.",
-        rich_help_panel=ACCEPTANCE,
-    ),
-]
-FixedWidth = Annotated[int, typer.Option(help="Exactness fixed-width: rows of every pass.", rich_help_panel=ACCEPTANCE)]
-Audit = Annotated[
-    bool,
-    typer.Option(
-        "--audit", help="Count the near ties that a width-1 pass decides otherwise.", rich_help_panel=ACCEPTANCE
-    ),
-]
 
-
-def _options(
-    temperature: Temperature = PARAMS.temperature,
-    top_k: TopK = PARAMS.top_k,
-    top_p: TopP = PARAMS.top_p,
-    min_p: MinP = PARAMS.min_p,
-    typical_p: TypicalP = PARAMS.typical_p,
-    repetition_penalty: RepetitionPenalty = PARAMS.repetition_penalty,
-    presence_penalty: PresencePenalty = PARAMS.presence_penalty,
-    frequency_penalty: FrequencyPenalty = PARAMS.frequency_penalty,
-    logit_bias: LogitBias = None,
-    bad_word: BadWord = None,
-    min_new_tokens: MinNewTokens = PARAMS.min_new_tokens,
-    seed: Seed = None,
-    json_schema: JsonSchema = None,
-    regex: Regex = None,
-    grammar: GrammarFile = None,
-    speculation: SpeculationOption = "on",
-    rule: RuleOption = SPECULATION.rule_name,
-    expansion: Expansion = None,
-    typical_epsilon: TypicalEpsilon = SPECULATION.typical_epsilon,
-    typical_delta: TypicalDelta = SPECULATION.typical_delta,
-    relaxed_topk: RelaxedTopk = SPECULATION.relaxed_topk,
-    relaxed_delta: RelaxedDelta = SPECULATION.relaxed_delta,
-    thinking_only: ThinkingOnly = False,
-    exactness: ExactnessOption = SPECULATION.exactness,
-    tolerance: Tolerance = None,
-    fixed_width: FixedWidth = SPECULATION.fixed_width,
-    audit: Audit = False,
-) -> None:
-    """All options of this file, with their defaults; never called."""
+def _options() -> list[Parameter]:
+    """Sampling and acceptance options with their defaults."""
+    numbers: tuple[tuple[str, Any, str], ...] = (
+        ("temperature", float, "0: the best token always."),
+        ("top_k", int, "Draw from so many best tokens; 0: off."),
+        ("top_p", float, "Draw from the best tokens that hold this probability."),
+        ("min_p", float, "Draw from tokens with at least this share of the best one's probability."),
+        ("typical_p", float, "Draw from the most typical tokens that hold this probability."),
+        ("repetition_penalty", float, "Divide the scores of tokens seen, prompt included."),
+        ("presence_penalty", float, "Subtract from the scores of tokens generated before."),
+        ("frequency_penalty", float, "The same, for each time they were generated."),
+        ("min_new_tokens", int, "No end-of-text before so many tokens."),
+        ("seed", int | None, "Same seed, same output, with or without speculation."),
+    )
+    lists: tuple[tuple[str, str], ...] = (
+        ("logit_bias", "TOKEN=BIAS, by token number; can be repeated."),
+        ("bad_word", "A text that must not occur; can be repeated."),
+    )
+    constraints: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
+        ("json_schema", Path | None, "A file with a JSON schema the text must match.", {"callback": checks.input_file}),
+        ("regex", str | None, "A regular expression the text must match.", {}),
+        ("grammar", Path | None, "A Lark or GBNF grammar the text must match.", {"callback": checks.input_file}),
+    )
+    rules = {"callback": checks.rule, "metavar": "|".join([*get_args(RuleName), "MODULE:CLASS"])}
+    finite = {"callback": checks.finite}
+    acceptance: tuple[tuple[str, Any, Any, str, dict[str, Any]], ...] = (
+        ("speculation", Literal["on", "off"], "on", "off: plain compiled decoding.", {}),
+        ("rule", str, SPECULATION.rule_name,
+         "How drafted tokens are accepted; typical and relaxed are lossy. Or a class of your own.", rules),
+        ("expansion", str | None, None, "Children of a node, level by level, such as 2,2,1: a k-ary tree.",
+         {"callback": checks.widths}),
+        ("typical_epsilon", float, SPECULATION.typical_epsilon, "Rule typical: accept above this probability.", finite),
+        ("typical_delta", float, SPECULATION.typical_delta, "Rule typical: or above this share of exp(-entropy).",
+         finite),
+        ("relaxed_topk", int, SPECULATION.relaxed_topk, "Rule relaxed: accept among so many best tokens.", {}),
+        ("relaxed_delta", float, SPECULATION.relaxed_delta, "Rule relaxed: and so near the best in log-probability.",
+         finite),
+        ("thinking_only", bool, False, "Rule relaxed: only within <think>.", {}),
+        ("exactness", Exactness, SPECULATION.exactness, "What to do about near ties; see yggdrasil parity.", {}),
+        ("tolerance", float | None, None, "A lead below this is a near tie, in logits; parity's if unset.", finite),
+        ("fixed_width", int, SPECULATION.fixed_width, "Exactness fixed-width: rows of every pass.", {}),
+        ("audit", bool, False, "Count the near ties that a width-1 pass decides otherwise.", {}),
+    )  # fmt: skip
+    return [
+        *(option(name, kind, getattr(PARAMS, name), text, rich_help_panel=SAMPLING) for name, kind, text in numbers),
+        *(option(name, list[str] | None, None, text, rich_help_panel=SAMPLING) for name, text in lists),
+        *(
+            option(name, kind, None, text, rich_help_panel=CONSTRAINTS, **more)
+            for name, kind, text, more in constraints
+        ),
+        *(option(*first, rich_help_panel=ACCEPTANCE, **more) for *first, more in acceptance),
+    ]
 
 
 OWN = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")  # what a model may recommend
-Greedy = Annotated[
-    bool,
-    typer.Option("--greedy", help="The best token always, not the model's own sampling.", rich_help_panel=SAMPLING),
-]
+Logprobs = Annotated[int | None, typer.Option(help="With --json: log-probabilities, and so many alternatives.")]
 
 
 def takes_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give ``command`` the sampling and acceptance options behind its own; they reach it as keywords."""
-    return _with_options(command, list(signature(_options).parameters.values()))
+    return with_options(command, _options())
 
 
 def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
     """The same for a command that samples as the model's files recommend unless options say otherwise."""
-    usual = [
-        each.replace(default=None) if each.name in OWN else each for each in signature(_options).parameters.values()
-    ]
-    greedy = Parameter("greedy", Parameter.KEYWORD_ONLY, default=False, annotation=Greedy)
-    return _with_options(command, [greedy, *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in usual)])
-
-
-def _with_options(command: Callable[..., None], options: Sequence[Parameter]) -> Callable[..., None]:
-    @wraps(command)
-    def run(**values: Any) -> None:
-        command(**values)
-
-    own = [each for each in signature(command).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    parameters = [*own, *options]
-    del run.__wrapped__  # whoever asks for the options is to find all of them
-    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
-    return run
+    usual = [each.replace(default=None) if each.name in OWN else each for each in _options()]
+    greedy = option(
+        "greedy", bool, False, "The best token always, not the model's own sampling.", rich_help_panel=SAMPLING
+    )
+    return with_options(command, [greedy, *usual])
 
 
 def named_sampling(options: dict[str, Any]) -> SamplingParams:
@@ -269,7 +154,7 @@ def _rule(name: str) -> RuleName | OwnRule:
 def _check_company(options: dict[str, Any]) -> None:
     """Refuse an option that says nothing beside the others."""
     exactness, rule = options["exactness"], options["rule"]
-    for option, is_given, belongs in (
+    for name, is_given, belongs in (
         ("--thinking-only", options["thinking_only"] and rule != "relaxed", "--rule relaxed"),
         ("--fixed-width", options["fixed_width"] != SPECULATION.fixed_width and exactness != "fixed-width",
          "--exactness fixed-width"),
@@ -277,7 +162,7 @@ def _check_company(options: dict[str, Any]) -> None:
          "--exactness strict or --audit"),
     ):  # fmt: skip
         if is_given:
-            raise YggdrasilError(f"{option} belongs to {belongs}, which is not given; leave it out, or give both")
+            raise YggdrasilError(f"{name} belongs to {belongs}, which is not given; leave it out, or give both")
 
 
 def logprobs_record(logprobs: "Sequence[TokenLogprobs] | None") -> list[dict[str, Any]] | None:

@@ -5,22 +5,14 @@ import os
 import re
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from yggdrasil.cli.open_decoder import check_source, open_decoder, prepare_logits, say
-from yggdrasil.cli.shared_options import (
-    BackendOption,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    ForceOption,
-    MaxLength,
-    ModelArgument,
-    ServerGrowOption,
-)
+from yggdrasil.cli.shared_options import ModelArgument, opening, opens_decoder
 from yggdrasil.errors import YggdrasilError, first_line
 
 if TYPE_CHECKING:
@@ -30,6 +22,7 @@ _KEY = "YGGDRASIL_API_KEY"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
+@partial(opens_decoder, is_server=True)
 def serve(
     source: ModelArgument,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
@@ -52,13 +45,7 @@ def serve(
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Requests that name no sampling get the best token, not the model's own.")
     ] = False,
-    grow_table: ServerGrowOption = False,
-    max_length: MaxLength = None,
-    dtype: DtypeOption = None,
-    drafter: DrafterOption = "plan",
-    force_machine: ForceOption = False,
-    device: DeviceOption = None,
-    backend: BackendOption = None,
+    **options: Any,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API has it, with a chat page at /. One request is decoded at a time."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
@@ -84,17 +71,8 @@ def serve(
         recommended_sampling=not greedy,
     )  # fmt: skip
 
-    def opening() -> "Decoder":
-        decoder = open_decoder(
-            source,
-            dtype,
-            drafter,
-            force_machine=force_machine,
-            device=device,
-            backend=backend,
-            max_length=max_length,
-            grows_table=grow_table,
-        )
+    def opened() -> "Decoder":
+        decoder = open_decoder(source, **opening(options))
         if public_pool:
             decoder.pool_texts()
         if not greedy:
@@ -107,7 +85,7 @@ def serve(
         say(f"serving at {address} (process {os.getpid()}); Ctrl-C ends it")
 
     name = Path(source).stem if source.endswith((".yaml", ".yml")) else plan_name(source)
-    run_server(opening, settings, name, host, port, announce)
+    run_server(opened, settings, name, host, port, announce)
 
 
 def _check_port(host: str, port: int) -> None:
