@@ -75,7 +75,7 @@ REASONS = {  # by what the sentence says
     "recurrent": "recurrent layers that trees do not reach", "could not be loaded": "no class of AutoModelForCausalLM",
     "PyTorch cannot write": "not done in time", "max_position_embeddings is": "positions without a limit",
     "query heads": "layers that differ in their query heads",
-    "ALiBi": "relative or ALiBi positions", "tree attention does not": "attention that ours does not compute",
+    "indexer": "sparse attention by an indexer", "ALiBi": "relative or ALiBi positions", "tree attention does not": "attention that ours does not compute",
     "does not run under": "code that does not run as a decode step",
 }  # fmt: skip
 

@@ -77,6 +77,11 @@ def refuse_unverifiable(config: "PretrainedConfig", name: str) -> None:
         raise YggdrasilError(
             f"{name} ({config.model_type}) has recurrent layers ({', '.join(recurrent)}) of another kind: {_NO_TREE}"
         )
+    if getattr(text, "index_topk", None):
+        raise YggdrasilError(
+            f"{name} ({config.model_type}) has an indexer that chooses the keys of every row (sparse attention), which "
+            "is not served"
+        )
     if getattr(text, "position_embedding_type", "absolute") not in ("absolute", "rotary") or getattr(
         text, "alibi", False
     ):

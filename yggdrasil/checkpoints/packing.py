@@ -41,6 +41,11 @@ class PackedLinear(nn.Module):
         layer.register_buffer("bias", None if bias is None else bias.detach())
         return layer
 
+    @property
+    def weight(self) -> Tensor:
+        """An empty tensor of the weights' dtype and device, to which some models cast what they give to a linear."""
+        return self.packed.new_empty(0)
+
     def rows(self, outputs: Tensor) -> Tensor:
         """The weights [R, K] of ``outputs`` [R] int64, bit by bit."""
         if self.packed.dim() == 2:  # as portable operators keep them
@@ -106,7 +111,7 @@ class _Packer:
         found = self._quantised_weight(name, layer.weight, weight)
         packed: nn.Module
         if found is not None:
-            packed = QuantisedLinear(found, layer.bias, self._num_threads)
+            packed = QuantisedLinear(found, layer.bias, self._num_threads, weight.dtype)
         elif weight.shape[1] % 2 == 0:
             packed = PackedLinear(weight, layer.bias, self._num_threads, self._arena)
         else:

@@ -19,12 +19,19 @@ class QuantisedLinear(nn.Module):
     packed: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: PackedRows, bias: Tensor | None, num_threads: int) -> None:
+    def __init__(
+        self, weight: PackedRows, bias: Tensor | None, num_threads: int, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         self.format, self.out_features, self.in_features, packed = weight
-        self.num_threads = num_threads
+        self.num_threads, self._dtype = num_threads, dtype
         self.register_buffer("packed", packed)
         self.register_buffer("bias", None if bias is None else bias.detach())
+
+    @property
+    def weight(self) -> Tensor:
+        """As that of ``PackedLinear``, in the dtype of the rows."""
+        return self.packed.new_empty(0, dtype=self._dtype)
 
     def rows(self, outputs: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights [R, K] of ``outputs`` [R] int64 as numbers."""
