@@ -14,6 +14,10 @@ from transformers import (
     Glm4MoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 HIDDEN, INNER, HEADS, KEY_HEADS, SIZE, LAYERS, EXPERTS, EXPERT_INNER = 32, 48, 4, 2, 8, 2, 4, 16
@@ -38,6 +42,11 @@ _SIZES = {
     "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS, "max_position_embeddings": 256,
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "rms_norm_eps": 1e-5,
 }  # fmt: skip
+_DELTA = {
+    "head_dim": SIZE, "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
 _MODELS = {
     "mimo": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, rope_theta=5000.0)),
     "glm4_moe": lambda: Glm4MoeForCausalLM(
@@ -52,15 +61,25 @@ _MODELS = {
             tie_word_embeddings=True,
         )
     ),
+    "qwen3_5_text": lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**_SIZES, **_DELTA)),
+    "qwen3_next": lambda: Qwen3NextForCausalLM(
+        Qwen3NextConfig(
+            **_SIZES, **_DELTA, num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=EXPERT_INNER,
+            shared_expert_intermediate_size=EXPERT_INNER,
+        )
+    ),
 }  # fmt: skip
 FAMILIES = tuple(_MODELS)
+QWEN = ("qwen3_5_text", "qwen3_next")
 PREFIXES = {
     "mimo": "model.mtp_layers.0.", "glm4_moe": "model.layers.{layers}.", "ernie4_5_moe": "model.mtp_block.0.",
+    **dict.fromkeys(QWEN, "mtp.layers.0."),
 }  # fmt: skip
 PROJECTIONS = {
     "mimo": "model.mtp_layers.0.input_proj.weight",
     "glm4_moe": f"model.layers.{LAYERS}.eh_proj.weight",
     "ernie4_5_moe": "model.mtp_linear_proj.0.weight",
+    **dict.fromkeys(QWEN, "mtp.fc.weight"),
 }
 
 
@@ -82,23 +101,29 @@ def module_shapes(family, sizes=Sizes()):  # noqa: B008
     prefix = PREFIXES[family].format(layers=sizes.layers)
     shapes = {f"{prefix}{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
     for name, heads in rows.items():
-        shapes[f"{prefix}self_attn.{name}_proj.weight"] = heads * sizes.size, hidden
-        if family != "ernie4_5_moe":
+        is_gated = family in QWEN and name == "q"
+        shapes[f"{prefix}self_attn.{name}_proj.weight"] = heads * sizes.size * (1 + is_gated), hidden
+        if family in ("mimo", "glm4_moe"):
             shapes[f"{prefix}self_attn.{name}_proj.bias"] = (heads * sizes.size,)
     shapes[f"{prefix}self_attn.o_proj.weight"] = hidden, sizes.heads * sizes.size
-    if family == "glm4_moe":
-        parts = {"mlp.shared_experts.": sizes.expert_inner}
-        parts |= {f"mlp.experts.{number}.": sizes.expert_inner for number in range(sizes.experts)}
+    parts = {"mlp.": sizes.inner}
+    if family in ("glm4_moe", *QWEN):
         shapes |= {f"{prefix}self_attn.{name}_norm.weight": (sizes.size,) for name in ("q", "k")}
+    if family in ("glm4_moe", "qwen3_next"):
+        parts = {"mlp.shared_experts." if family == "glm4_moe" else "mlp.shared_expert.": sizes.expert_inner}
+        parts |= {f"mlp.experts.{number}.": sizes.expert_inner for number in range(sizes.experts)}
         shapes[f"{prefix}mlp.gate.weight"] = sizes.experts, hidden
+    if family == "qwen3_next":
+        shapes[f"{prefix}mlp.shared_expert_gate.weight"] = 1, hidden
+    if family == "glm4_moe":
         shapes[f"{prefix}mlp.gate.e_score_correction_bias"] = (sizes.experts,)
         shapes |= {f"{prefix}{name}.weight": (hidden,) for name in ("enorm", "hnorm", "shared_head.norm")}
         shapes |= {f"{prefix}{name}.weight": (sizes.vocab, hidden) for name in ("embed_tokens", "shared_head.head")}
     else:
-        parts = {"mlp.": sizes.inner}
         norms = {
             "mimo": [f"{prefix}{name}_layernorm" for name in ("token", "hidden", "final")],
             "ernie4_5_moe": ["model.mtp_emb_norm.0", "model.mtp_hidden_norm.0"],
+            **{key: ["mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"] for key in QWEN},
         }
         shapes |= {f"{name}.weight": (hidden,) for name in norms[family]}
     for part, inner in parts.items():
@@ -109,10 +134,11 @@ def module_shapes(family, sizes=Sizes()):  # noqa: B008
 
 
 def random_module(family, scale=0.05):
-    """Tensors of a module; norms are near one."""
+    """Tensors of a module; what norms multiply by is near one, to which Qwen's files do not count the one."""
     generator = torch.Generator().manual_seed(1)
     tensors = {name: torch.randn(shape, generator=generator) * scale for name, shape in module_shapes(family).items()}
-    return {name: tensor + 1.0 if "norm" in name else tensor for name, tensor in tensors.items()}
+    one = 0.0 if family in QWEN else 1.0
+    return {name: tensor + one if "norm" in name else tensor for name, tensor in tensors.items()}
 
 
 def write_target(folder, family, model, module):
@@ -135,11 +161,14 @@ class Reference:
             each.weight.detach() for each in (model.get_input_embeddings(), model.get_output_embeddings())
         )
         self.last_norm = model.model.norm.weight.detach()
-        self.theta = {"mimo": 5000.0, "glm4_moe": 10000.0, "ernie4_5_moe": 500000.0}[family]
+        self.theta = {"glm4_moe": 10000.0, "ernie4_5_moe": 500000.0}.get(family, 5000.0)
         self.prefix = next(name for name in module if "input_layernorm" in name).removesuffix("input_layernorm.weight")
 
     def _of(self, name):
-        return self.tensors[f"{self.prefix}{name}"]
+        return self._named(f"{self.prefix}{name}")
+
+    def _named(self, name):
+        return self.tensors[name] + (1.0 if "norm" in name and self.family in QWEN else 0.0)
 
     def _linear(self, name, x):
         bias = self.tensors.get(f"{self.prefix}{name}.bias")
@@ -147,7 +176,7 @@ class Reference:
 
     def fused(self, tokens, features):
         """What the layer reads, from the token's embedding and the state of the position before."""
-        embedded, tensors = self.embedding[tokens], self.tensors
+        embedded = self.embedding[tokens]
         if self.family == "mimo":
             parts = (
                 norm(features, self._of("hidden_layernorm.weight")),
@@ -156,10 +185,9 @@ class Reference:
         elif self.family == "glm4_moe":
             parts = norm(embedded, self._of("enorm.weight")), norm(features, self._of("hnorm.weight"))
         else:
-            parts = (
-                norm(embedded, tensors["model.mtp_emb_norm.0.weight"]),
-                norm(features, tensors["model.mtp_hidden_norm.0.weight"]),
-            )
+            names = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+            names = names if self.family in QWEN else ("model.mtp_emb_norm.0", "model.mtp_hidden_norm.0")
+            parts = norm(embedded, self._named(f"{names[0]}.weight")), norm(features, self._named(f"{names[1]}.weight"))
         return torch.cat(parts, dim=-1)
 
     @torch.no_grad()
@@ -168,26 +196,32 @@ class Reference:
         x = self.fused(tokens, features) @ self.tensors[PROJECTIONS[self.family]].T
         x = x + self._attention(norm(x, self._of("input_layernorm.weight")), positions, mask)
         h = norm(x, self._of("post_attention_layernorm.weight"))
-        x = x + (self._experts(h) if self.family == "glm4_moe" else self._feed_forward("mlp.", h))
+        x = x + (self._experts(h) if f"{self.prefix}mlp.gate.weight" in self.tensors else self._feed_forward("mlp.", h))
         last = {"mimo": "final_layernorm.weight", "glm4_moe": "shared_head.norm.weight"}.get(self.family)
-        state = norm(x, self.last_norm if last is None else self._of(last))
+        if self.family in QWEN:
+            scale = self._named("mtp.norm.weight")
+        else:
+            scale = self.last_norm if last is None else self._of(last)
+        state = norm(x, scale)
         return state, state @ self.output.T
 
     def _attention(self, x, positions, mask):
         q, k, v = (
-            self._linear(f"self_attn.{name}_proj", x).unflatten(-1, (-1, SIZE)).transpose(0, 1)
-            for name in ("q", "k", "v")
+            self._linear(f"self_attn.{name}_proj", x).unflatten(-1, (heads, -1)).transpose(0, 1)
+            for name, heads in (("q", HEADS), ("k", KEY_HEADS), ("v", KEY_HEADS))
         )
-        if self.family == "glm4_moe":
+        gate = q[..., SIZE:].sigmoid() if self.family in QWEN else 1.0
+        q = q[..., :SIZE]
+        if self.family in ("glm4_moe", *QWEN):
             q, k = norm(q, self._of("self_attn.q_norm.weight")), norm(k, self._of("self_attn.k_norm.weight"))
         q, k = self._turned(q, positions), self._turned(k, positions)
         k, v = (each.repeat_interleave(HEADS // KEY_HEADS, dim=0) for each in (k, v))
         weights = (q @ k.transpose(-1, -2) / SIZE**0.5).masked_fill(~mask, float("-inf")).softmax(-1)
-        return self._linear("self_attn.o_proj", (weights @ v).transpose(0, 1).flatten(-2))
+        return self._linear("self_attn.o_proj", (weights @ v * gate).transpose(0, 1).flatten(-2))
 
     def _turned(self, x, positions):
-        """Rotary positions: halves for MiMo, of half the channels for GLM, neighbouring pairs for ERNIE."""
-        size = SIZE // 2 if self.family == "glm4_moe" else SIZE
+        """Rotary positions: halves for MiMo, of half the channels for GLM and Qwen, neighbouring pairs for ERNIE."""
+        size = SIZE // 2 if self.family in ("glm4_moe", *QWEN) else SIZE
         angles = positions[:, None] * self.theta ** -(torch.arange(0, size, 2) / size)
         cos, sin, rest = angles.cos(), angles.sin(), x[..., size:]
         if self.family == "ernie4_5_moe":
@@ -201,7 +235,19 @@ class Reference:
         return self._linear(f"{part}down_proj", functional.silu(gate) * up)
 
     def _experts(self, x):
-        """Two of four by sigmoid and a bias that only chooses; shares of the two, and the expert of all."""
+        """Two of four by sigmoid and a bias that only chooses; shares of the two, and the expert of all.
+
+        Qwen3-Next chooses by a softmax, and a gate of its own says how much of the expert of all is taken.
+        """
+        if self.family == "qwen3_next":
+            shares = (x @ self._of("mlp.gate.weight").T).softmax(-1)
+            shared = (x @ self._of("mlp.shared_expert_gate.weight").T).sigmoid()
+            output = shared * self._feed_forward("mlp.shared_expert.", x)
+            for row, share in enumerate(shares):
+                for expert in share.topk(2).indices.tolist():
+                    weight = share[expert] / share.topk(2).values.sum()
+                    output[row] += weight * self._feed_forward(f"mlp.experts.{expert}.", x[row])
+            return output
         scores = (x @ self._of("mlp.gate.weight").T).sigmoid()
         output = self._feed_forward("mlp.shared_experts.", x)
         for row, score in enumerate(scores):

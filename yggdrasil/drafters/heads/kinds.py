@@ -52,7 +52,9 @@ def kind_of(folder: Path) -> Kind | None:
 
 def _has_mtp(config: dict[str, Any], names: list[str]) -> bool:
     """Whether a model brings a module for multi-token prediction, of a family that is served."""
-    layers, found = config.get("num_hidden_layers"), MTP_NAMES.get(str(config.get("model_type")))
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else config
+    layers, found = text.get("num_hidden_layers"), MTP_NAMES.get(str(text.get("model_type")))
     return found is not None and isinstance(layers, int) and f"{found.of(layers).projection}.weight" in names
 
 

@@ -29,14 +29,17 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Norm(nn.Module):
     """Root-mean-square norm, in float32 whatever the weights are."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
+        """``offset`` is added to the weights, as Gemma and Qwen3.5 keep theirs."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.eps, self._offset = eps, offset
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self._offset:
+            return (wide * (self._offset + self.weight.float())).to(x.dtype)
         return self.weight * wide.to(x.dtype)
 
 

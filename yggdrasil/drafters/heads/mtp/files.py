@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -29,11 +29,12 @@ class MtpNames:
     projection: str
     norm: str  # of its outputs
     is_hidden_first: bool = False  # the projection reads the state before the embedding
+    norm_offset: float = 0.0  # added to the weights of the norms around the layer
 
     def of(self, layers: int) -> Self:
         """Those of a target with so many layers."""
         named = {name: value.format(layers=layers) for name, value in vars(self).items() if isinstance(value, str)}
-        return type(self)(**named, is_hidden_first=self.is_hidden_first)
+        return replace(self, **named)
 
     @property
     def parts(self) -> dict[str, str]:
@@ -42,8 +43,11 @@ class MtpNames:
         return {f"{getattr(self, part)}.weight": f"{part}.weight" for part in ours}
 
 
-# By the model type of their configurations. ERNIE's module has no last norm of its own and goes through the target's,
-# as in Baidu's FastDeploy; vLLM leaves it out.
+_QWEN = MtpNames(
+    "mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", norm_offset=1.0
+)
+# By the model type of their configurations, or of the text's. ERNIE's module has no last norm of its own and goes
+# through the target's, as in Baidu's FastDeploy; vLLM leaves it out.
 MTP_NAMES = {
     "mimo": MtpNames(
         "model.mtp_layers.0.", "model.mtp_layers.0.token_layernorm", "model.mtp_layers.0.hidden_layernorm",
@@ -57,6 +61,9 @@ MTP_NAMES = {
         "model.mtp_block.0.", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "model.mtp_linear_proj.0",
         "model.norm",
     ),
+    "qwen3_next": _QWEN,
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": _QWEN,
 }  # fmt: skip
 
 
@@ -75,7 +82,7 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
     Raises:
         YggdrasilError: the configuration cannot be read, or the tensors are not those of its family's modules.
     """
-    config = load_config(folder)
+    config = load_config(folder).get_text_config()
     with torch.device("meta"):
         head = empty_mtp(config)
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
@@ -89,12 +96,12 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
 
 
 def empty_mtp(config: "PretrainedConfig") -> MtpHead:
-    """A module for the target of ``config``, whose layer has no memory."""
+    """A module for the target of ``config``, a text model's, whose layer has no memory."""
     outline = Outline.of(config)
     key_heads, head_size = outline.attention
     settings = HeadSettings(
         hidden_size=outline.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
         query_heads=outline.query_heads,
         key_heads=key_heads,
         head_size=head_size,
@@ -107,7 +114,8 @@ def empty_mtp(config: "PretrainedConfig") -> MtpHead:
         is_first=True,
         layer_of=config.to_json_string(),
     )
-    return MtpHead(settings, config, is_hidden_first=_names_of(config).is_hidden_first)
+    names = _names_of(config)
+    return MtpHead(settings, config, is_hidden_first=names.is_hidden_first, norm_offset=names.norm_offset)
 
 
 def _names_of(config: "PretrainedConfig") -> MtpNames:

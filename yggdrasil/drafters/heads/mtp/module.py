@@ -27,10 +27,12 @@ _CHANGES = {"glm4_moe": {"first_k_dense_replace": 0}, "ernie4_5_moe": {"moe_laye
 class MtpHead(StateHead):
     """One layer that drafts states, normed as the target's are."""
 
-    def __init__(self, settings: HeadSettings, config: "PretrainedConfig", *, is_hidden_first: bool) -> None:
+    def __init__(
+        self, settings: HeadSettings, config: "PretrainedConfig", *, is_hidden_first: bool, norm_offset: float
+    ) -> None:
         super().__init__(settings)
         hidden, eps = settings.hidden_size, settings.norm_eps
-        self.embedding_norm, self.hidden_norm, self.norm = Norm(hidden, eps), Norm(hidden, eps), Norm(hidden, eps)
+        self.embedding_norm, self.hidden_norm, self.norm = (Norm(hidden, eps, norm_offset) for _ in range(3))
         self.projection = nn.Linear(2 * hidden, hidden, bias=False)
         self.block, self.rotary = _layer_of(config)
         self.is_hidden_first = is_hidden_first
