@@ -75,7 +75,8 @@ REASONS = {  # by what the sentence says
     "recurrent": "recurrent layers that trees do not reach", "could not be loaded": "no class of AutoModelForCausalLM",
     "PyTorch cannot write": "not done in time", "max_position_embeddings is": "positions without a limit",
     "query heads": "layers that differ in their query heads",
-    "indexer": "sparse attention by an indexer", "ALiBi": "relative or ALiBi positions", "tree attention does not": "attention that ours does not compute",
+    "indexer": "sparse attention by an indexer", "ALiBi": "relative or ALiBi positions",
+    "tree attention does not": "attention that ours does not compute",
     "does not run under": "code that does not run as a decode step",
 }  # fmt: skip
 
@@ -97,6 +98,8 @@ OTHERWISE: tuple[dict[str, object], ...] = (
     {}, {"num_key_value_heads": 4}, {"num_key_value_heads": 4, "head_dim": 8},
     {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1},
     {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "num_hidden_layers": 8},
+    {"attn_layer_indices": [1], "layer_types": ["linear_attention", "full_attention"] * 2},
+    {"layer_types": ["conv", "full_attention"] * 2},
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from recurrent_models import OTHER_EXPERTS, RECURRENT, recurrent_model
 from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil import SamplingParams, Speculation
+from yggdrasil.checkpoints.facts import refuse_unverifiable
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
@@ -63,8 +64,10 @@ def path_to(row, parents):
 
 
 @families
-def test_what_the_check_before_serving_says(family):
-    check_tree_attention(recurrent_model(family).loaded)
+def test_what_the_checks_before_serving_say(family):
+    model = recurrent_model(family)
+    refuse_unverifiable(model.plain.config, family)
+    check_tree_attention(model.loaded)
 
 
 @pytest.mark.parametrize("family", [family for family in RECURRENT if family not in OTHER_EXPERTS])

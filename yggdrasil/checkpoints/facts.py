@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _MOST_POSITIONS = 2**31 - 1
 _MOST_LAYERS = 1024  # far more than any model has; what counts more would be made before its weights are missed
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "rwkv"}
+_POSITIONS = (None, "absolute", "rotary", "rope", "nope")  # by name; Granite's hybrids have none
 _NO_TREE = (
     "no tree can be verified in one pass; served are those of LFM2 (short convolutions), Qwen3.5 and Qwen3-Next (gated "
     "delta networks), and Granite 4, Bamba, Falcon-H1 and Nemotron-H (Mamba-2)"
@@ -82,9 +83,7 @@ def refuse_unverifiable(config: "PretrainedConfig", name: str) -> None:
             f"{name} ({config.model_type}) has an indexer that chooses the keys of every row (sparse attention), which "
             "is not served"
         )
-    if getattr(text, "position_embedding_type", "absolute") not in ("absolute", "rotary") or getattr(
-        text, "alibi", False
-    ):
+    if getattr(text, "position_embedding_type", None) not in _POSITIONS or getattr(text, "alibi", False):
         raise YggdrasilError(
             f"{name} uses relative or ALiBi positions; only rotary and learned absolute positions are served"
         )
