@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from recurrent_models import recurrent_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.calibration.row_writer import RowWriter, Task, rows_that_fit
@@ -65,6 +66,19 @@ def test_rows_that_end_and_begin_at_any_time_say_what_generate_says():
     for num_rows in (1, 3, 5, 13):
         texts = written(tasks, ends, num_rows)
         assert {tuple(text.task.prompt): text.tokens for text in texts} == told
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "granite"])
+def test_recurrent_models_write_one_text_after_the_other(family):
+    """Also a prompt that takes several passes."""
+    model = recurrent_model(family)
+    tasks = [Task(prompt, 9) for prompt in prompts_of([80, 5, 21])]
+    with own_attention(model.loaded.model, SIDE_BY_SIDE):
+        finished = RowWriter(model.loaded, (), 120, 0, 4).write(iter(tasks))
+        texts = [text for each in finished for text in each]
+
+    assert [text.task for text in texts] == tasks
+    assert [text.tokens for text in texts] == [model.reference(task.prompt, 9) for task in tasks]
 
 
 @pytest.mark.parametrize(("allowed", "most"), [(2.9, 2), (0.1, 1), (math.inf, 5)])

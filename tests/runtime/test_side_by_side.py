@@ -1,18 +1,17 @@
-"""Rows of unequal length in one pass have the logits of plain forwards of each, for every family served."""
+"""Texts read side by side, or one by one, have the logits of plain forwards of each, for every family served."""
 
 import pytest
 import torch
 from tiny import FAMILIES, VOCAB_SIZE, plain_logits, tiny_model
 
-from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.loading import prepare_model
-from yggdrasil.runtime.side_by_side import SIDE_BY_SIDE, Rows
+from yggdrasil.runtime.side_by_side import SIDE_BY_SIDE, OneRow, Rows, rows_for
 
-REFUSED = {"gpt_oss": "attention sinks", "llama4": "chunked attention"}
+ONE_BY_ONE = {"gpt_oss", "llama4"}  # attention sinks, and chunks
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(REFUSED)))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - ONE_BY_ONE))
 def test_rows_equal_plain_forwards(family):
     """Also where a row moved, and where prompts are read beside rows that go on; longer than any window."""
     loaded = prepare_model(tiny_model(family), family, num_threads=1, pack=False)
@@ -42,12 +41,19 @@ def test_rows_equal_plain_forwards(family):
     torch.testing.assert_close(torch.cat(read), torch.cat(wanted), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("family", "what"), REFUSED.items())
-def test_what_rows_do_not_compute_is_refused(family, what):
+@pytest.mark.parametrize("family", sorted(ONE_BY_ONE))
+def test_what_rows_do_not_compute_is_read_one_by_one(family):
     loaded = prepare_model(tiny_model(family), family, num_threads=1, pack=False)
+    texts, read, wanted = [list(range(3, 24)), [9, 4, 30]], [], []
+    with own_attention(loaded.model, SIDE_BY_SIDE):
+        row = rows_for(loaded, 3, 32)
+        assert isinstance(row, OneRow)
+        for text in texts:
+            read.append(row.read([], [], [text]))
+            read.append(row.read([5], [len(text)], []))
+            wanted += [plain_logits(family, tuple(text)), plain_logits(family, (*text, 5))]
 
-    with own_attention(loaded.model, SIDE_BY_SIDE), pytest.raises(YggdrasilError, match=f"has {what}, whose texts"):
-        Rows(loaded, 1, 32).read([], [], [[1, 2, 3]])
+    torch.testing.assert_close(torch.cat(read), torch.stack(wanted), atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture

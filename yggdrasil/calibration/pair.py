@@ -71,19 +71,6 @@ def check_pair(source: "PairSource") -> Tokenizer:
     return tokenizers[0]
 
 
-def refuse_recurrent(source: "PairSource") -> None:
-    """Refuse to measure a target with recurrent layers, before anything is loaded.
-
-    Raises:
-        YggdrasilError: it has some: texts of many prompts are not read side by side over their states.
-    """
-    if Outline.of(load_config(source.target)).recurrence is not None:
-        raise YggdrasilError(
-            f"{source.target} has recurrent layers, which calibrate does not measure yet; generate, chat and serve "
-            "decode it without a calibration"
-        )
-
-
 def _check_head(folder: Path) -> None:
     """Refuse a head whose configuration is not served; tensors say what Medusa's are, and a target what MTP's is."""
     kind = kind_of(folder)

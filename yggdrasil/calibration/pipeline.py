@@ -31,7 +31,7 @@ from yggdrasil.calibration.measurement.passes import PASS
 from yggdrasil.calibration.measurement.stages import COLUMNS, costs_from, measure_stages, useful_verify_widths
 from yggdrasil.calibration.measurement.threads import COLUMNS as thread_columns
 from yggdrasil.calibration.measurement.threads import best_threads, thread_counts, time_threads
-from yggdrasil.calibration.pair import build_assembly, check_pair, refuse_recurrent, with_threads
+from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.results import SAMPLES_VERSION, write_results
@@ -56,7 +56,6 @@ from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
     """Measure, learn and choose; returns the plan's path. Raises YggdrasilError on anything that does not fit."""
     prompts = read_prompts(settings.prompts, chat=settings.chat)
-    refuse_recurrent(settings.pair)
     tokenizer = check_pair(settings.pair)
     texts = usable_texts(prompts, tokenizer, settings)
     folder = profile_directory(settings.root, settings.name, current_machine())

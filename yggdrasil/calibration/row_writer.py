@@ -13,7 +13,7 @@ from torch import Tensor
 
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.room import available_bytes, cache_bytes
-from yggdrasil.runtime.side_by_side import Rows
+from yggdrasil.runtime.side_by_side import rows_for
 
 ROWS = 64  # of more, each costs as much as the ones before: matrices of 64 rows are bound by arithmetic
 _MOST_BYTES = 2 << 30  # of keys and values
@@ -57,7 +57,7 @@ class RowWriter:
     def __init__(
         self, loaded: LoadedModel, ends: Collection[int], capacity: int, seed: int, num_rows: int | None = None
     ) -> None:
-        self._rows = Rows(loaded, num_rows or rows_that_fit(loaded, capacity), capacity)
+        self._rows = rows_for(loaded, num_rows or rows_that_fit(loaded, capacity), capacity)
         self._num_threads = loaded.num_threads
         self._ends, self._coins = ends, torch.Generator().manual_seed(seed)
         self._token_seconds: float | None = None  # by the last pass that read prompts

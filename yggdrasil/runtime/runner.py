@@ -61,13 +61,17 @@ class ModelRunner:
     def read(self, tokens: Tensor, most: int) -> Iterator[Forward]:
         """What eager passes over the text ``tokens`` [N] give, of ``most`` rows at most; no row of it is kept."""
         self.text.forget()
+        yield from self.extend(tokens, most)
+        self.text.forget()
+
+    def extend(self, tokens: Tensor, most: int) -> Iterator[Forward]:
+        """As ``read``, of ``tokens`` [N] behind the text, which they belong to then."""
         most = most if self.states is None else min(most, self.states.widest)
         for chunk in tokens.split(most):
             start, rows = self.text.num_rows, torch.arange(len(chunk), device=tokens.device)
             mask, offsets = rows[:, None] >= rows[None, :], torch.tensor([start, start], device=tokens.device)
             yield self.call(self.weights, self.cache.tensors(), chunk, start + rows, mask, offsets, rows)
             self.keep(range(len(chunk)))
-        self.text.forget()
 
     def reading(self, hidden_layers: Sequence[int]) -> ModelCall:
         """The runner's call, giving the outputs of other layers."""

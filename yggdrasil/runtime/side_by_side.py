@@ -1,7 +1,8 @@
 """Texts of unequal length in one pass of a model, each with keys and values of its own.
 
 A pass takes one more token of each of the first M rows and whole prompts for the rows behind them, all in one line
-without padding: what does not look across places (nearly all of a model) sees one batch of N tokens.
+without padding: what does not look across places (nearly all of a model) sees one batch of N tokens. Of models with
+recurrent layers, attention sinks or chunks, one text after the other is read.
 
 Dims: R rows, M rows that go on, S slots of a row, N tokens of a pass, Hq and Hkv heads, D head size.
 """
@@ -15,11 +16,12 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime.attention import chunk_of, keep_mask, refuse_extras
+from yggdrasil.runtime.attention import chunk_of, keep_mask, refuse_extras, tree_attention
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.runner import ModelRunner
 
 SIDE_BY_SIDE = "yggdrasil_side_by_side"
+_READ = 64  # tokens of one text that a pass reads
 
 
 class _Part(NamedTuple):
@@ -34,11 +36,6 @@ class Rows:
     """Keys and values of R texts, allocated once, and what the pass that runs holds of them."""
 
     def __init__(self, loaded: LoadedModel, num_rows: int, capacity: int) -> None:
-        if loaded.outline.recurrence is not None:
-            raise YggdrasilError(
-                f"{loaded.name} has recurrent layers, whose texts are not read side by side yet: neither calibrate nor "
-                "train can have it write text of its own"
-            )
         shapes = [(num_rows, heads, capacity, size) for heads, size in loaded.outline.key_heads]
         self._caches = [  # zeros: what is masked is added to a sum too, times nothing
             tuple(torch.zeros(shape, dtype=loaded.dtype, device=loaded.device) for _ in range(2)) for shape in shapes
@@ -61,6 +58,18 @@ class Rows:
 
         Returns the logits [M + len(prompts), V] after each row's last token.
         """
+        return self._pass(tokens, lengths, prompts)
+
+    @torch.inference_mode()
+    def can_read(self) -> bool:
+        """Whether all of the model's layers read texts side by side: none has attention sinks or attends in chunks."""
+        try:
+            self._pass([], [], [[0]])
+        except _OneByOneError:
+            return False
+        return True
+
+    def _pass(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         self._begin(lengths, [len(prompt) for prompt in prompts])
         line = [*tokens, *(token for prompt in prompts for token in prompt)]
         ends = torch.tensor([1] * len(tokens) + [len(prompt) for prompt in prompts]).cumsum(0).to(self._device) - 1
@@ -111,6 +120,45 @@ class Rows:
         ])  # fmt: skip
 
 
+class OneRow:
+    """One text with a cache of its own, for models that ``Rows`` does not read: as ``Rows`` of one row."""
+
+    num_rows = 1
+
+    def __init__(self, loaded: LoadedModel, capacity: int) -> None:
+        self.capacity = capacity
+        self._runner = ModelRunner(loaded, capacity + _READ, loaded.vocab_size, "eager", widest=_READ)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        raise AssertionError("there is one row")
+
+    @torch.inference_mode()
+    def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read the only prompt or the only token; returns the logits [1, V] after it."""
+        assert len(tokens) + len(prompts) == 1
+        if prompts:
+            self._runner.text.forget()
+        assert not tokens or list(lengths) == [self._runner.text.num_rows]
+        given = torch.tensor(list(tokens or prompts[0]), device=self._runner.loaded.device)
+        *_, last = self._runner.extend(given, _READ)
+        return last.logits[-1:]
+
+
+def rows_for(loaded: LoadedModel, num_rows: int, capacity: int) -> "Rows | OneRow":
+    """Room for ``num_rows`` texts of ``capacity`` tokens, or for one where the model reads one after the other.
+
+    The model's attention is that of ``SIDE_BY_SIDE`` here and as long as texts are read.
+    """
+    if loaded.outline.recurrence is not None:
+        return OneRow(loaded, capacity)
+    rows = Rows(loaded, num_rows, capacity)
+    return rows if rows.can_read() else OneRow(loaded, capacity)
+
+
+class _OneByOneError(Exception):
+    """A layer attends in a way that texts side by side do not know: with sinks, or in chunks."""
+
+
 def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
     module: nn.Module,
     query: Tensor,  # [1, Hq, N, D]
@@ -122,17 +170,16 @@ def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     *,
-    side_by_side: Rows,
-    **extra: object,
+    side_by_side: Rows | None = None,
+    **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Each token attends to what its own row holds; returns [1, N, Hq, value's D]."""
+    """Each token attends to what its own row holds; returns [1, N, Hq, value's D]. A step has a cache of its own."""
+    if side_by_side is None:
+        given = query, key, value, attention_mask, scaling, sliding_window, softcap, s_aux
+        return tree_attention(module, *given, **extra)
     refuse_extras(module, extra)
     if s_aux is not None or chunk_of(module):
-        what = "attention sinks" if s_aux is not None else "chunked attention"
-        raise YggdrasilError(
-            f"{type(module).__name__} has {what}, whose texts are not read side by side yet: neither calibrate nor "
-            "train can have this model write text of its own"
-        )
+        raise _OneByOneError
     value_size = value.shape[-1]
     if value_size < key.shape[-1]:  # latent attention: the cache has one size
         value = functional.pad(value, (0, key.shape[-1] - value_size))
