@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -33,7 +33,9 @@ class MtpNames:
 
     def of(self, layers: int) -> Self:
         """Those of a target with so many layers."""
-        named = {name: value.format(layers=layers) for name, value in vars(self).items() if isinstance(value, str)}
+        named: dict[str, Any] = {
+            name: value.format(layers=layers) for name, value in vars(self).items() if isinstance(value, str)
+        }
         return replace(self, **named)
 
     @property
