@@ -411,9 +411,8 @@ def test_every_family_here_is_one_that_steps_serve():
 
 
 def test_a_full_disk_is_a_sentence_where_the_tokenizer_is_written(tmp_path):
-    """tokenizers says it by an exception of no kind at all."""
     write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
-    with full_disk(3000), pytest.raises(YggdrasilError, match=r"cannot write .*facts \(File too large .*; check"):
+    with full_disk(1500), pytest.raises(YggdrasilError, match=r"cannot write .*facts \(File too large\); check"):
         Source.find(tmp_path / "model.gguf")
 
     assert [file for file in (tmp_path / "cache").rglob("*.*") if file.parent.name != "notes"] == []

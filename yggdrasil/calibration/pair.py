@@ -8,9 +8,8 @@ import torch
 from yggdrasil.artifacts import check_weights, current_machine
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.calibration.measurement.threads import on_threads
-from yggdrasil.checkpoints.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
+from yggdrasil.checkpoints.facts import check_same_tokenizer, load_config, load_tokenizer
 from yggdrasil.checkpoints.formats.names import Weights
-from yggdrasil.checkpoints.outline import Outline, longest_text
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
@@ -26,9 +25,7 @@ from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_
 from yggdrasil.engine.loading import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.loading import load_model
-from yggdrasil.runtime.native_steps.loading import refuse_uncovered
-from yggdrasil.runtime.selfcheck import check_tree_attention
+from yggdrasil.runtime.native_steps.loading import outline_of, refuse_uncovered
 from yggdrasil.scheduling.plan import Shapes
 
 _LEAST_LENGTH = 2048  # tokens, whatever the memory, where the models have as many
@@ -53,14 +50,12 @@ def check_pair(source: "PairSource") -> Tokenizer:
         names.append(source.drafter)
     found = [Source.find(name) for name in names]
     for model in found:
-        config = load_config(model)
-        refuse_unverifiable(config, model.given)
+        context = outline_of(model).max_context
         if model.gguf is None:
             check_weights(model.folder)
         if source.backend == "native":
             refuse_uncovered(model)
-        context = longest_text(config)
-        if context and source.shapes.max_length > context:
+        if source.shapes.max_length > context:
             raise YggdrasilError(
                 f"--max-length {source.shapes.max_length} is more than the {context} positions of {model.given}; "
                 f"give at most {context}"
@@ -85,13 +80,10 @@ def _check_head(folder: Path) -> None:
 def usual_length(target: str, drafter: str | None) -> int:
     """The longest request to prepare for where none is named: what the models have, within what memory allows.
 
-    The memory is all that the machine has, not what is model_free now: steps are prepared for a length and kept.
+    The memory is all that the machine has, not what is free now: steps are prepared for a length and kept.
     """
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
-    configs = {model: load_config(model) for model in models}
-    for model, config in configs.items():
-        refuse_unverifiable(config, model)
-    outlines = [Outline.of(config) for config in configs.values()]
+    outlines = [outline_of(Source.find(model)) for model in models]
     slot = sum(2 * heads * size * _BYTES for each in outlines for heads, size in each.key_heads)  # keys and values
     room = int(current_machine().memory_gib * 2**30 * _CACHE_SHARE / slot)
     allowed = max(_LEAST_LENGTH, 1 << max(room, 1).bit_length() - 1)
@@ -105,6 +97,9 @@ def usual_drafter_weights(drafter: str | None, dtype: str, device: str) -> Weigh
 
 def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend | None = None) -> Assembly:
     """Load the target and its drafter, and define their steps."""
+    from yggdrasil.runtime.loading import load_model  # here: a first use checks a pair without transformers
+    from yggdrasil.runtime.selfcheck import check_tree_attention
+
     device, dtype = open_device(source.device), DTYPES[source.dtype]
     backend = backend or usable_backend(source.backend, device) or default_backend(device)
     target = load_model(source.target, dtype, device, source.target_threads, weights=source.weights)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _MOST_POSITIONS = 2**31 - 1
-_MOST_LAYERS = 1024  # far more than any model has; what counts more would be made before its weights are missed
+MOST_LAYERS = 1024  # far more than any model has; what counts more would be made before its weights are missed
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "rwkv"}
 _POSITIONS = (None, "absolute", "rotary", "rope", "nope")  # by name; Granite's hybrids have none
 _NO_TREE = (
@@ -51,8 +51,8 @@ def _fault(config: "PretrainedConfig") -> str | None:
     kv_heads = heads if kv_heads is None else kv_heads
     if min(heads, kv_heads, config.vocab_size, config.hidden_size, config.num_hidden_layers) < 1:
         return "a size is not positive"
-    if config.num_hidden_layers > _MOST_LAYERS:
-        return f"num_hidden_layers is {config.num_hidden_layers}, more than {_MOST_LAYERS}"
+    if config.num_hidden_layers > MOST_LAYERS:
+        return f"num_hidden_layers is {config.num_hidden_layers}, more than {MOST_LAYERS}"
     positions = getattr(config, "max_position_embeddings", None) or 0
     if not 0 <= positions <= _MOST_POSITIONS:
         return f"max_position_embeddings is {positions}, not from 0 to {_MOST_POSITIONS}"

@@ -1,6 +1,7 @@
 """A folder's tokenizer, opened by transformers once and kept in the user's cache for later starts.
 
 Kept are the rules and the vocabulary as transformers' class has made them of the files, and the facts of its settings.
+A tokenizer that was built without transformers lies in its folder in the same form.
 A tokenizer whose kept form does not do the same is kept as the name of its class alone.
 """
 
@@ -33,6 +34,7 @@ _SAMPLES = ("a b, " + 64 * "a" + 64 * " " + "\n1", " Hello, wörld 123! <b>if (x
 _CHAT: tuple[dict[str, Any], ...] = (
     {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
 )  # fmt: skip
+_BUILT = "built_tokenizer.json"  # in the folder of a tokenizer that ``write_tokenizer`` wrote
 _THEIRS = "transformers."  # the only modules that are imported for a name in the cache
 
 
@@ -44,6 +46,9 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     Raises:
         YggdrasilError: they break the parser, or take too much time or memory.
     """
+    built = _read(folder / _BUILT)
+    if built is not None and (ours := _kept_tokenizer(folder, folder / "tokenizer.json", built)) is not None:
+        return ours
     kept = cache_root() / "tokenizers" / f"{_digest(folder)}.json"
     record = _read(kept)
     if record is None:
@@ -55,8 +60,24 @@ def open_tokenizer(folder: Path) -> Tokenizer:
                 "them again"
             )
         record = _read(kept)
-    found = None if record is None else _kept_tokenizer(folder, kept, record)
+    found = None if record is None else _kept_tokenizer(folder, _rules(kept), record)
     return found or _of(_by_transformers(folder, record))
+
+
+def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, facts: Mapping[str, Any]) -> None:
+    """Write a tokenizer's files to ``folder``, which ``open_tokenizer`` and transformers read.
+
+    ``facts`` are those of a ``Tokenizer``.
+    """
+    rules = backend.to_str().encode()
+    named = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token")) | facts["special_tokens"]
+    settings = {"tokenizer_class": "TokenizersBackend", **named}  # null where a class would have one of its own
+    record = {"module": _THEIRS, "name": "", **facts, "rules": hashlib.sha256(rules).hexdigest()}
+    (folder / "tokenizer.json").write_bytes(rules)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / _BUILT).write_text(json.dumps(record))
+    if facts["chat_template"] is not None:
+        (folder / "chat_template.jinja").write_text(facts["chat_template"], encoding="utf-8", newline="")
 
 
 def _keep(folder: Path, kept: Path) -> None:
@@ -120,10 +141,10 @@ def _read(kept: Path) -> dict[str, Any] | None:
     return record if is_ours else None
 
 
-def _kept_tokenizer(folder: Path, kept: Path, record: Mapping[str, Any]) -> Tokenizer | None:
-    """The tokenizer by its kept rules; None where none were kept, or they are damaged."""
+def _kept_tokenizer(folder: Path, file: Path, record: Mapping[str, Any]) -> Tokenizer | None:
+    """The tokenizer by its kept rules in ``file``; None where none were kept, or they are damaged."""
     try:
-        rules = _rules(kept).read_bytes()
+        rules = file.read_bytes()
         if hashlib.sha256(rules).hexdigest() != record["rules"]:
             return None
         backend = tokenizers.Tokenizer.from_buffer(rules)

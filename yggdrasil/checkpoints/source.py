@@ -20,7 +20,7 @@ from yggdrasil.checkpoints.hub import hub_folder
 from yggdrasil.checkpoints.prepared import MARKER, is_whole, prepare, prepared_root
 from yggdrasil.errors import YggdrasilError
 
-_LAYOUT = 4  # raised when what is prepared changes
+_LAYOUT = 5  # raised when what is prepared changes
 _FINGERPRINT = (
     "tokenizer.fingerprint"  # beside a GGUF file's facts: of what the file says, which nobody need read again
 )
@@ -93,9 +93,6 @@ def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
         (partial / _FINGERPRINT).write_text(tokenizer_fingerprint(path))
 
     folder = prepared_root() / model_fingerprint(path) / "facts"
-    if not is_whole(folder, _LAYOUT):
-        # Brings transformers' models along, which a first use needs in this process too: forks then have them already.
-        import yggdrasil.checkpoints.gguf.facts  # noqa: F401
     return _prepared(path, folder, write, f"reading {shown(path)}")
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
-from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
@@ -15,7 +13,7 @@ from yggdrasil.checkpoints.gguf.experts import expert_facts
 from yggdrasil.checkpoints.gguf.kinds import refuse_other_kinds
 from yggdrasil.checkpoints.gguf.recurrent import recurrent_facts
 from yggdrasil.checkpoints.gguf.values import values_of
-from yggdrasil.errors import YggdrasilError, one_line
+from yggdrasil.errors import YggdrasilError
 
 # Architectures whose every fact is understood here, by the name that transformers has for them; each is tested against
 # the model that was written.
@@ -24,13 +22,21 @@ ARCHITECTURES = {
     "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5",
     "gpt-oss": "gpt_oss", "lfm2": "lfm2", "qwen35": "qwen3_5_text",
 }  # fmt: skip
-# Facts by the words of transformers, for those of which it has no table.
-_USUAL = {
+# Those whose configuration is complete without the defaults of transformers' class, unless they are mixtures.
+_COMPLETE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5")
+# Facts by the words of transformers: counts, and other numbers.
+_COUNTS = {
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size", "embedding_length": "hidden_size", "rope.freq_base": "rope_theta",
+    "feed_forward_length": "intermediate_size", "embedding_length": "hidden_size",
     "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim",
 }  # fmt: skip
+_NUMBERS = {"rope.freq_base": "rope_theta", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+_NEEDED = ("num_hidden_layers", "intermediate_size", "hidden_size", "num_attention_heads", "rms_norm_eps")
+_OWN = {
+    "llama": {"rope.dimension_count": "head_dim"}, "lfm2": {"shortconv.l_cache": "conv_L_cache"},
+}  # fmt: skip
+_TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "unknown": "unk_token_id", "padding": "pad_token_id"}
 _MULTIPLIERS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
@@ -41,8 +47,8 @@ ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def read_config(header: GgufHeader) -> PretrainedConfig:
-    """The configuration that the file's facts make.
+def read_config(header: GgufHeader) -> dict[str, Any]:
+    """The fields of config.json that the file's facts make, by the words of transformers; ``model_type`` is its name.
 
     Raises:
         YggdrasilError: an architecture or a rotary scaling that is not understood, or a fact that is missing.
@@ -54,13 +60,11 @@ def read_config(header: GgufHeader) -> PretrainedConfig:
             f"{shown(header.path)} is of architecture {header.architecture}, which is not read from GGUF; "
             f"those that are: {', '.join(ARCHITECTURES)}. Give the checkpoint folder instead"
         )
-    tables: dict[str, Any] = GGUF_CONFIG_MAPPING
-    known = tables.get(name.removesuffix("_text"), _USUAL | (_MULTIPLIERS if name == "granite" else {}))
-    known = known | {"attention.key_length": "head_dim"}
-    facts: dict[str, Any] = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(name) or {})
-    facts |= {ours: header.fact(theirs) for theirs, ours in known.items() if ours and header.fact(theirs) is not None}
+    known = _OWN.get(name, {}) | _COUNTS | _NUMBERS | (_MULTIPLIERS if name == "granite" else {})
+    facts: dict[str, Any] = {"norm_topk_prob": True} if name == "qwen3_moe" else {}
+    facts |= {ours: header.fact(theirs) for theirs, ours in known.items() if header.fact(theirs) is not None}
     facts["sliding_window"] = header.fact("attention.sliding_window") or None  # 0: layers see everything before them
-    facts |= {ours: header.facts.get(f"tokenizer.{theirs}") for theirs, ours in tables["tokenizer"].items() if ours}
+    facts |= {ours: header.facts.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in _TOKENS.items()}
     facts["tie_word_embeddings"] = "output.weight" not in header.tensors
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
@@ -77,13 +81,24 @@ def read_config(header: GgufHeader) -> PretrainedConfig:
         facts |= _facts_of_gemma(header, facts)
     experts = expert_facts(header)
     kind = "mixtral" if experts and name == "llama" else name
-    try:
-        config: PretrainedConfig = AutoConfig.for_model(kind, **facts | experts)
-    except Exception as error:
-        raise YggdrasilError(f"{shown(header.path)}: the facts do not fit together: {one_line(error)}") from error
-    model: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    config.architectures = [model.__name__]
-    return config
+    return {"model_type": kind, **facts, **experts}
+
+
+def is_complete(header: GgufHeader, config: Mapping[str, Any]) -> bool:
+    """Whether ``config``, as ``read_config`` gives it, is whole and sound without transformers' class for it."""
+    counts = [config[name] for name in _COUNTS.values() if name in config]
+    numbers = [config[name] for name in (*_NUMBERS.values(), *_MULTIPLIERS.values()) if name in config]
+    heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads", 1)
+    return (
+        header.architecture in _COMPLETE
+        and config["model_type"] != "mixtral"
+        and all(name in config for name in _NEEDED)
+        and all(type(count) is int and count > 0 for count in counts)
+        and all(type(number) is float and 0.0 < number < inf for number in numbers)
+        and all(isinstance(config.get(name), int | None) for name in ("sliding_window", *_TOKENS.values()))
+        and heads % groups == 0
+        and ("head_dim" in config or config["hidden_size"] % heads == 0)
+    )
 
 
 def _facts_of_gemma(header: GgufHeader, facts: Mapping[str, Any]) -> dict[str, Any]:

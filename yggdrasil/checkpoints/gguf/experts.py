@@ -4,15 +4,17 @@ Dims: E experts, I inner size of one, H hidden size.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.checkpoints.experts import expert_parts, form_of
 from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # What transformers calls that which files of mixtures say: how many experts there are, how many a row chooses, and I.
 _WORDS = {
@@ -51,7 +53,7 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
     return {words[name]: fact for name, fact in facts.items()}
 
 
-def apart(model: PreTrainedModel) -> dict[str, Tensor]:
+def apart(model: "PreTrainedModel") -> dict[str, Tensor]:
     """The model's weights by name, tied ones once and those of experts as files hold them."""
     found = own_weights(model)
     for name, module in model.named_modules():
@@ -66,7 +68,7 @@ def apart(model: PreTrainedModel) -> dict[str, Tensor]:
     return found
 
 
-def together(weights: Iterable[tuple[str, Tensor]], model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def together(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
     """What ``apart`` took apart as the model has it; of a gate or up, until the other comes, one is held."""
     forms = {name: form for name, module in model.named_modules() if (form := form_of(module)) is not None}
     waiting: dict[str, Tensor] = {}
@@ -88,7 +90,7 @@ def together(weights: Iterable[tuple[str, Tensor]], model: PreTrainedModel) -> I
             yield f"{experts}.gate_up_proj{suffix}", form.joined(gate, up)
 
 
-def own_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+def own_weights(model: "PreTrainedModel") -> dict[str, Tensor]:
     """Its parameters by name; tied ones once."""
     tied = set(model.all_tied_weights_keys)
     return {name: parameter for name, parameter in model.named_parameters() if name not in tied}

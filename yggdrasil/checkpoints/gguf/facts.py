@@ -1,13 +1,16 @@
 """What a GGUF file says beside its weights, in Hugging Face layout: configuration, tokenizer, what ends an answer."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from typing import Any
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
-from yggdrasil.checkpoints.gguf.config import read_config
-from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.checkpoints.gguf.config import is_complete, read_config
+from yggdrasil.checkpoints.gguf.tokenizer import build_tokenizer
+from yggdrasil.checkpoints.kept_tokenizer import write_tokenizer
+from yggdrasil.errors import YggdrasilError, first_line, one_line
 
 # Metadata of GGUF that names a token which ends a text, a turn, a message, or a file of code.
 _END_TOKENS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -27,16 +30,42 @@ def write_facts(header: GgufHeader, folder: Path) -> None:
         YggdrasilError: an architecture or a fact that is not understood, or no tokenizer in the file.
     """
     config = read_config(header)
-    config.save_pretrained(folder)
-    ends = _end_tokens(header)
-    GenerationConfig(eos_token_id=ends or None, bos_token_id=config.bos_token_id).save_pretrained(folder)
+    if is_complete(header, config):
+        _write_json(folder / "config.json", config)
+    else:
+        _write_config(header, config, folder)
+    ends = {"eos_token_id": _end_tokens(header) or None, "bos_token_id": config["bos_token_id"]}
+    _write_json(folder / "generation_config.json", {name: value for name, value in ends.items() if value is not None})
     if not header.facts.get("tokenizer.ggml.tokens"):
         raise YggdrasilError(f"{shown(header.path)} holds no tokenizer; give a file that does, or a checkpoint folder")
+    built = build_tokenizer(header)
+    if built is not None:
+        write_tokenizer(folder, *built)
+        return
+    from transformers import PreTrainedTokenizerFast
+
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(header.path.parent, gguf_file=header.path.name)
     except Exception as error:
         raise YggdrasilError(f"{shown(header.path)}: the tokenizer could not be read: {first_line(error)}") from error
     tokenizer.save_pretrained(folder)
+
+
+def _write_config(header: GgufHeader, facts: Mapping[str, Any], folder: Path) -> None:
+    """Write the configuration as transformers' class completes it."""
+    from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+    try:
+        config: PretrainedConfig = AutoConfig.for_model(**facts)
+    except Exception as error:
+        raise YggdrasilError(f"{shown(header.path)}: the facts do not fit together: {one_line(error)}") from error
+    model: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    config.architectures = [model.__name__]
+    config.save_pretrained(folder)
+
+
+def _write_json(file: Path, value: object) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def _end_tokens(header: GgufHeader) -> list[int]:

@@ -6,15 +6,17 @@ model has those of one key side by side; and the decay as it is multiplied, wher
 Dims: Hk heads of keys, Hv of values, Dk and Dv their sizes.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PretrainedConfig
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _Values = npt.NDArray[Any]
 _SHORT, _DELTA = "lfm2", "qwen35"
@@ -81,13 +83,13 @@ def _unsaid(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
     )
 
 
-def has_columns_in_turns(config: PretrainedConfig, name: str) -> bool:
+def has_columns_in_turns(config: "PretrainedConfig", name: str) -> bool:
     """Whether columns of the file's tensor ``name`` lie in another order than the model's."""
     is_grouped = getattr(config, "linear_num_key_heads", 0) != getattr(config, "linear_num_value_heads", 0)
     return is_grouped and ".ssm_out." in name
 
 
-def as_in_model(config: PretrainedConfig, name: str, values: _Values) -> _Values:
+def as_in_model(config: "PretrainedConfig", name: str, values: _Values) -> _Values:
     """``values`` of the file's tensor ``name`` as the model has them; rows alone where ``values`` are their numbers."""
     if ".shortconv.conv." in name:
         return values[:, None]
@@ -103,7 +105,7 @@ def as_in_model(config: PretrainedConfig, name: str, values: _Values) -> _Values
     return values - 1 if is_norm and values.ndim == 1 else values
 
 
-def _rows_in_turn(config: PretrainedConfig, name: str, values: _Values) -> _Values:
+def _rows_in_turn(config: "PretrainedConfig", name: str, values: _Values) -> _Values:
     """Rows, or columns, of values by the heads of keys."""
     keys, heads, size = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
     first = 2 * keys * config.linear_key_head_dim  # of a convolution, and of what it reads

@@ -7,15 +7,17 @@ from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.errors import YggdrasilError
 
+_F32 = 0
+
 
 def values_of(header: GgufHeader, tensor: GgufTensor) -> npt.NDArray[np.float32]:
     """One tensor in float32."""
+    data = np.fromfile(header.path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.start)
+    if tensor.kind == _F32:
+        return data.view(np.float32).reshape(tensor.shape)
     from gguf import GGMLQuantizationType, dequantize
 
-    data = np.fromfile(header.path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.start)
     kind = GGMLQuantizationType(tensor.kind)
-    if kind == GGMLQuantizationType.F32:
-        return data.view(np.float32).reshape(tensor.shape)
     rows = data.reshape(*tensor.shape[:-1], -1)
     try:
         values: npt.NDArray[np.float32] = dequantize(rows.view(np.float16) if kind.name == "F16" else rows, kind)

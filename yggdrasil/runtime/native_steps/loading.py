@@ -9,6 +9,7 @@ from torch import Tensor
 
 from yggdrasil.artifacts import check_weights, parse_json
 from yggdrasil.artifacts.gguf import read_gguf_layout
+from yggdrasil.checkpoints.facts import MOST_LAYERS, load_config, refuse_unverifiable
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.formats.rows import PackedRows, QuantisedRows
 from yggdrasil.checkpoints.gguf.mapped import MappedGguf
@@ -40,10 +41,31 @@ def description_of(source: Source) -> tuple[Config, Description] | None:
     """The configuration of ``source`` and what it describes; None where its family is not covered or it is odd."""
     try:
         config = parse_json((source.folder / "config.json").read_bytes())
-        described = describe(config) if isinstance(config, dict) else None
+        is_sized = isinstance(config, dict) and int(config["num_hidden_layers"]) <= MOST_LAYERS
+        described = describe(config) if is_sized else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError):
         return None  # the general loader says what is wrong
     return None if described is None or not _fits(described) else (config, described)
+
+
+def outline_of(source: Source) -> Outline:
+    """The sizes of a model that can be verified as trees; transformers is imported where its family is not covered.
+
+    Raises:
+        YggdrasilError: its configuration is missing or odd, or of a model that is not served.
+    """
+    found = description_of(source)
+    if found is None:
+        config = load_config(source)
+        refuse_unverifiable(config, source.given)
+        return Outline.of(config)
+    return _outline(*found)
+
+
+def _outline(config: Config, described: Description) -> Outline:
+    full = with_defaults(config)
+    assert full is not None, "it was described"
+    return Outline.of_facts(full, described.ropes[FULL])
 
 
 def refuse_uncovered(source: Source) -> None:
@@ -93,12 +115,9 @@ def load_described(
     for name in weight_shapes(config, described):
         if name not in (EMBEDDING, HEAD):
             packer.add(name)
-    full = with_defaults(config)
-    assert full is not None
-    outline = Outline.of_facts(full, described.ropes[FULL])
     return LoadedModel(
-        source.given, outline, num_threads, dtype, torch.device("cpu"), packer.tensors, packer.formats, config,
-        json.dumps(config, sort_keys=True), build, is_described=True,
+        source.given, _outline(config, described), num_threads, dtype, torch.device("cpu"), packer.tensors,
+        packer.formats, config, json.dumps(config, sort_keys=True), build, is_described=True,
     )  # fmt: skip
 
 

@@ -1,0 +1,147 @@
+"""What a GGUF file says is written without transformers as transformers makes it: tokenizer and configuration."""
+
+import json
+
+import gguf
+import pytest
+from gguf_files import tiny_model, write_gguf
+from transformers import AutoConfig, AutoTokenizer
+
+from yggdrasil.artifacts.gguf import read_gguf_header
+from yggdrasil.checkpoints.gguf import facts
+from yggdrasil.checkpoints.gguf.tokenizer import build_tokenizer
+from yggdrasil.checkpoints.kept_tokenizer import open_tokenizer
+from yggdrasil.runtime.native_steps.families import describe
+
+BYTES = [
+    *map(chr, range(33, 127)),
+    "Ġ",
+    "Ċ",
+    "he",
+    "ll",
+    "hell",
+    "Ġw",
+    "Ã",
+    "¶",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+]
+MERGES = ["h e", "l l", "he ll", "Ġ w"]
+PIECES = [
+    "<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁helowrd123", "▁w", "ll", "he", "hell",
+    "hello", "lo", "  ", "▁▁▁", "<bos>", "<eos>", "<think>", "ö",
+]  # fmt: skip
+TEXTS = (
+    "hello world 123",
+    "  he  llo\n\twörld 数 ",
+    "<|im_start|>hell<|im_end|> <think> x<s> <bos>",
+    " \u00f6 o\u0308",
+)
+BYTE_FILES = [
+    ("llama", "smollm", {}), ("llama", "llama-bpe", {"add_bos_token": True}), ("qwen2", "qwen2", {}),
+    ("qwen3", "qwen2", {}), ("granite", "default", {"add_eos_token": True}), ("smollm3", "smaug-bpe", {}),
+]  # fmt: skip
+PIECE_FILES = [
+    ("llama", {}), ("llama", {"add_bos_token": False}), ("gemma2", {}), ("gemma3", {"add_bos_token": True}),
+    ("phi3", {}), ("ernie4_5", {"add_eos_token": True}),
+]  # fmt: skip
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5")
+
+
+def written(path, architecture, model, tokens, ids, flags, pre=None):
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_tokenizer_model(model)
+    writer.add_token_list(tokens)
+    special = {"<unk>": 2, "<think>": 4}
+    writer.add_token_types([special.get(each, 3 if each[0] == "<" and each[-1] == ">" else 1) for each in tokens])
+    if pre is None:
+        writer.add_token_scores([float(-(index % 7)) for index in range(len(tokens))])  # several of one score
+    else:
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_merges(MERGES)
+    for name, token in ids.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", tokens.index(token))
+    for name, value in flags.items():
+        writer.add_bool(f"tokenizer.ggml.{name}", value)
+    writer.add_chat_template("{{ bos_token }}{% for message in messages %}{{ message['content'] }}\n{% endfor %}\n")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return read_gguf_header(path)
+
+
+def both(tmp_path, monkeypatch, header):
+    """The folder as it is written, and as transformers' classes write it."""
+    folders = tmp_path / "ours", tmp_path / "theirs"
+    for folder in folders:
+        folder.mkdir()
+        facts.write_facts(header, folder)
+        monkeypatch.setattr(facts, "is_complete", lambda *_: False)
+        monkeypatch.setattr(facts, "build_tokenizer", lambda _: None)
+    return folders
+
+
+def same_tokenizer(folders):
+    ours = open_tokenizer(folders[0])
+    again, theirs = (AutoTokenizer.from_pretrained(folder, local_files_only=True) for folder in folders)
+    assert type(again) is type(theirs)
+    assert ours.backend_tokenizer.to_str() == again.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    for name in ("special_tokens_map", "eos_token_id", "bos_token_id", "chat_template"):
+        assert getattr(ours, name) == getattr(again, name) == getattr(theirs, name), name
+    for text in TEXTS:
+        tokens = theirs.encode(text)
+        assert ours.encode(text) == tokens
+        assert ours.decode(tokens) == theirs.decode(tokens)
+
+
+@pytest.fixture
+def no_config(monkeypatch):
+    """Files without tensors: a configuration that says no more than its kind."""
+    monkeypatch.setattr(facts, "read_config", lambda header: {"model_type": KINDS[header.architecture], **NO_TOKENS})
+    monkeypatch.setattr(facts, "_write_config", lambda header, config, folder: written_json(folder, config))
+
+
+KINDS = {name: name for name in FAMILIES} | {"gemma3": "gemma3_text", "phi3": "phi3"}
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+
+def written_json(folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(("architecture", "pre", "flags"), BYTE_FILES)
+@pytest.mark.usefixtures("no_config")
+def test_byte_level_vocabularies(tmp_path, monkeypatch, architecture, pre, flags):
+    ids = {"bos": "<|im_start|>", "eos": "<|im_end|>", "padding": "<|im_end|>"}
+    header = written(tmp_path / "file.gguf", architecture, "gpt2", BYTES, ids, flags, pre)
+    assert build_tokenizer(header) is not None
+    same_tokenizer(both(tmp_path, monkeypatch, header))
+
+
+@pytest.mark.parametrize(("architecture", "flags"), PIECE_FILES)
+@pytest.mark.usefixtures("no_config")
+def test_vocabularies_of_pieces(tmp_path, monkeypatch, architecture, flags):
+    ids = {"bos": "<s>", "eos": "</s>", "unknown": "<unk>"}
+    header = written(tmp_path / "file.gguf", architecture, "llama", PIECES, ids, flags)
+    assert build_tokenizer(header) is not None
+    same_tokenizer(both(tmp_path, monkeypatch, header))
+
+
+@pytest.mark.parametrize("model", ["t5", "gpt2"])  # of another kind; without merges
+def test_what_is_not_known_is_left_to_transformers(tmp_path, model):
+    assert build_tokenizer(written(tmp_path / "file.gguf", "llama", model, PIECES, {}, {})) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_configurations(tmp_path, monkeypatch, family):
+    header = read_gguf_header(write_gguf(tmp_path / "file.gguf", tiny_model(family), family))
+    ours, theirs = both(tmp_path, monkeypatch, header)
+    said = [json.loads((folder / "config.json").read_text()) for folder in (ours, theirs)]
+    whole = [AutoConfig.from_pretrained(folder).to_dict() for folder in (ours, theirs)]
+    for config in whole:
+        del config["_name_or_path"], config["architectures"]
+    assert "transformers_version" not in said[0]  # none of its classes wrote it
+    assert whole[0] == whole[1]
+    assert describe(said[0]) == describe(said[1])

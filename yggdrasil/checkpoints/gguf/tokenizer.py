@@ -1,0 +1,162 @@
+"""A GGUF file's tokenizer by the ``tokenizers`` library alone: the one that transformers makes of the file, in seconds.
+
+transformers is imported for as long, and makes and opens a vocabulary of 262,144 tokens for longer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from yggdrasil.artifacts.gguf import GgufHeader
+
+_QWEN = "qwen2"  # which transformers opens by a class of its own
+_GEMMA = ("gemma2", "gemma3")
+_TESTED = ("llama", "phi3", "smollm3", "granite", "olmo2", "ernie4_5", "qwen3", _QWEN, *_GEMMA)  # against transformers
+_SPACE = "\u2581"  # what SentencePiece writes for a space
+_CONTROL, _USER_DEFINED = 3, 4  # types of tokens
+_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_LLAMA_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+# How text is split before merging, by ``tokenizer.ggml.pre``. Left to transformers are files with ``_OTHER_SPLITS``.
+_SPLITS = {
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_SPLIT),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "dbrx", "smaug-bpe"), _LLAMA_SPLIT),
+}
+_USUAL_SPLITS = ("default", "gpt-2", "smollm")  # GPT-2's
+
+
+class BuiltTokenizer(NamedTuple):
+    """A tokenizer, and the facts that a ``Tokenizer`` is made of."""
+
+    backend: Tokenizer
+    facts: dict[str, Any]
+
+
+def build_tokenizer(header: GgufHeader) -> BuiltTokenizer | None:
+    """The tokenizer of the file; None where it is of a kind that is not tested, or damaged."""
+    facts = {name.removeprefix("tokenizer.ggml."): value for name, value in header.facts.items()}
+    if header.architecture not in _TESTED or header.fact("expert_count"):
+        return None
+    try:
+        return _built(header.architecture, facts)
+    except Exception:  # noqa: BLE001  (the library in Rust raises nothing narrower; transformers says what is wrong)
+        return None
+
+
+def _built(architecture: str, facts: Mapping[str, Any]) -> BuiltTokenizer | None:
+    template = facts.get("tokenizer.chat_template")
+    is_bytes = facts["model"] == "gpt2"
+    if not isinstance(template, str | None) or not (is_bytes or facts["model"] == "llama"):
+        return None
+    found = _of_bytes(architecture, facts) if is_bytes else _of_pieces(architecture, facts)
+    if found is None:
+        return None
+    backend, usual = found
+    tokens, types = facts["tokens"], facts.get("token_type") or ()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in usual])
+    alphabet = set(_alphabet().values())
+    control = [
+        token
+        for token, kind in zip(tokens, types, strict=False)
+        if kind == _CONTROL and not (is_bytes and set(token) - alphabet)
+    ]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    known = backend.get_vocab()
+    defined = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED and token in known]
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in defined])
+    ids = {name: facts.get(f"{theirs}_token_id") for name, theirs in _NAMES.items()}
+    named: dict[str, str] = {name: tokens[number] for name, number in ids.items() if number is not None}
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    backend.add_special_tokens([AddedToken(each, special=True) for each in named.values() if each not in added])
+    begins = bool(facts.get("add_bos_token", not is_bytes)) and "bos_token" in named
+    ends = bool(facts.get("add_eos_token", False)) and "eos_token" in named
+    backend.post_processor = _template(
+        backend, named["bos_token"] if begins else "", named["eos_token"] if ends else ""
+    )
+    return BuiltTokenizer(backend, {
+        "chat_template": template, "special_tokens": named,
+        "eos_token_id": backend.token_to_id(named["eos_token"]) if "eos_token" in named else None,
+        "bos_token_id": backend.token_to_id(named["bos_token"]) if "bos_token" in named else None,
+    })  # fmt: skip
+
+
+def _template(backend: Tokenizer, begin: str, end: str) -> Any:
+    """What stands around one text, and around two."""
+    single = f"{f'{begin}:0 ' if begin else ''}$A:0{f' {end}:0' if end else ''}"
+    pair = f"{single}{f' {begin}:1' if begin else ''} $B:1{f' {end}:1' if end else ''}"
+    special = [(token, backend.token_to_id(token)) for token in (begin, end) if token]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+
+
+def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, Sequence[str]] | None:
+    """Byte-level BPE, and the special tokens that its class in transformers always has."""
+    split = _QWEN_SPLIT if architecture == _QWEN else _SPLITS.get(facts.get("pre", "default"))
+    if split is None and facts.get("pre", "default") not in _USUAL_SPLITS:
+        return None
+    spelling = _alphabet()
+    letters = set(spelling.values())
+    tokens = [
+        token if letters.issuperset(token) else "".join(spelling[byte] for byte in token.encode())
+        for token in facts["tokens"]
+    ]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    merges = [tuple(merge.split(" ")) for merge in facts["merges"]]
+    backend = Tokenizer(BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
+    backend.normalizer = normalizers.NFC() if architecture == _QWEN else None
+    words: list[Any] = [] if split is None else [pre_tokenizers.Split(Regex(split), behavior="isolated")]
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*words, by_bytes]) if words else by_bytes
+    backend.decoder = decoders.ByteLevel()
+    return (backend, ["<|endoftext|>"]) if len(vocabulary) == len(tokens) else None
+
+
+def _of_pieces(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, Sequence[str]] | None:
+    """SentencePiece's BPE, and the special tokens that its class in transformers always has."""
+    tokens, is_gemma = facts["tokens"], architecture in _GEMMA
+    if is_gemma:  # files hold runs of spaces as they are
+        tokens = [_SPACE * len(token) if " " in token and not token.strip() else token for token in tokens]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens) or "merges" in facts:
+        return None
+    merges = _merges(tokens, vocabulary, None if is_gemma else facts["scores"])
+    unknown = {"unk_token": "<unk>"} if is_gemma else {}
+    backend = Tokenizer(BPE(vocabulary, merges, fuse_unk=True, byte_fallback=True, **unknown))
+    spaces: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if is_gemma:
+        backend.normalizer = normalizers.Replace(" ", _SPACE)
+        backend.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous")
+        backend.decoder = decoders.Sequence(spaces)
+        return backend, ["<unk>", "<bos>", "<eos>", "<pad>", "<mask>"]
+    if architecture == "phi3":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence([*spaces, decoders.Strip(content=" ", left=1)])
+    return backend, ["<unk>", "<s>", "</s>"]
+
+
+def _merges(
+    tokens: Sequence[str], vocabulary: Mapping[str, int], scores: Sequence[float] | None
+) -> list[tuple[str, str]]:
+    """Every pair of tokens whose text is a token: by that token's score, or its number; longer left parts first."""
+    found = [
+        (token[:cut], token[cut:], number)
+        for number, token in enumerate(tokens)
+        for cut in range(len(token) - 1, 0, -1)
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
+    if scores is not None:
+        found.sort(key=lambda merge: (scores[merge[2]], len(merge[0]), len(merge[1])), reverse=True)
+    return [(left, right) for left, right, _ in found]
+
+
+def _alphabet() -> dict[int, str]:
+    """The character that byte-level vocabularies write for each byte: its own where that is printable."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}
