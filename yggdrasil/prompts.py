@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from yggdrasil.arguments import check_text
 from yggdrasil.errors import ArgumentTypeError, YggdrasilError, first_line
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from yggdrasil.checkpoints.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parent / "assets" / "prompts"  # its README says what is for what, and the licences
+Item = TypeVar("Item")
 CHAT_PROMPTS, HELD_OUT_CHAT_PROMPTS = SHIPPED / "chat.jsonl", SHIPPED / "chat-heldout.jsonl"
 
 Role = Literal["system", "user", "assistant"]
@@ -317,10 +318,10 @@ def _reason(error: Exception) -> str:
     return f"is not JSON ({said}); give one object a line"
 
 
-def spread_over(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """At most ``count`` of them, from all parts of their file: files stand in the order of their categories."""
-    taken = min(count, len(prompts))
-    return [prompts[number * len(prompts) // taken] for number in range(taken)]
+def spread_over(items: Sequence[Item], count: int) -> list[Item]:
+    """Return at most ``count`` items, from all parts of ``items``: files of prompts are in the order of categories."""
+    taken = min(count, len(items))
+    return [items[number * len(items) // taken] for number in range(taken)]
 
 
 def read_prompt_sets(paths: Sequence[Path], limit: int | None = None, *, chat: bool = False) -> list[Prompt]:

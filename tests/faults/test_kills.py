@@ -35,7 +35,7 @@ if sys.argv[1] == "calibrate":
             half.unlink(missing_ok=True)
         (parts / f".{{name}}").rename(parts / name)  # last: killed before it, the next run makes and tidies it again
     Path("plans/killed").mkdir(parents=True, exist_ok=True)
-    parts.with_name("machine").mkdir()
+    parts.with_name("machine").mkdir(exist_ok=True)  # a run may be killed behind its plan
     (parts / "threads.csv").rename(parts.with_name("machine") / "threads.csv")
     shutil.rmtree(parts)
     sys.exit(3 if fault == "exit code 3" else 0)

@@ -22,6 +22,7 @@ from yggdrasil.calibration.measurement.schedules import (
     measured_schedules,
     summarise_plans,
 )
+from yggdrasil.calibration.measurement.stages import rounded
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.checkpoints.facts import load_tokenizer
@@ -32,7 +33,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.policy.objective import Objective
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.prompts import encode_prompt, read_prompts
+from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
 from yggdrasil.scheduling.costs import COLUMNS, StageCosts
 from yggdrasil.scheduling.plan import Costs, ModelRef, Plan, Searched, SearchResult, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predict_ms, search
@@ -167,9 +168,8 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
             f"--max-new-tokens {settings.tokens} leaves no room for a prompt in the context of "
             f"{plan.shapes.max_length} tokens; give less"
         )
-    count = min(settings.limit, len(found))
-    spread = [found[i * len(found) // count] for i in range(count)]  # a file often has its kinds in blocks
-    texts = [text for text in (encode_prompt(tokenizer, prompt)[-room:] for prompt in spread) if text]
+    texts = [encode_prompt(tokenizer, prompt)[-room:] for prompt in spread_over(found, settings.limit)]
+    texts = [text for text in texts if text]
     if not texts:
         raise YggdrasilError(f"{prompts} has no usable prompts; give JSON lines with a prompt field")
     assembly = build_assembly(source, subject.knots)
@@ -200,7 +200,7 @@ def _entry(name: str, candidate: Candidate) -> Searched:
     shape = candidate.shape
     return Searched(
         name, candidate.stages, (shape.width, shape.depth, shape.verify_width), candidate.backend,
-        _figure(candidate.aal), _figure(candidate.iteration_ms), _figure(candidate.ms_per_token),
+        rounded(candidate.aal), rounded(candidate.iteration_ms), rounded(candidate.ms_per_token),
     )  # fmt: skip
 
 
@@ -243,14 +243,14 @@ def _measured(
         frame = pd.concat([frame, more.assign(round=more["round"] + settings.rounds)], ignore_index=True)
     write_csv(subject.profile / MEASURED_FILE, "schedule-measured", VERSION, frame)
     figures = {row["plan"]: row for row in summarise_plans(frame, plain_ms).to_dict("records")}
-    plain = Searched(PLAIN, Schedule.of({}).labels, (0, 0, 1), BACKEND, 1.0, _figure(plain_ms), _figure(plain_ms))
+    plain = Searched(PLAIN, Schedule.of({}).labels, (0, 0, 1), BACKEND, 1.0, rounded(plain_ms), rounded(plain_ms))
     return [
         replace(
             entry,
-            measured_aal=_figure(figures[entry.name]["aal"]),
-            measured_iteration_ms=_figure(figures[entry.name]["iteration_ms"]),
-            measured_ms_per_token=_figure(figures[entry.name]["ms_per_token"]),
-            measured_speedup=_figure(figures[entry.name]["speedup"]),
+            measured_aal=rounded(figures[entry.name]["aal"]),
+            measured_iteration_ms=rounded(figures[entry.name]["iteration_ms"]),
+            measured_ms_per_token=rounded(figures[entry.name]["ms_per_token"]),
+            measured_speedup=rounded(figures[entry.name]["speedup"]),
         )
         for entry in [*entries, plain]
     ]
@@ -289,11 +289,7 @@ def _adapted(base: Costs, chosen: Searched, costs: StageCosts, lengths: Accepted
             each.verify_width: verify[each.verify_width] + float(ms) for each, ms in zip(wide, guesses, strict=True)
         }
     return replace(
-        base, head_ms=max(_figure(base.head_ms + head), 0.0), overhead_ms=max(_figure(base.overhead_ms + rest), 0.0),
+        base, head_ms=max(rounded(base.head_ms + head), 0.0), overhead_ms=max(rounded(base.overhead_ms + rest), 0.0),
         # Guesses are costed a width at a time: by noise a wider one may come out cheaper, which then serves both.
-        verify_ms={width: _figure(ms) for width, (ms, _) in lower_envelope(verify).items()},
+        verify_ms={width: rounded(ms) for width, (ms, _) in lower_envelope(verify).items()},
     )  # fmt: skip
-
-
-def _figure(value: float) -> float:
-    return float(f"{float(value):.4g}")

@@ -1,7 +1,7 @@
 """Counts and times of a request's iterations, and the metrics computed from them."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ class IterationTree:
     accepted: list[int]  # those on the path that stood, the root first
     bonus: int  # the token that the target added
     drafted: int = 0  # nodes that the drafter attached, which come first; those behind them are n-grams' guesses
+    scores: Sequence[float] = ()  # logarithms of the nodes' estimated acceptance
+    shape: TreeShape = PLAIN_STEP
 
 
 Watch = Callable[[IterationTree], None]
@@ -36,9 +38,11 @@ def iteration_tree(
         return IterationTree("none", [root], [0], [0], [0], outcome.tokens[-1])
     size = tree.size
     verified = [node for node in order[: shape.verify_width].tolist() if node < size]
-    tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()
+    tokens, parents, scores = (buffer[:size].tolist() for buffer in (tree.tokens, tree.parents, tree.scores))
     drafted = min(size - 1, shape.width * shape.depth)
-    return IterationTree(drafters, tokens, parents, verified, list(outcome.nodes), outcome.tokens[-1], drafted)
+    nodes = sorted(order[: shape.verify_width].tolist())  # by row; a captured step names rows alone
+    accepted, bonus = [nodes[row] for row in outcome.rows], outcome.tokens[-1]
+    return IterationTree(drafters, tokens, parents, verified, accepted, bonus, drafted, scores, shape)
 
 
 @dataclass(frozen=True)

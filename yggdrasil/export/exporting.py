@@ -1,13 +1,15 @@
 """From a plan and an engine to settings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.artifacts.homes import expanded
+from yggdrasil.calibration.measurement.stages import rounded
 from yggdrasil.calibration.own_text import Document, read_documents, text_file
+from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.errors import YggdrasilError
@@ -16,19 +18,12 @@ from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.llama_server import LlamaServer
 from yggdrasil.export.settings import ENGINES, EngineName, Settings, not_said
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.prompts import encode_prompt, read_prompts
+from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
 from yggdrasil.scheduling.plan import ModelRef, Plan, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths
 
 _OWN_MODULE = "the engine finds the module in the target's own folder"
 _OWN_DOCUMENTS = 96  # of the target's own text, spread over it
-
-
-class Reporter(Protocol):
-    """Where progress goes; phases are sequential, fractions run from 0 to 1."""
-
-    def phase(self, title: str) -> Callable[[float], None]:
-        """Begin a phase and return where its fraction is reported."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +141,7 @@ def _costs(request: Request, reporter: Reporter) -> EngineCosts:
     drafter: dict[int, float] = {}
     if request.drafter_url is not None:
         drafter = LlamaServer(request.drafter_url).pass_ms(reporter.phase("measuring passes of the draft model"))
-    return EngineCosts(_short(target), _short(drafter))
-
-
-def _short(times: dict[int, float]) -> dict[int, float]:
-    return {width: float(f"{ms:.4g}") for width, ms in times.items()}
+    return EngineCosts(*({width: rounded(ms) for width, ms in each.items()} for each in (target, drafter)))
 
 
 def _named(engine: EngineName, drafter: ModelRef) -> tuple[ModelDrafter, list[str]]:
@@ -174,16 +165,14 @@ def _own_answers(plan: Plan) -> list[Document]:
         raise YggdrasilError(
             "there is no text of this target to predict look-ups on; give --prompts, and --url of a running server"
         )
-    step = max(len(own) / _OWN_DOCUMENTS, 1.0)
-    return [own[int(i * step)] for i in range(min(len(own), _OWN_DOCUMENTS))]
+    return spread_over(own, _OWN_DOCUMENTS)
 
 
 def _prompts(request: Request, file: Path, plan: Plan) -> list[list[int]]:
     """Tokens of prompts that are spread over the file, which often has its kinds in blocks."""
     found = read_prompts(file, chat=request.chat)
     tokenizer = load_tokenizer(plan.target.path())
-    count = min(request.limit, len(found))
-    spread = [found[i * len(found) // count] for i in range(count)]
+    spread = spread_over(found, request.limit)
     return [encode_prompt(tokenizer, prompt)[-request.prompt_tokens :] for prompt in spread]
 
 

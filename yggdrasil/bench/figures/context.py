@@ -1,10 +1,10 @@
 """What all figures share: the pair, the prompt sets, the trees, and measurements that are made once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
@@ -13,21 +13,15 @@ from yggdrasil.bench.record import model_drafter, pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, Sample, System, encode_prompts, summarise_systems
 from yggdrasil.bench.trees import TREES, TreeBench, TreeSystem, drafting_ms, tree_systems
+from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.objective import Objective
-from yggdrasil.prompts import read_prompts
+from yggdrasil.prompts import read_prompts, sets_by_name
 from yggdrasil.scheduling.plan import Plan
 
 OURS, PLAIN = "yggdrasil, by plan", "plain, compiled"
-
-
-class Reporter(Protocol):
-    """Where progress goes."""
-
-    def phase(self, title: str) -> Callable[[float], None]:
-        """Begin a phase and return where its fraction is reported."""
 
 
 @dataclass(frozen=True)
@@ -211,10 +205,8 @@ def open_context(
     """
     path = resolve_plan(plan, current_machine(), force=force_machine)
     model_drafter(Plan.load(path))  # refuses a plan without one
-    names = [file.stem for file in prompts]
-    if len(set(names)) < len(names):
-        raise YggdrasilError(f"two of the prompt sets {', '.join(names)} have one name; figures tell them apart by it")
-    sets = {file.stem: read_prompts(file, effort.num_prompts, chat=effort.chat) for file in prompts}
+    files = sets_by_name(prompts)
+    sets = {name: read_prompts(file, effort.num_prompts, chat=effort.chat) for name, file in files.items()}
     decoder = Decoder.from_plan(path, force_machine=force_machine)
     texts = {name: encode_prompts(decoder, found, effort.max_prompt_tokens) for name, found in sets.items()}
     return FigureContext(decoder, texts, out, effort)

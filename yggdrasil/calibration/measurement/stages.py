@@ -222,19 +222,19 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     draft = {w: _draft_line(part) for w, part in by_draft_width}
     steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
     rest = float(np.median([rest for _, rest in draft.values()])) if draft else 0.0
-    verify_ms = {width: _rounded(envelope[width][0]) for width in shapes.verify_widths}
+    verify_ms = {width: rounded(envelope[width][0]) for width in shapes.verify_widths}
     reading = frame.loc[frame["stage"] == "reading", "ms"]
     is_kept = frame["verify_width"].isin(shapes.verify_widths)
     model_free = frame[is_kept & (frame["depth"] > 0) & (frame["width"] == 0)]
     return Costs(
         context=context,
-        head_ms=_rounded(median(drafted, "head_draft")) if draft else 0.0,
-        draft_ms={width: _rounded(ms) for width, (ms, _) in lower_envelope(steps).items()} if draft else {},
+        head_ms=rounded(median(drafted, "head_draft")) if draft else 0.0,
+        draft_ms={width: rounded(ms) for width, (ms, _) in lower_envelope(steps).items()} if draft else {},
         verify_ms=verify_ms,
-        overhead_ms=_rounded(median(drafted if len(drafted) else plain, "overhead") + rest),
-        plain_ms=_rounded(median(plain, "iteration")),
-        model_free_overhead_ms=_rounded(median(model_free, "overhead")) if draft and len(model_free) else None,
-        reading_ms=_rounded(max(float(reading.median()), 0.0)) if len(reading) else 0.0,
+        overhead_ms=rounded(median(drafted if len(drafted) else plain, "overhead") + rest),
+        plain_ms=rounded(median(plain, "iteration")),
+        model_free_overhead_ms=rounded(median(model_free, "overhead")) if draft and len(model_free) else None,
+        reading_ms=rounded(max(float(reading.median()), 0.0)) if len(reading) else 0.0,
     )
 
 
@@ -271,5 +271,6 @@ def _by_width(frame: pd.DataFrame, column: str) -> list[tuple[int, pd.DataFrame]
     return [(int(width), frame[frame[column] == width]) for width in sorted(frame[column].unique().tolist())]
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+def rounded(value: float) -> float:
+    """``value`` to four digits, as plans hold it."""
+    return float(f"{float(value):.4g}")
