@@ -1,4 +1,4 @@
-"""Yggdrasil: latency-optimal tree decoding of one interactive request, with exactly the target's output."""
+"""Yggdrasil: latency-optimal speculative tree decoding of one request, with exactly the target model's output."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: the planning rooms import without torch.
+    # Lazy: packages that need no torch import without it.
     if name in ("Constraint", "SamplingParams"):
         from yggdrasil.acceptance import sampling
 

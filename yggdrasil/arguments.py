@@ -1,7 +1,7 @@
-"""Checks of what callers give: every function returns the value as it is meant, or says in one sentence what is wrong.
+"""Validation of arguments: each ``check_`` function returns the value, converted to plain Python, or raises.
 
-A value of another kind is an ``ArgumentTypeError`` (a ``TypeError`` too), one out of range an ``ArgumentValueError`` (a
-``ValueError`` too). Numbers may be numpy's; truth values are no numbers.
+A value of a wrong type raises ``ArgumentTypeError`` (also a ``TypeError``), a value out of range ``ArgumentValueError``
+(also a ``ValueError``). numpy numbers are accepted as numbers, bool is not.
 """
 
 import operator
@@ -15,7 +15,10 @@ from yggdrasil.errors import ArgumentTypeError, ArgumentValueError
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None, *, rule: str | None = None) -> int:
-    """A whole number of at least ``least`` and at most ``most``; ``rule`` says so in other words."""
+    """Return ``value`` as an int from ``least`` to ``most`` (None: unbounded).
+
+    ``rule`` replaces the range in the error message.
+    """
     allowed = rule or (f"at least {least}" if most is None else f"between {least} and {most}")
     number = as_integer(value)
     if number is None:
@@ -28,13 +31,16 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None, *,
 def check_number(
     name: str, value: Any, least: float, most: float, *, rule: str | None = None, is_open: bool = False
 ) -> float:
-    """A finite number from ``least`` (itself excluded where ``is_open``) to ``most``."""
+    """Return ``value`` as a finite float from ``least`` (excluded if ``is_open``) to ``most``.
+
+    ``rule`` replaces the range in the error message.
+    """
     allowed = rule or f"between {least:g} and {most:g}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ArgumentTypeError(f"{name} is {value!r}; it must be a number, {allowed}")
     try:
         number = float(value)
-    except OverflowError:  # a whole number beyond all that floats hold
+    except OverflowError:  # an int beyond the range of float
         number = inf
     if not isfinite(number) or not least <= number <= most or (is_open and number == least):
         raise ArgumentValueError(f"{name} is {value!r}; it must be {allowed}")
@@ -42,7 +48,7 @@ def check_number(
 
 
 def keep_plain_numbers(checked: Any) -> None:
-    """Have a frozen dataclass, whose fields were checked, hold Python's own numbers: others' code takes no others."""
+    """Convert the numbers in the fields of a frozen dataclass to int and float: other libraries reject numpy's."""
     for each in fields(checked):
         value = getattr(checked, each.name)
         number = as_integer(value)
@@ -53,21 +59,21 @@ def keep_plain_numbers(checked: Any) -> None:
 
 
 def check_name(name: str, value: Any, names: Sequence[str]) -> str:
-    """One of ``names``."""
+    """Return ``value`` if it is one of ``names``."""
     if not isinstance(value, str) or value not in names:
         raise ArgumentValueError(f"{name} is {value!r}; it must be one of {', '.join(names)}")
     return value
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """True or False and nothing that may pass for one."""
+    """Return ``value`` if it is a bool; 0, 1 and numpy's bool are rejected."""
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name} is {value!r}; it must be True or False")
     return value
 
 
 def check_texts(name: str, value: Any) -> tuple[str, ...]:
-    """Texts that are not empty; a single text is one item, None is none."""
+    """Return a string or a sequence of strings as a tuple of non-empty strings; None gives an empty tuple."""
     if value is None:
         return ()
     if not isinstance(value, str) and (isinstance(value, bytes | Mapping) or not isinstance(value, Sequence)):
@@ -83,7 +89,7 @@ def check_texts(name: str, value: Any) -> tuple[str, ...]:
 
 
 def check_text(name: str, text: Any) -> str:
-    """Unicode text: without half of a surrogate pair, which no tokenizer takes."""
+    """Return ``text`` if it is a string without unpaired surrogates, which tokenizers reject."""
     if not isinstance(text, str):
         raise ArgumentTypeError(f"{name} is {text!r}; it must be a text")
     place = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
@@ -95,7 +101,7 @@ def check_text(name: str, text: Any) -> str:
 
 
 def check_tokens(name: str, value: Any) -> list[int]:
-    """Token numbers, from any sequence of whole numbers."""
+    """Return token ids, given as any iterable of integers, as a list of int."""
     if isinstance(value, str | bytes | Mapping):
         raise ArgumentTypeError(f"{name} is a {type(value).__name__}; it must be a list of whole numbers")
     try:
@@ -112,7 +118,7 @@ def check_tokens(name: str, value: Any) -> list[int]:
 
 
 def as_integer(value: Any) -> int | None:
-    """The whole number that ``value`` is, None where it is none."""
+    """Return ``value`` as an int; None if it is not an integer, or a bool."""
     if isinstance(value, bool):
         return None
     try:

@@ -1,50 +1,50 @@
-"""Faults that the user can mend. Anything else is a bug and keeps its traceback."""
+"""Errors that the user can correct. Any other exception is a bug and keeps its traceback."""
 
 from typing import ClassVar
 
 
 class YggdrasilError(Exception):
-    """A fault the user can mend, said in one clear sentence.
+    """An error that the user can correct, described in one sentence.
 
-    The message names the file or the option and the way out. The CLI prints it without a traceback and leaves with
-    ``exit_code``.
+    The message names the file or option at fault and how to correct it. The CLI prints it without a traceback and
+    exits with ``exit_code``.
     """
 
     exit_code: ClassVar[int] = 2
 
 
 class Interrupted(YggdrasilError):
-    """The user ended it (Ctrl-C; by SIGTERM a command's exit code is 143); the sentence says what was kept."""
+    """The user interrupted a command (Ctrl-C). The message states what was saved. SIGTERM exits with code 143."""
 
     exit_code: ClassVar[int] = 130
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: as Ctrl-C, but nobody is there who could mean only an answer by it."""
+    """SIGTERM was received: the whole process ends, while Ctrl-C in a chat ends only the current answer."""
 
 
 class ArgumentValueError(YggdrasilError, ValueError):
-    """A value that an argument cannot have."""
+    """An argument has a value out of range."""
 
 
 class ArgumentTypeError(YggdrasilError, TypeError):
-    """A value of a kind that an argument cannot have."""
+    """An argument has a wrong type."""
 
 
 class ContextFull(YggdrasilError):
-    """A prompt has as many tokens as the context holds, or more."""
+    """A prompt is too long: it leaves no room in the context for a generated token."""
 
 
 class ArtifactError(YggdrasilError):
-    """A profile, predictor, plan or checkpoint on disk is missing, damaged, or does not fit what it is used with."""
+    """A profile, predictor, plan or checkpoint on disk is missing, damaged or incompatible."""
 
 
 def first_line(error: object) -> str:
-    """The first line of what an error says, or its kind where it says nothing: for a sentence that names the cause."""
+    """Return the first line of an error's message, or its class name if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def one_line(error: object, most: int = 200) -> str:
-    """All that an error says in one line, cut at ``most`` characters: where the first line is a heading alone."""
+    """Return an error's whole message on one line, cut to ``most`` characters; its class name if it is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= most else f"{text[: most - 3]}..."

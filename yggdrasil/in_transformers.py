@@ -1,4 +1,4 @@
-"""Yggdrasil inside transformers: ``model.generate(**inputs, custom_generate=yggdrasil.custom_generate("mine"))``."""
+"""Use Yggdrasil in transformers: ``model.generate(**inputs, custom_generate=yggdrasil.custom_generate("mine"))``."""
 
 import warnings
 from collections.abc import Callable
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 
 def custom_generate(plan: str | Path | Decoder) -> Callable[..., Any]:
-    """What decodes in the place of transformers' own loop, with the pair of ``plan`` (or a decoder that is open).
+    """Return a function for the ``custom_generate`` argument of transformers' ``generate``.
 
-    The logits processors, stopping criteria and generation configuration that ``generate`` prepared hold; sampling
-    draws coins of its own, from PyTorch's seed. transformers hands no streamer to such a function: give it as
-    ``yggdrasil_streamer``. Nor a tokenizer: give stop strings as a ``StopStringCriteria``.
+    It decodes with the models of ``plan`` (or with an open decoder) and applies the logits processors, stopping
+    criteria and generation configuration that ``generate`` prepares. Sampling uses its own random numbers, seeded from
+    PyTorch's generator. transformers passes neither streamer nor tokenizer to such a function: give a streamer as
+    ``yggdrasil_streamer``, and stop strings as a ``StopStringCriteria``.
 
     Raises:
-        YggdrasilError: the plan cannot be decoded with; later, another vocabulary, several texts, beams, embeddings.
+        YggdrasilError: if the plan cannot be opened. The returned function raises it if the model's vocabulary is not
+            the plan's, or for batches, padding, beams, embeddings as input, and requested scores or hidden states.
     """
     decoder = plan if isinstance(plan, Decoder) else Decoder.from_plan(plan)
 
@@ -54,6 +56,7 @@ def custom_generate(plan: str | Path | Decoder) -> Callable[..., Any]:
 
 
 def _check(decoder: Decoder, model: Any, input_ids: Tensor, config: "GenerationConfig", inputs: dict[str, Any]) -> None:
+    """Raise YggdrasilError with every reason why ``decoder`` cannot serve this call of ``generate``."""
     faults = []
     vocabulary = decoder.assembly.target.call.vocab_size
     given = model.config.get_text_config().vocab_size
@@ -82,11 +85,11 @@ def _decode(
     config: "GenerationConfig",
     streamer: "BaseStreamer | None",
 ) -> list[int]:
-    """New tokens, up to where a criterion ends the text, or the context does, which a warning tells."""
+    """Generate until a stopping criterion holds or the context is full (with a warning); return the new token ids."""
     seed = int(torch.randint(2**62, ())) if config.do_sample else None
     sampling = SamplingParams(temperature=float(bool(config.do_sample)), logits_processors=list(processors), seed=seed)
     prompt = input_ids[0].tolist()
-    # How many tokens there are to be is one of the criteria, and so is the end of the text.
+    # The maximum length and the end-of-text token are among the stopping criteria.
     longest = min(config.max_length, decoder.assembly.engine.max_length)
     request = decoder.start(prompt, max_new_tokens=longest, ignore_eos=True, sampling=sampling)
     text = torch.zeros(1, len(prompt) + longest + 1, dtype=torch.int64)
@@ -105,7 +108,7 @@ def _decode(
                 break
         if has_ended:
             break
-    result = request.result()  # ends it, if a criterion did
+    result = request.result()  # closes the request if a criterion ended it early
     if result.finish_reason == "context" and not has_ended:
         warnings.warn(
             f"the text ends where the decoder's context of {decoder.assembly.engine.max_length} tokens does; give "

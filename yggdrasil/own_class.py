@@ -1,4 +1,4 @@
-"""Classes of a user's own, named ``module:Class`` in commands and plans."""
+"""User-defined classes (drafters, acceptance rules), named ``module:Class`` in commands and plans."""
 
 import re
 import sys
@@ -11,15 +11,17 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def is_own_class(name: str) -> bool:
-    """Whether ``name`` has the form ``module:Class``."""
+    """Return whether ``name`` has the form ``module:Class``."""
     return _NAME.fullmatch(name) is not None
 
 
 def own_class(what: str, name: str) -> Any:
-    """The class that ``name`` names; its module may lie in the working directory. ``what`` names its use in errors.
+    """Import the class ``name`` (``module:Class``); the working directory is searched first.
+
+    ``what`` names its purpose in error messages, such as "drafter".
 
     Raises:
-        YggdrasilError: it cannot be imported.
+        YggdrasilError: if it cannot be imported.
     """
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")

@@ -1,4 +1,4 @@
-"""A decoder from whatever names a model: a plan, or the model itself, whether it was calibrated or not."""
+"""``Decoder.from_pretrained``: open a decoder from a model or from a calibrated plan."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Decoder(engine.Decoder):
-    """Decodes one request at a time with a fixed model, drafter, policy and set of shapes."""
+    """Decode one request at a time with a loaded target model, drafters and a policy that picks each tree's shape."""
 
     @classmethod
     def from_pretrained(  # noqa: PLR0913 - one argument for each option
@@ -57,20 +57,27 @@ class Decoder(engine.Decoder):
         chat: bool = False,
         reporter: "Reporter | None" = None,
     ) -> engine.Decoder:
-        """Load a model (a folder, a GGUF file or a hub id), or what a plan's name or file names.
+        """Open a decoder for a model, or for a calibrated plan.
 
-        The model's calibrated plan for this machine is found by its content, whatever drafters it has; with ``drafter``
-        ("text", "table", "recycling", "ngram", "lookahead", "none", "module:Class" for one of your own, a model or a
-        head; several draft one tree) the plan has those.
-        Where there is none, the first use times the model's steps for a few seconds, starts from shipped acceptance
-        statistics, and keeps both in the user's cache; answers refine them. ``reporter`` shows progress; without one,
-        lines go to standard error. With a plan, "ngram" or one of your own replaces its drafters, and
-        ``force_machine`` takes one of another machine. ``device`` is "cpu" or "cuda": the plan's, without a plan a GPU
-        where there is one. ``chat``: a model without a chat template is refused before its
-        weights are read.
+        For a model, the plan calibrated for it on this machine is looked up by the model's fingerprint. If there is
+        none, the first use times the model's steps for a few seconds, starts from shipped acceptance statistics, and
+        stores both as a provisional plan in the user's cache; later generations refine it.
+
+        Args:
+            source: a checkpoint folder, GGUF file or hub id, or the name or file of a plan.
+            drafter: "text", "table", "recycling", "ngram", "lookahead", "none", "module:Class" for your own class, or
+                a draft model or draft head; a list drafts one tree with several. For a model, selects the plan with
+                these drafters. For a plan, only "ngram" or "module:Class" is allowed, and replaces the plan's drafters.
+            dtype: arithmetic of the models; the plan's by default, else "bfloat16".
+            backend: how steps run, see ``Backend``; chosen automatically by default.
+            force_machine: accept a plan that was calibrated on another machine.
+            max_length: tokens of prompt and output together.
+            device: "cpu" or "cuda". By default the plan's; for a model, a GPU if there is one.
+            chat: check that the model has a chat template before its weights are read.
+            reporter: receives progress; by default one line per phase is written to standard error.
 
         Raises:
-            YggdrasilError: no such plan or model, or one that cannot be decoded with.
+            YggdrasilError: if there is no such plan or model, or it is unsupported.
         """
         if dtype is not None and dtype not in get_args(DtypeName):
             raise ArgumentValueError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
@@ -78,7 +85,7 @@ class Decoder(engine.Decoder):
             raise ArgumentTypeError(f"the model is {source!r}; it must be a name or a path")
         reporter = reporter or _Lines()
         drafters = _drafters_of(drafter)
-        named_drafters(drafters or USUAL)  # names that do not go together
+        named_drafters(drafters or USUAL)  # raises if the names exclude each other
         if device is not None and device not in get_args(DeviceName):
             raise ArgumentValueError(f"device must be one of {', '.join(get_args(DeviceName))}, not {device!r}")
         if is_plan(source):
@@ -105,7 +112,11 @@ class Decoder(engine.Decoder):
 
 
 def _stand_in(plan: str | Path, drafters: tuple[str, ...] | None) -> "Drafter | None":
-    """The drafter that replaces those of a plan; YggdrasilError where it would need a calibration."""
+    """Return the drafter that replaces those of ``plan``, None to use the plan's own.
+
+    Raises:
+        YggdrasilError: if ``drafters`` can be used only after a calibration.
+    """
     if drafters is None:
         return None
     if drafters == (NGRAM,):
@@ -118,6 +129,7 @@ def _stand_in(plan: str | Path, drafters: tuple[str, ...] | None) -> "Drafter | 
 
 
 def _drafters_of(given: object) -> tuple[str, ...] | None:
+    """Return the ``drafter`` argument as a tuple of names; None if it is None or an empty list."""
     if isinstance(given, str | Path):
         return (str(given),)
     if given is None:
@@ -128,19 +140,19 @@ def _drafters_of(given: object) -> tuple[str, ...] | None:
 
 
 def _chat_tokenizer(source: "str | Source") -> "Tokenizer":
-    """The tokenizer; YggdrasilError where it has no chat template."""
+    """Load the tokenizer of ``source``. Raises YggdrasilError if it has no chat template."""
     tokenizer = load_tokenizer(source)
     encode_chat(tokenizer, PROBE)
     return tokenizer
 
 
 def _target_of(plan: str | Path, *, force_machine: bool) -> str:
-    """The path of a plan's target."""
+    """Return the path of the target model that ``plan`` records."""
     return Plan.load(resolve_plan(plan, current_machine(), force=force_machine)).target.path()
 
 
 def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
-    """The prompts to calibrate ``model`` on where none are given, and whether they are chats (``usual_prompts``)."""
+    """Return (the default calibration prompt file for ``model``, whether its prompts are chats)."""
     return usual_prompts(load_tokenizer(model))
 
 
@@ -154,7 +166,7 @@ def _first_use(
     device: DeviceName,
     reporter: "Reporter",
 ) -> engine.Decoder:
-    """A decoder by a plan that is made within seconds and kept in the user's cache."""
+    """Open a decoder with a provisional plan: measure its step costs for a few seconds and save it in the cache."""
     from yggdrasil.calibration.first_use import first_plan, with_measured_costs
 
     root, name = search_roots()[-1], automatic_name(model, drafters, dtype, device)
@@ -183,7 +195,10 @@ def _first_use(
 
 
 def _keep_estimates(decoder: engine.Decoder, path: Path, model: Source) -> None:
-    """Refine a provisional plan by what is decoded with it, and draft from the shipped text as well."""
+    """If the plan is provisional, refine its estimates while decoding and store them in the file ``path``.
+
+    Targets of at least ``LEAST_BYTES`` also draft from the shipped n-gram text.
+    """
     if decoder.plan is not None and decoder.plan.is_provisional:
         if sum(tensor.nbytes for tensor in decoder.assembly.target.loaded.tensors.values()) >= LEAST_BYTES:
             decoder.use_shipped_text(model.folder / "tokenizer.json", decoder.plan.tokenizer)
@@ -192,13 +207,13 @@ def _keep_estimates(decoder: engine.Decoder, path: Path, model: Source) -> None:
 
 
 def _go_on(policy: Any, state: Mapping[str, Any]) -> None:
-    """Let ``policy`` go on from what it had learned of acceptance; costs are the plan's, which were kept too."""
+    """Restore the acceptance estimates of ``policy``; its latency scales stay, since the plan's costs are current."""
     if hasattr(policy, "restore") and state:
         policy.restore({**state, "scales": policy.state()["scales"]})
 
 
 def _check_device(plan: str | Path, device: DeviceName | None, *, force_machine: bool) -> None:
-    """Refuse a plan that was calibrated for another device."""
+    """Raise YggdrasilError if ``plan`` was calibrated for another device than ``device``."""
     if device is None:
         return
     found = Plan.load(resolve_plan(plan, current_machine(), force=force_machine)).device
@@ -207,7 +222,7 @@ def _check_device(plan: str | Path, device: DeviceName | None, *, force_machine:
 
 
 def _check_attention(assembly: "Assembly") -> None:
-    """Compare tree attention with the models' own; on a CPU in a fork, whose memory goes with it."""
+    """Check tree attention against the target's own attention; on a CPU in a fork, which returns its memory."""
     from yggdrasil.runtime.selfcheck import check_tree_attention
 
     def check() -> str:
@@ -225,14 +240,14 @@ def _say(sentence: str) -> None:
 
 
 class _Lines:
-    """Progress as one line a phase, for callers without a reporter."""
+    """Reporter that writes one line per phase to standard error."""
 
     def phase(self, title: str) -> Callable[[float], None]:
         _say(title)
         return lambda _: None
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: lines need no closing."""
 
 
 __all__ = ["Decoder", "find_plan", "is_plan", "plan_name", "shipped_prompts"]

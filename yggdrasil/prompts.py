@@ -1,4 +1,4 @@
-"""Prompts: JSON lines with a ``prompt`` (or the ``messages`` of a chat), and perhaps an ``id`` and a ``category``."""
+"""Prompts and their tokens. Files are JSON lines with ``prompt`` or ``messages``, optional ``id`` and ``category``."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from yggdrasil.errors import ArgumentTypeError, YggdrasilError, first_line
 if TYPE_CHECKING:
     from yggdrasil.checkpoints.tokenizer import Tokenizer
 
-SHIPPED = Path(__file__).parent / "assets" / "prompts"  # its README says what is for what, and the licences
+SHIPPED = Path(__file__).parent / "assets" / "prompts"  # its README describes each file and its licence
 Item = TypeVar("Item")
 CHAT_PROMPTS, HELD_OUT_CHAT_PROMPTS = SHIPPED / "chat.jsonl", SHIPPED / "chat-heldout.jsonl"
 
@@ -35,7 +35,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a prompt was read."""
+    """File and line number that a prompt was read from."""
 
     file: str
     line: int
@@ -44,12 +44,12 @@ class Place:
         return f"{self.file}, line {self.line}"
 
 
-NOWHERE = Place("", 0)  # of a prompt that no file holds
+NOWHERE = Place("", 0)  # of a prompt that was not read from a file
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a file: a text to continue, or a chat to answer (``prompt`` is then its last turn)."""
+    """One prompt of a file: text to continue, or a chat to answer (then ``prompt`` is the text of its last turn)."""
 
     id: str
     prompt: str
@@ -58,7 +58,7 @@ class Prompt:
     place: Place = field(default=NOWHERE, compare=False)
 
     def as_chat(self) -> "Prompt":
-        """The prompt as a user's turn; a chat stays as it is."""
+        """Return the prompt as a chat of one user turn; a chat is returned unchanged."""
         if self.messages is not None:
             return self
         return replace(self, messages=(Message("user", self.prompt),))
@@ -68,12 +68,12 @@ NO_TEMPLATE = (
     "the model's tokenizer has no chat template, so it is no chat model: give a plain prompt, or an instruction-tuned "
     "model"
 )
-PROBE = (Message("user", "a"),)  # a chat that every template takes
+PROBE = (Message("user", "a"),)  # a chat that every template can render
 
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line of a prompt file that holds no prompt: ``reason`` names file and line."""
+    """A line of a prompt file that is not a valid prompt. ``reason`` is the error message with file and line."""
 
     id: str
     reason: str
@@ -81,16 +81,19 @@ class BadLine:
 
 
 def usual_prompts(tokenizer: "Tokenizer") -> tuple[Path, bool]:
-    """The prompts to calibrate on where none are given, and whether they are chats: as the model has a template."""
+    """Return (default prompt file for calibration, whether to render its prompts as chats).
+
+    Models with a chat template get chats, others code to complete.
+    """
     has_template = bool(getattr(tokenizer, "chat_template", None))
     return (CHAT_PROMPTS, True) if has_template else (SHIPPED / "humaneval.jsonl", False)
 
 
 def encode_prompt(tokenizer: "Tokenizer", prompt: Prompt | str) -> list[int]:
-    """Tokens of a prompt: a text as it is, a chat in the tokenizer's own template, ready for the answer.
+    """Return the token ids of a prompt. A chat is rendered by the chat template up to where the answer begins.
 
     Raises:
-        YggdrasilError: text that cannot be tokens, or a chat that the tokenizer has no template for.
+        YggdrasilError: if the text is not valid Unicode, or the prompt is a chat and the model has no chat template.
     """
     if isinstance(prompt, Prompt) and prompt.messages is not None:
         return encode_chat(tokenizer, prompt.messages)
@@ -100,10 +103,10 @@ def encode_prompt(tokenizer: "Tokenizer", prompt: Prompt | str) -> list[int]:
 
 
 def encode_chat(tokenizer: "Tokenizer", messages: Messages) -> list[int]:
-    """Tokens of a chat up to where the assistant's answer begins.
+    """Return the token ids of a chat up to where the assistant's answer begins.
 
     Raises:
-        YggdrasilError: as ``encode_prompt``, or messages that are none.
+        YggdrasilError: if ``messages`` are malformed, or the model has no chat template or it rejects them.
     """
     return apply_template(tokenizer, [message.as_dict() for message in as_messages(messages)])
 
@@ -116,15 +119,18 @@ def apply_template(
     continues: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Tokens of a chat up to where the answer begins; ``tools`` may be called in it, if the template has a way to.
+    """Render a chat with the tokenizer's chat template and return its token ids, up to where the answer begins.
 
-    With ``continues`` the last turn is the beginning of the answer, and nothing stands behind it. ``variables`` are
-    further names that the template may read, such as ``enable_thinking``.
+    Only the template writes control tokens: ``<|im_start|>`` in a message, a tool or a tool result stays text.
 
-    Only the template writes control tokens: ``<|im_start|>`` in a message, a tool or a tool's result stays text.
+    Args:
+        turns: messages with ``role`` and ``content``, and further fields such as ``tool_calls``.
+        tools: functions that the answer may call, as JSON schemas; templates without support ignore them.
+        continues: the last turn is the beginning of the answer, which is continued.
+        variables: further variables of the template, such as ``enable_thinking``.
 
     Raises:
-        YggdrasilError: no template, or one that does not take these turns.
+        YggdrasilError: if there is no template, or it raises an error for these turns.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise YggdrasilError(NO_TEMPLATE)
@@ -138,22 +144,22 @@ def apply_template(
             given, tools=functions, add_generation_prompt=not continues, continue_final_message=continues,
             tokenize=False, **named,
         )  # fmt: skip
-    except Exception as error:  # a template is a program: it raises what it likes
+    except Exception as error:  # a template is a program that may raise anything
         raise YggdrasilError(f"the model's chat template does not take these messages: {first_line(error)}") from error
     check_text("the chat with its tools" if tools else "the chat", text)
     return _encode_marked(tokenizer, str(text), mark)
 
 
 class _ControlStrings(NamedTuple):
-    """Patterns of the texts that a tokenizer reads as control tokens."""
+    """Regular expressions for the strings that a tokenizer reads as control tokens; None matches nothing."""
 
-    every: re.Pattern[str] | None  # None where there are none
-    in_answers: re.Pattern[str] | None  # without those that the template looks for in earlier answers
+    every: re.Pattern[str] | None
+    in_answers: re.Pattern[str] | None  # excludes strings that the template searches for in earlier answers
 
 
 @lru_cache(maxsize=4)
 def _control_strings(tokenizer: "Tokenizer", template: str) -> _ControlStrings:
-    """Added tokens that are special or that the template writes.
+    """Return patterns for the added tokens that are special or occur in ``template``.
 
     Other added tokens, such as Gemma's HTML tags, are ordinary text.
     """
@@ -167,12 +173,13 @@ def _control_strings(tokenizer: "Tokenizer", template: str) -> _ControlStrings:
 
 
 def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
+    """Return a pattern that matches any of ``texts``, the longest first; None if there are none."""
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if texts else None
 
 
 def _absent_mark(*given: object) -> str:
-    """A text of letters that nothing ``given`` contains; letters pass every filter of a template unchanged."""
+    """Return a string of letters that occurs nowhere in ``given``; template filters leave letters unchanged."""
     written, mark = json.dumps(given, default=str), "qzxcut"
     while mark in written:
         mark += "q"
@@ -185,7 +192,7 @@ def _marked_turn(turn: Mapping[str, Any], controls: _ControlStrings, mark: str) 
 
 
 def _marked(value: Any, pattern: re.Pattern[str] | None, mark: str) -> Any:
-    """``value`` with ``mark`` behind the first character of every control string in its texts, however deep."""
+    """Insert ``mark`` after the first character of every match of ``pattern`` in the strings nested in ``value``."""
     if pattern is None:
         return value
     if isinstance(value, Mapping):
@@ -196,18 +203,18 @@ def _marked(value: Any, pattern: re.Pattern[str] | None, mark: str) -> Any:
         return value
     parts, rest = [], value
     while found := pattern.search(rest):
-        cut = found.start() + 1  # control strings that begin inside this one are found next
+        cut = found.start() + 1  # overlapping control strings are found by the next search
         parts.append(rest[:cut])
         rest = rest[cut:]
     return mark.join([*parts, rest])
 
 
 def _encode_marked(tokenizer: "Tokenizer", text: str, mark: str) -> list[int]:
-    """Tokens of a rendered chat. Texts are tokenised apart where they are marked, so no control token forms there."""
+    """Return the token ids of a rendered chat. The text is split at ``mark``, so no control token forms across it."""
     first, *others = text.split(mark)
     tokens = tokenizer.encode(first, add_special_tokens=False)
     if others:
-        # Behind a special token no tokenizer writes the space that it puts before a text.
+        # Some tokenizers prepend a space to a text; after a special token none does.
         anchor = tokenizer.convert_ids_to_tokens(next(iter(tokenizer.added_tokens_decoder)))
         for part in others:
             tokens += tokenizer.encode(f"{anchor}{part}", add_special_tokens=False)[1:]
@@ -215,10 +222,10 @@ def _encode_marked(tokenizer: "Tokenizer", text: str, mark: str) -> list[int]:
 
 
 def as_messages(messages: object) -> tuple[Message, ...]:
-    """Checked messages, from dictionaries with ``role`` and ``content``.
+    """Check messages given as dictionaries with ``role`` and ``content``, or as ``Message``, and return them.
 
     Raises:
-        YggdrasilError: anything else.
+        YggdrasilError: if the list is empty, or a message has other fields, an unknown role or no text.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ArgumentTypeError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
@@ -239,11 +246,11 @@ def _message(number: int, message: object) -> Message:
 
 
 def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> list[Prompt]:
-    """Read prompts in order; every fault names the file and the line. ``chat``: plain prompts become a user's turn.
+    """Read the first ``limit`` prompts of a file. With ``chat``, plain prompts become chats of one user turn.
 
     Raises:
-        YggdrasilError: no such file, not JSON lines, neither ``prompt`` nor ``messages`` in a line, nothing at all, or
-            a limit below 1.
+        YggdrasilError: if the file is missing or empty, ``limit`` is below 1, or a line is not a JSON object with
+            ``prompt`` or ``messages``. The message names the file and the line.
     """
     prompts = []
     for found in scan_prompts(path, limit, chat=chat):
@@ -254,15 +261,15 @@ def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) ->
 
 
 def scan_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> Iterator[Prompt | BadLine]:
-    """What ``read_prompts`` reads, with the lines that hold no prompt in their places.
+    """Yield the prompts of the first ``limit`` lines in file order, and a ``BadLine`` for each invalid line.
 
     Raises:
-        YggdrasilError: the file cannot be read or is empty, or the limit is below 1.
+        YggdrasilError: if the file cannot be read or is empty, or ``limit`` is below 1.
     """
     if limit is not None and limit < 1:
         raise YggdrasilError(f"--limit is {limit}; read at least 1 prompt")
     try:
-        # A mark at the beginning says no more than that it is UTF-8; splitlines also splits at U+2028.
+        # utf-8-sig drops a byte-order mark; splitlines would also split at U+2028.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         raise YggdrasilError(
@@ -282,7 +289,7 @@ def scan_prompts(path: Path, limit: int | None = None, *, chat: bool = False) ->
 
 
 def _prompt(record: Any, number: int) -> Prompt:
-    """The prompt that a line's ``record`` is; YggdrasilError with the rest of a sentence that begins with the line."""
+    """Return the prompt of a parsed line. Raises YggdrasilError with a predicate: callers prepend file and line."""
     record = record if isinstance(record, dict) else {}
     if ("prompt" in record) and ("messages" in record):
         raise YggdrasilError("has both prompt and messages; give one of them")
@@ -319,16 +326,16 @@ def _reason(error: Exception) -> str:
 
 
 def spread_over(items: Sequence[Item], count: int) -> list[Item]:
-    """Return at most ``count`` items, from all parts of ``items``: files of prompts are in the order of categories."""
+    """Return at most ``count`` items, evenly spaced: prompt files are sorted by category, so all are covered."""
     taken = min(count, len(items))
     return [items[number * len(items) // taken] for number in range(taken)]
 
 
 def read_prompt_sets(paths: Sequence[Path], limit: int | None = None, *, chat: bool = False) -> list[Prompt]:
-    """The first ``limit`` prompts of each file, one file after the other.
+    """Read the first ``limit`` prompts of each file and concatenate them.
 
     Raises:
-        YggdrasilError: as ``read_prompts``, or two prompts that share an id.
+        YggdrasilError: if a file is invalid (``read_prompts``), or two prompts have the same id.
     """
     prompts = [prompt for path in paths for prompt in read_prompts(path, limit, chat=chat)]
     check_ids(prompts)
@@ -336,7 +343,7 @@ def read_prompt_sets(paths: Sequence[Path], limit: int | None = None, *, chat: b
 
 
 def sets_by_name(paths: Sequence[Path]) -> dict[str, Path]:
-    """Files of prompts by the names that tell their results apart; YggdrasilError where two share one."""
+    """Return prompt files by name (file name without suffix). Raises YggdrasilError if two have the same name."""
     named: dict[str, Path] = {}
     for path in paths:
         if path.stem in named:
@@ -346,7 +353,7 @@ def sets_by_name(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def check_ids(prompts: Sequence[Prompt]) -> None:
-    """YggdrasilError where two share an id."""
+    """Raise YggdrasilError if two prompts have the same id."""
     seen: set[str] = set()
     for prompt in prompts:
         if prompt.id in seen:

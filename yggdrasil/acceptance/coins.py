@@ -1,4 +1,4 @@
-"""Randomness of one request: a function of the seed and of the place in the text, whatever is drafted.
+"""Random decisions of one request: functions of the seed and the position in the text, independent of the drafts.
 
 Dims: V vocabulary.
 """
@@ -18,31 +18,31 @@ _STREAMS: dict[Purpose, int] = {"target": 0, "draft": 1}
 
 
 class Choice(NamedTuple):
-    """A token, and by how much it won over the runner-up, in the units of the scores it was chosen by."""
+    """A chosen token, and the difference between its score and the second highest score."""
 
     token: int
     margin: float
 
 
 class Coins(Protocol):
-    """Random decisions of one place."""
+    """Random decisions at one position."""
 
     def draw(self, scores: FloatArray) -> Choice:
-        """A token with probability proportional to ``exp(scores)`` [V]."""
+        """Draw a token with probability proportional to ``exp(scores)`` [V]."""
 
     def flip(self, probability: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
 
 
 class CoinSource(Protocol):
-    """Coins by place and purpose; those of different places or purposes are independent."""
+    """Coins by position and purpose; coins of different positions or purposes are independent."""
 
     def at(self, position: int, purpose: Purpose) -> Coins:
-        """Coins for the token at ``position``; the same place gives the same coins again."""
+        """Return the coins for the token at ``position``; equal arguments give equal random numbers."""
 
 
 class SeededCoins:
-    """Counter-based coins: nothing drawn at one place moves what is drawn at another."""
+    """Coins from a counter-based generator: a draw at one position does not change draws at others."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -52,10 +52,10 @@ class SeededCoins:
 
 
 class PlaceCoins:
-    """Coins of one place; each draw and each flip has a stream of numbers of its own.
+    """Coins of one position; each draw and each flip uses its own random stream.
 
-    Draws by the Gumbel-max rule, so that near ties have a margin and rounding rarely matters. The first draw of a place
-    is what captured steps compute on their device.
+    Tokens are drawn by the Gumbel-max rule, so rounding changes a draw only at near ties. Captured steps compute the
+    first draw of a position on their device.
     """
 
     def __init__(self, seed: int, position: int, purpose: Purpose) -> None:
@@ -81,17 +81,17 @@ class PlaceCoins:
 
 
 def draw_key(seed: int, purpose: Purpose = "target", number: int = 0) -> int:
-    """The key of the random numbers, an int64, of a place's draw or flip ``number``."""
+    """Return the int64 key of the random stream for draw or flip ``number`` at any position."""
     return key_of(seed, len(_STREAMS) * number + _STREAMS[purpose])
 
 
 def best_of(scores: FloatArray) -> Choice:
-    """The highest score (the first among equals) and its distance to the next, infinite where it is the only one."""
+    """Return the argmax token (the first of equals) and its margin, infinite if no other token is possible."""
     token = int(scores.argmax())
     rest = max(scores[:token].max(initial=-np.inf), scores[token + 1 :].max(initial=-np.inf))
     return Choice(token, float(scores[token] - rest))
 
 
 def fresh_seed() -> int:
-    """A seed from the operating system, for requests that name none."""
+    """Return a random 63-bit seed from the operating system, for requests without a seed."""
     return secrets.randbits(63)

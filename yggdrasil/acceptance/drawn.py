@@ -1,8 +1,8 @@
-"""Candidates drawn from the drafter, and the tests by which they leave the target's law as it is.
+"""Speculative sampling: draw candidates from the drafter, and accept them so that the target's distribution is kept.
 
-A child that was drawn with probability q is accepted with probability min(1, p / q); after a refusal the target's law
-is what q has not covered, norm(max(p - q, 0)). This holds only for tokens really drawn from the q recorded with them,
-in the order in which they were drawn, so both travel with the tree.
+A child drawn with probability q is accepted with probability min(1, p / q). After a rejection the target distribution
+becomes the residual norm(max(p - q, 0)). This is exact only for tokens drawn from the recorded q, tested in the order
+in which they were drawn, so ``DrawnTree`` records both.
 
 Dims: V vocabulary.
 """
@@ -27,17 +27,17 @@ class NodeDraws:
 
 @dataclass(frozen=True)
 class DrawnTree:
-    """How the candidates of one tree were drawn; the tag that says which rule may accept them."""
+    """How the candidates of one tree were drawn. ``kind`` decides which acceptance rule is valid."""
 
     kind: DrawKind
     draws: dict[int, NodeDraws] = field(default_factory=dict)  # by node of the token tree
 
 
 def draw_children(weights: FloatArray, count: int, kind: DrawKind, coins: Coins) -> NodeDraws:
-    """Draw ``count`` children from ``weights`` [V], fewer where the distribution is exhausted.
+    """Draw ``count`` children from the distribution ``weights`` [V], fewer if it has fewer possible tokens.
 
-    - ``chain`` and ``with replacement``: independent draws (SpecInfer's multi-round sampling);
-    - ``without replacement``: each from what the earlier ones left, renormalised (Sequoia).
+    - ``chain``: one draw; ``with replacement``: independent draws (SpecInfer's multi-round sampling);
+    - ``without replacement``: earlier draws are removed and the rest renormalised (Sequoia).
     """
     tokens: list[int] = []
     remaining = weights
@@ -51,10 +51,11 @@ def draw_children(weights: FloatArray, count: int, kind: DrawKind, coins: Coins)
 
 
 def accept_drawn(target: FloatArray, draws: NodeDraws, kind: DrawKind, coins: Coins) -> tuple[int | None, FloatArray]:
-    """Test drawn children in order; returns (the accepted token or None, the law to draw from where none was).
+    """Test drawn children in order; return (the accepted token or None, the residual distribution [V]).
 
-    ``target`` [V] is the target's processed distribution at the node. Leviathan et al. 2023 for one draw, SpecInfer's
-    algorithm 2 for several with replacement (q stays), Sequoia's for several without (q loses what was drawn).
+    If no child is accepted, the next token is drawn from the residual distribution. ``target`` [V] is the target's
+    processed distribution at the node. Follows Leviathan et al. 2023 for one draw, SpecInfer's algorithm 2 for several
+    with replacement (q is unchanged), Sequoia for several without (drawn tokens are removed from q).
     """
     law, weights = target, draws.weights
     for token in draws.tokens:
@@ -67,18 +68,19 @@ def accept_drawn(target: FloatArray, draws: NodeDraws, kind: DrawKind, coins: Co
 
 
 def residual(law: FloatArray, weights: FloatArray) -> FloatArray:
-    """norm(max(law - weights, 0)); ``law`` itself where rounding leaves nothing (then refusals have no probability)."""
+    """Return norm(max(law - weights, 0)) [V]; ``law`` if no entry is positive (then a rejection is impossible)."""
     rest = np.maximum(law - weights, 0.0)
     total = rest.sum()
     return rest / total if total > 0 else law
 
 
 def draw_from(law: FloatArray, coins: Coins) -> int:
-    """A token with the probabilities ``law`` [V]."""
+    """Draw a token with probabilities ``law`` [V]."""
     return coins.draw(_logarithm(law)).token
 
 
 def _without(weights: FloatArray, token: int) -> FloatArray:
+    """Return ``weights`` with ``token`` removed, renormalised; all zeros if no other token is possible."""
     rest = weights.copy()
     rest[token] = 0.0
     total = rest.sum()

@@ -1,7 +1,7 @@
-"""What may follow a generated text under a constraint, through llguidance: masks as a function of the path.
+"""Constrained decoding with llguidance: masks of the allowed next tokens as a function of the generated path.
 
-The matcher is moved to a path by rolling back to what it shares with the last one, so asking along a tree is cheap and
-rejected tokens leave no trace.
+To query a path, the matcher rolls back to the prefix shared with the previous path, so queries along a tree are cheap
+and rejected tokens have no effect.
 """
 
 import importlib.util
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from llguidance._lib import JsonCompileOptions
 
-# White space as models usually write it: one space, or a line break with indentation. A model that may put any amount
-# anywhere may never stop; one that may put none is forced off its way (asked for a list, SmolLM2-135M then answers
-# `[]`). A schema asks for other white space by llguidance's own key, "x-guidance".
+# White space allowed in JSON: one space, or a line break with indentation. With unlimited white space a model may never
+# stop; without any, its output gets worse (SmolLM2-135M then answers `[]` to a request for a list). A schema overrides
+# this with llguidance's key "x-guidance".
 _SPACING: "JsonCompileOptions" = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n {0,16})"}
 
 
-# What compiling one constraint may take. 8,000 alternatives take 0.1 s and 10 MB; some schemas grow without end.
+# Limits for compiling one constraint. 8,000 alternatives take 0.1 s and 10 MB; some schemas never end.
 _CPU_SECONDS, _MEGABYTES = 5, 1024
 
 
 class Grammar:
-    """A constraint at work in one request. Paths are generated tokens, the prompt left out."""
+    """A compiled constraint of one request. Paths are generated tokens, without the prompt."""
 
     def __init__(self, matcher: "LLMatcher", eos: Collection[int]) -> None:
         self._matcher = matcher
         self._eos = sorted(eos)
-        self._path: list[int] = []  # what the matcher has read; never an end token
+        self._path: list[int] = []  # tokens the matcher has consumed, without end tokens
 
     def allows(self, path: Sequence[int]) -> bool:
-        """Whether ``path`` is the start of a matching text; an end token must come last and where one may."""
+        """Return whether ``path`` is a prefix of a matching text; an end token may only complete a full match."""
         wanted = list(path)
         ends = bool(wanted) and wanted[-1] in self._eos
         if not self._go_to(wanted[:-1] if ends else wanted):
@@ -49,7 +49,11 @@ class Grammar:
         return not ends or self._matcher.is_accepting()
 
     def mask(self, path: Sequence[int], vocab_size: int) -> Tensor:
-        """Tokens that may follow ``path``, [vocab_size] bool; none after a path that has ended or is not allowed."""
+        """Return the tokens that may follow ``path``, [vocab_size] bool; all False if ``path`` has ended or is invalid.
+
+        Raises:
+            YggdrasilError: if llguidance fails on this path.
+        """
         allowed = torch.zeros(vocab_size, dtype=torch.bool)
         if (path and path[-1] in self._eos) or not self._go_to(list(path)):
             return allowed
@@ -62,13 +66,13 @@ class Grammar:
         return torch.from_numpy(np.unpackbits(packed, count=vocab_size, bitorder="little").astype(np.bool_))
 
     def forced(self, path: Sequence[int]) -> list[int]:
-        """Tokens that must follow ``path`` as far as the text is determined, in the tokenizer's own spelling."""
+        """Return the tokens that follow ``path`` in every matching text, up to the first alternative."""
         if not self._go_to(list(path)) or self._matcher.is_stopped():
             return []
         return list(self._matcher.compute_ff_tokens())
 
     def _check(self) -> None:
-        """A matcher in error has stopped too: nothing would be allowed any more."""
+        """Raise YggdrasilError if the matcher is in error; it would otherwise only report that it has stopped."""
         if self._matcher.is_error():
             said = one_line(self._matcher.get_error())
             if "NoExtensionBias" in said:  # llguidance's name for it
@@ -76,12 +80,12 @@ class Grammar:
             raise YggdrasilError(f"the constraint could not be followed: {said}")
 
     def _go_to(self, wanted: list[int]) -> bool:
-        """Let the matcher have read ``wanted``, or as much of it as is allowed."""
+        """Move the matcher to ``wanted``; return False if a token is not allowed, having consumed those before it."""
         shared = _shared_length(self._path, wanted)
         if shared < len(self._path):
             self._matcher.rollback(len(self._path) - shared)
         self._path = wanted[:shared]
-        # A token at a time: the matcher is left in error, and cannot roll back, once it is fed one that does not fit.
+        # One token at a time: after a disallowed token the matcher is in error and cannot roll back.
         for token in wanted[shared:]:
             is_possible = not self._matcher.is_stopped() and token not in self._eos
             if not is_possible or self._matcher.validate_tokens([token]) != 1:
@@ -93,7 +97,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Constraints over one tokenizer; the tokenizer is prepared once."""
+    """Compile constraints for one tokenizer, which is converted for llguidance once."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Collection[int]) -> None:
         if importlib.util.find_spec("llguidance") is None:
@@ -108,10 +112,10 @@ class GrammarCompiler:
         self._tokenizer = LLTokenizer(_spelling(tokenizer), n_vocab=vocab_size, eos_token=self._eos)
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """A matcher at the start of the text.
+        """Compile ``constraint``. It is first tried in a fork that limits processor time and memory.
 
         Raises:
-            YggdrasilError: the schema, expression or grammar is not valid.
+            YggdrasilError: if the schema, expression or grammar is invalid or too complex.
         """
         if not ends_within(lambda: self._matcher(constraint), _CPU_SECONDS, _MEGABYTES):
             raise YggdrasilError(
@@ -121,7 +125,7 @@ class GrammarCompiler:
         return Grammar(self._matcher(constraint), self._eos)
 
     def _matcher(self, constraint: Constraint) -> "LLMatcher":
-        """A matcher that has computed what may come first, which is where complex constraints take most time."""
+        """Return a matcher that has computed its first mask, where complex constraints take most time."""
         from llguidance import LLMatcher
 
         try:
@@ -139,10 +143,10 @@ class GrammarCompiler:
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Ids of the added tokens that a constraint names by id, since their text alone is written in ordinary tokens.
+    """Return the ids, by text, of added tokens that a grammar must reference as tokens and not by their text.
 
-    These are special tokens, those that the chat template writes, such as Qwen's ``<tool_call>``, and those that the
-    model's own vocabulary lacks.
+    These are special tokens, tokens that the chat template writes, such as Qwen's ``<tool_call>``, and tokens that the
+    base vocabulary lacks.
     """
     model, template = _backend(tokenizer).model, str(getattr(tokenizer, "chat_template", None))
     return {
@@ -160,11 +164,11 @@ def _backend(tokenizer: Tokenizer) -> Any:
 
 
 def _spelling(tokenizer: Tokenizer) -> str:
-    """The tokenizer's JSON for llguidance, in which every added token is either special or an ordinary one.
+    """Return the tokenizer's JSON for llguidance, in which every added token is either special or ordinary.
 
-    llguidance takes the text of an added token for that token alone, and then refuses it: a text that contains
-    ``<tool_call>`` (Qwen) or ``<b>`` (Gemma) could not be written. Control tokens that are not special get a name here
-    that no text contains; other added tokens are ordinary ones.
+    llguidance maps the text of an added token to that token alone and then disallows it: text that contains
+    ``<tool_call>`` (Qwen) or ``<b>`` (Gemma) could not be generated. Here, control tokens that are not special are
+    renamed to a string that no text contains; other added tokens become ordinary.
     """
     controls = control_tokens(tokenizer)
     data = json.loads(_backend(tokenizer).to_str())
@@ -186,6 +190,7 @@ def _not_valid(constraint: Constraint, reason: object) -> YggdrasilError:
 
 
 def _to_llguidance(constraint: Constraint) -> str:
+    """Translate ``constraint`` to llguidance's grammar format. Raises ValueError if it is malformed."""
     from llguidance import LLMatcher, grammar_from
 
     if constraint.kind == "json_schema":
@@ -202,10 +207,11 @@ def _to_llguidance(constraint: Constraint) -> str:
         if (len(constraint.text) - len(constraint.text.rstrip("\\"))) % 2:
             raise ValueError("it ends with a backslash, which escapes nothing")  # llguidance drops it
         return LLMatcher.grammar_from_regex(constraint.text)
-    return grammar_from("grammar", constraint.text)  # tells Lark from GBNF
+    return grammar_from("grammar", constraint.text)  # detects whether it is Lark or GBNF
 
 
 def _shared_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return the length of the common prefix."""
     if left == right[: len(left)]:
         return len(left)
     return next(i for i, token in enumerate(left) if i == len(right) or token != right[i])

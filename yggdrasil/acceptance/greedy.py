@@ -1,4 +1,4 @@
-"""Greedy acceptance: the longest path whose every token is what the target would have chosen.
+"""Greedy acceptance: accept the longest path on which every token is the target's argmax after its parent.
 
 Dims: W verified nodes, D longest path below the root.
 """
@@ -14,13 +14,13 @@ def accept_greedy(
     parents: Tensor,  # [W] int64, rows
     ancestors: Tensor,  # [W, W] bool, rows
     exists: Tensor,  # [W] bool, false for padding
-    choices: Tensor,  # [W] int64, the target's choice after each row
+    choices: Tensor,  # [W] int64, the target's argmax token after each row
 ) -> tuple[Tensor, Tensor]:
-    """Walk the tree along the target's choices; returns (last accepted row [1], accepted rows as a mask [W]).
+    """Return (last accepted row, [1] int64; accepted rows, [W] bool).
 
-    The root is always accepted. A row is accepted when it and every ancestor carry the choice made at their parent;
-    siblings carry different tokens, so the accepted rows are one path. The target's choice at the last accepted row
-    is the bonus token. Pure tensor code, traced into the compiled verification step.
+    The root is always accepted. Another row is accepted if it and every ancestor below the root hold their parent's
+    argmax token; siblings hold different tokens, so the accepted rows form one path. The argmax at the last accepted
+    row is the bonus token. Pure tensor code, traced into the compiled verification step.
     """
     width = tokens.shape[0]
     is_root = torch.arange(width, device=tokens.device) == 0
@@ -28,15 +28,16 @@ def accept_greedy(
     accepted = ~(ancestors & ~follows).any(dim=1)
     depths = ancestors.sum(dim=1)
     last = torch.where(accepted & (exists | is_root), depths, 0).argmax(dim=0, keepdim=True)
-    return last, ancestors[last].squeeze(0) & accepted  # an index of no dimension would be read by the host
+    return last, ancestors[last].squeeze(0) & accepted  # a 0-dimensional index would synchronise with the host
 
 
 def walk_greedy(
     nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int], exists: Sequence[bool], choices: Sequence[int]
 ) -> list[int]:
-    """Accepted rows from the root's on, found on the host; the slow readable twin of ``accept_greedy``.
+    """Return the accepted rows in path order, the root first: ``accept_greedy`` on the host, as its reference.
 
-    Row i holds node ``nodes[i]`` below node ``parents[i]``, row 0 the root; padding does not exist.
+    Row i holds node ``nodes[i]``, whose parent is node ``parents[i]``; row 0 is the root. ``exists`` is False for
+    padding. ``choices`` are the target's argmax tokens after each row.
     """
     child = {(parents[row], tokens[row]): row for row in range(1, len(nodes)) if exists[row]}
     rows = [0]

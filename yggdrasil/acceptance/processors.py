@@ -1,4 +1,4 @@
-"""Sampling parameters as transformers' own logits processors, in transformers' order; what it lacks is here.
+"""Build logits processors from sampling parameters: transformers' own, in transformers' order, and count penalties.
 
 Dims: V vocabulary, L tokens of the prefix.
 """
@@ -17,20 +17,20 @@ Process: TypeAlias = Callable[..., Tensor]  # (prefix [1, L] int64, scores [1, V
 
 
 class Processors(NamedTuple):
-    """How the model's logits become scores: ``shaping`` always, ``truncating`` only when tokens are drawn."""
+    """Processors that turn logits into scores; ``truncating`` (temperature, top-k, …) is empty for greedy decoding."""
 
     shaping: list[Process]
     truncating: list[Process]
 
 
 class CountPenaltyLogitsProcessor:
-    """The OpenAI API's penalties on generated tokens: a logit falls by presence + frequency * count."""
+    """The OpenAI API's penalties: subtract presence + frequency * count from the logits of generated tokens."""
 
     def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
         self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """``input_ids`` [1, L] int64, ``scores`` [1, V] float32; returns new scores."""
+        """Return new scores [1, V] from ``input_ids`` [1, L] int64 and ``scores`` [1, V] float32."""
         tokens, counts = input_ids[0, self._prompt_length :].unique(return_counts=True)
         penalised = scores.clone()
         penalised[0, tokens] -= self._presence + self._frequency * counts.to(scores.dtype)
@@ -40,8 +40,11 @@ class CountPenaltyLogitsProcessor:
 def build_processors(
     params: SamplingParams, prompt_length: int, eos: Collection[int], bad_words: Sequence[Sequence[int]]
 ) -> Processors:
-    """Processors of one request, built anew for each: some remember where the prompt ended."""
-    from transformers.generation import logits_process as theirs  # here: greedy requests without processors never ask
+    """Build the processors of one request. They cannot be shared: some store ``prompt_length``.
+
+    ``eos`` are the end-of-text token ids, ``bad_words`` the token sequences that must not occur.
+    """
+    from transformers.generation import logits_process as theirs  # imported late: plain greedy requests need none
 
     shaping: list[Process] = []
     eos_tokens = sorted(eos)
@@ -76,8 +79,12 @@ def _truncating(params: SamplingParams) -> list[Process]:
 
 
 def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
-    """Token sequences of words that must not occur: a text as it stands at the start of a line, and after a space."""
-    sequences: dict[tuple[int, ...], None] = {}  # each once, in their order
+    """Return the token sequences of ``words``; a string is encoded both as it is and with a leading space.
+
+    Raises:
+        YggdrasilError: if a word has no tokens, or tokens outside the vocabulary.
+    """
+    sequences: dict[tuple[int, ...], None] = {}  # an ordered set
     for word in words:
         spellings = [word, " " + word] if isinstance(word, str) else [word]
         for spelling in spellings:
@@ -91,7 +98,7 @@ def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenize
 
 
 def check_bias(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse a bias on a token that does not exist."""
+    """Raise YggdrasilError if ``logit_bias`` holds a token outside the vocabulary."""
     wrong = next((token for token in params.logit_bias if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise YggdrasilError(f"logit_bias names token {wrong}, the vocabulary ends at {vocab_size - 1}")

@@ -1,8 +1,8 @@
-"""Random numbers that are functions of a key, a position and a token, on every device: the generator SplitMix64.
+"""Stateless random numbers as functions of a key, a position and a token, by the generator SplitMix64.
 
-There is no state: any number can be computed alone and in any order. Integer arithmetic is exact, so a GPU has the same
-bits as a CPU. Number ``i`` of a key is SplitMix64's output number ``i`` from that start; a position's own start is such
-a number.
+Numbers can be computed in any order. Integer arithmetic is exact, so CPU and GPU give the same bits. The random word of
+(key, position) is output ``position`` of SplitMix64 seeded with ``key``; it seeds the generator whose outputs are
+indexed by token.
 
 Dims: W rows, V vocabulary.
 """
@@ -17,7 +17,7 @@ _LARGEST = 1.0 - 2.0**-24  # float32's largest number below 1
 
 
 def random_words(start: Tensor, index: Tensor) -> Tensor:
-    """Number ``index`` of the generator that begins at ``start``, both int64 of shapes that broadcast; int64."""
+    """Return output ``index`` of SplitMix64 seeded with ``start``; all int64, shapes broadcast."""
     word = start + (index + 1) * _STEP
     word = (word ^ _shifted(word, 30)) * _FIRST
     word = (word ^ _shifted(word, 27)) * _SECOND
@@ -25,39 +25,40 @@ def random_words(start: Tensor, index: Tensor) -> Tensor:
 
 
 def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Independent Gumbel variables, float32: argmax(log p + noise) follows p.
+    """Return independent standard Gumbel variables, float32; argmax(log p + noise) is a sample from p.
 
-    ``key``, ``positions`` and ``tokens`` are int64 of shapes that broadcast, such as [1], [W, 1] and [V].
+    ``key``, ``positions`` and ``tokens`` are int64 and broadcast to the result's shape: [1], [W, 1], [V] to [W, V].
     """
     words = random_words(random_words(key, positions), tokens)
-    # Uniform in [0, 1) with the finest steps near 0, where -log(1 - u) is small: the tokens that win lie there.
+    # Uniform in (0, 1), finest near 0, where -log(1 - u) is small and the noise largest: the argmax tokens are there.
     uniform = _uniform(words, torch.float32).clamp(max=_LARGEST)
     return -torch.log(-torch.log1p(-uniform))
 
 
 def uniform_number(key: int, position: int) -> float:
-    """One number in [0, 1)."""
+    """Return the uniform float64 number between 0 and 1 of this key and position."""
     start = random_words(torch.tensor([key]), torch.tensor([position]))
     return float(_uniform(random_words(start, torch.zeros_like(start)), torch.float64))
 
 
 def key_of(seed: int, stream: int) -> int:
-    """The key, as int64, of one of the independent streams of a seed below 2**64."""
+    """Return the int64 key of stream ``stream`` of ``seed`` (0 to 2**64 - 1); streams are independent."""
     start = random_words(torch.tensor([signed(seed)]), torch.tensor([0]))
     return int(random_words(start, torch.tensor([stream])))
 
 
 def signed(word: int) -> int:
-    """The int64 with the bits of an unsigned word."""
+    """Reinterpret an unsigned 64-bit integer as int64."""
     return word - 2**64 if word >= 2**63 else word
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """Shifted to the right as unsigned words."""
+    """Shift int64 ``words`` right by ``bits`` as unsigned integers."""
     shifted: Tensor = (words >> bits) & (2 ** (64 - bits) - 1)
     return shifted
 
 
 def _uniform(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """Map int64 ``words`` to uniform numbers above 0 and at most 1 in ``dtype``."""
     # Half a step above 0: the logarithm of 0 is infinite.
     return (_shifted(words, 64 - _BITS).to(dtype) + 0.5) * 2.0**-_BITS

@@ -1,7 +1,7 @@
-"""Rules that turn a verified tree into certain tokens, by walking from its root.
+"""Acceptance rules: walk a verified tree from its root and commit tokens.
 
-Every rule states which trees it is for and refuses the others: a test that fits one way of finding candidates bends the
-output's law when used on another.
+Every rule raises for trees whose candidates were found in another way than it requires: it would then change the
+distribution of the output.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from yggdrasil.errors import YggdrasilError
 
 
 class Walk(NamedTuple):
-    """What became certain: accepted rows, the root's first, and the tokens after each of them."""
+    """Result of a walk: the accepted rows, the root's first, and the committed token after each of them."""
 
     rows: list[int]
     tokens: list[int]
@@ -27,27 +27,27 @@ class Walk(NamedTuple):
 
 @dataclass
 class Counts:
-    """What exactness saw and did in one request."""
+    """Counters of ``exactness="strict"`` and ``audit`` in one request."""
 
-    near_ties: int = 0  # decisions led by less than the tolerance
+    near_ties: int = 0  # decisions whose margin is below the tolerance
     width_one_passes: int = 0
-    flips: int = 0  # near ties that a width-1 pass decides otherwise
+    flips: int = 0  # near ties that a width-1 pass decides differently
 
 
 class Rule(Protocol):
-    """One way of accepting."""
+    """An acceptance rule."""
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Push certain tokens to ``sampler`` until one has no row in the tree or ends the text."""
+        """Commit tokens (``sampler.push``) from the root on, until one is not in the tree or ends the text."""
 
 
 @dataclass
 class MatchRule:
-    """Choose from the target at each node and descend while a child carries the choice: lossless on any fixed tree.
+    """Sample from the target at each node and descend while a child holds the sampled token. Lossless on fixed trees.
 
-    Given the tree, the token at a node follows the target's law whatever the tree holds; the tree only decides
-    whether the next row of logits is known already. With a tolerance, choices that lead by less are decided by a
-    width-1 pass (``obeys``), or only counted.
+    The tokens do not depend on the tree; the tree only decides whether the next row of logits is already computed.
+    Choices with a margin below ``tolerance`` (logits) are recomputed by a width-1 pass; its choice is used if
+    ``obeys``, else only counted.
     """
 
     tolerance: float = 0.0
@@ -82,7 +82,7 @@ class MatchRule:
 
 @dataclass(frozen=True)
 class DrawnRule:
-    """Accept drawn candidates with probability p / q; lossless on trees drawn in the way that ``kind`` names."""
+    """Accept drawn candidates with probability min(1, p / q). Lossless on trees drawn as ``kind`` specifies."""
 
     name: str
     kind: DrawKind
@@ -102,13 +102,14 @@ class DrawnRule:
             rows.append(row)
 
     def _next(self, draws: NodeDraws | None, tree: VerifiedTree, row: int, sampler: Sampler) -> tuple[int, bool]:
+        """Return (the token after ``row``, whether it is one of the drawn children)."""
         if draws is None:  # a leaf
             return sampler.choose(tree.logits[row]).token, False
-        # A drawn child that was not verified would be passed over because of what it is: that is a bias.
+        # Skipping a drawn child that was not verified would bias the output.
         assert set(draws.tokens) <= set(tree.children[row]), "a drawn child is missing from the verified tree"
         law = sampler.distribution(tree.logits[row])
         if law is None:
-            return sampler.choose(tree.logits[row]).token, False  # raises: nothing may follow
+            return sampler.choose(tree.logits[row]).token, False  # raises: no token is possible
         coins = sampler.coins("target")
         token, law = accept_drawn(law, draws, self.kind, coins)
         return (draw_from(law, coins), False) if token is None else (token, True)
@@ -116,9 +117,9 @@ class DrawnRule:
 
 @dataclass(frozen=True)
 class TypicalRule:
-    """Accept what is not too unlikely: p > min(epsilon, delta * exp(-entropy)); the longest such path. Lossy.
+    """Accept the longest path whose tokens have p > min(epsilon, delta * exp(-entropy)). Lossy.
 
-    Medusa (Cai et al. 2024, section 2.3.1). At temperature 0 it accepts the best token only.
+    Medusa's typical acceptance (Cai et al. 2024, section 2.3.1). At temperature 0 only the argmax token is accepted.
     """
 
     epsilon: float
@@ -146,16 +147,16 @@ class TypicalRule:
 
 @dataclass(frozen=True)
 class RelaxedRule:
-    """Accept what is among the best ``topk`` and within ``delta`` of the best in log-probability. Lossy.
+    """Accept children in the top ``topk`` and within ``delta`` of the highest log-probability. Lossy.
 
-    TensorRT-LLM's relaxed acceptance; with ``thinking`` (begin, end) tokens, only between the two. The target's own
-    choice is preferred where the tree holds it.
+    TensorRT-LLM's relaxed acceptance. With ``thinking`` (begin and end token), it applies only between the two. The
+    target's own choice takes precedence if the tree holds it.
     """
 
     topk: int
     delta: float
     thinking: tuple[int, int] | None = None
-    starts_thinking: bool = False  # where the prompt leaves the request
+    starts_thinking: bool = False  # whether the prompt ends inside the thinking section
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
         _refuse_drawn(tree, "relaxed")
@@ -174,12 +175,14 @@ class RelaxedRule:
             rows.append(row)
 
     def _is_relaxed(self, generated: Sequence[int]) -> bool:
+        """Return whether the next token is accepted by the relaxed criterion."""
         if self.thinking is None:
             return True
         marks = [token for token in generated if token in self.thinking]
         return marks[-1] == self.thinking[0] if marks else self.starts_thinking
 
     def _best_child(self, tree: VerifiedTree, row: int, sampler: Sampler, choice: int) -> int:
+        """Return the acceptable child of ``row`` with the highest score; ``choice`` if there is none."""
         scores = sampler.scores(tree.logits[row])
         best = scores.topk(min(self.topk, scores.shape[0]))
         floor = float(best.values[0]) - self.delta
@@ -195,7 +198,11 @@ class RelaxedRule:
 def make_rule(
     settings: Speculation, tolerance: float, thinking: tuple[int, int] | None = None, *, starts_thinking: bool = False
 ) -> Rule:
-    """The rule that ``settings`` name; ``tolerance`` (logits) is what its exactness asks for."""
+    """Return the acceptance rule of ``settings``.
+
+    ``tolerance`` is the margin in logits below which ``MatchRule`` uses a width-1 pass, 0 for never. ``thinking`` and
+    ``starts_thinking`` are those of ``RelaxedRule``.
+    """
     if not isinstance(settings.rule, str):
         return settings.rule
     if settings.rule == "typical":
@@ -215,12 +222,13 @@ DRAWN_KINDS: dict[str, DrawKind] = {
 
 
 def _refuse_drawn(tree: VerifiedTree, name: str) -> None:
+    """Raise YggdrasilError if the candidates of ``tree`` were drawn at random."""
     if tree.drawn is not None:
         raise YggdrasilError(f"the rule {name} is for trees fixed beforehand; this one was drawn as: {tree.drawn.kind}")
 
 
 def _follow(tree: VerifiedTree, last: int, sampler: Sampler) -> Walk:
-    """Make the path to row ``last`` certain, and choose what follows it."""
+    """Commit the path to row ``last``, then choose and commit the token after it, unless the text has ended."""
     rows = [last]
     while rows[0]:
         rows.insert(0, tree.parents[rows[0]])
@@ -231,5 +239,5 @@ def _follow(tree: VerifiedTree, last: int, sampler: Sampler) -> Walk:
         tokens.append(sampler.choose(tree.logits[last]).token)
         sampler.push(tokens[-1], tree.logits[last])
     else:
-        rows.pop()  # the end token's own row has no successor
+        rows.pop()  # no token follows the row of the end token
     return Walk(rows, tokens)

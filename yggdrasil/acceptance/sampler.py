@@ -1,6 +1,6 @@
-"""The next token of a request, given its prefix and the target's row of logits.
+"""Choose the next token of a request, given its committed tokens and the target's logits.
 
-Plain decoding and every walk through a tree ask this one object, so they agree by construction.
+Plain decoding and all acceptance rules use this class, so they agree by construction.
 
 Dims: V vocabulary.
 """
@@ -21,15 +21,15 @@ from yggdrasil.errors import YggdrasilError
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities of the bare model (before any processor, at temperature 1) where one token was emitted."""
+    """Log-probabilities at one generated token, from the unprocessed logits at temperature 1."""
 
     token: int
     logprob: float
-    top: list[tuple[int, float]]  # the likeliest tokens, best first
+    top: list[tuple[int, float]]  # (token, log-probability) of the top-k tokens, highest first
 
 
 class Sampler:
-    """State of one request: its certain tokens, and what was noted for each of those generated."""
+    """Sampling state of one request: its prompt, committed tokens, log-probabilities and random numbers."""
 
     def __init__(
         self,
@@ -50,29 +50,34 @@ class Sampler:
         self._coins = coins
         self._eos = eos
         self._length = len(prompt)
-        # Room for the text and for a path of the tree behind it.
-        self._ids = torch.zeros(1, capacity, dtype=torch.int64)  # [1, capacity]
+        # [1, capacity]: the text, followed by a path of the tree while ``scores`` runs.
+        self._ids = torch.zeros(1, capacity, dtype=torch.int64)
         self._ids[0, : len(prompt)] = torch.tensor(list(prompt))
 
     @property
     def position(self) -> int:
-        """Place of the next token in the text."""
+        """Index of the next token in the text, prompt included."""
         return self._length
 
     @property
     def has_ended(self) -> bool:
-        """Whether the last token ends the text: nothing may follow it."""
+        """Whether the last generated token is an end-of-text token."""
         return bool(self.tokens) and self.tokens[-1] in self._eos
 
     def ends(self, token: int) -> bool:
+        """Return whether ``token`` is an end-of-text token."""
         return token in self._eos
 
     def coins(self, purpose: Purpose) -> Coins:
-        """Coins of the next token."""
+        """Return the random decisions for the next token."""
         return self._coins.at(self._length, purpose)
 
     def choose(self, row: Tensor) -> Choice:
-        """The next token after the certain text, given the target's ``row`` [V] there; the margin is in logits."""
+        """Choose the token after the committed text from the target's logits ``row`` [V]; its margin is in logits.
+
+        Raises:
+            YggdrasilError: if a score is not finite, or no token is possible.
+        """
         scores = _as_array(self.scores(row))
         _check_finite(scores)
         if scores.max() == -np.inf:
@@ -86,7 +91,7 @@ class Sampler:
         return Choice(choice.token, choice.margin * self.params.temperature)
 
     def scores(self, row: Tensor, tail: Sequence[int] = ()) -> Tensor:
-        """Processed scores [V] float32 after the certain text and ``tail``; -inf where a token is impossible."""
+        """Return the processed logits [V] float32 after the committed text and ``tail``; -inf for impossible tokens."""
         end = self._length + len(tail)
         if tail:
             self._ids[0, self._length : end] = torch.tensor(list(tail))
@@ -102,9 +107,9 @@ class Sampler:
         return scores[0]
 
     def distribution(self, row: Tensor, tail: Sequence[int] = ()) -> FloatArray | None:
-        """Probabilities [V] after ``tail``, those of ``scores``; one token has them all at temperature 0.
+        """Return the probabilities [V] float64 after the committed text and ``tail``, given logits ``row`` [V].
 
-        None where no token is possible.
+        Greedy decoding gives the argmax token probability 1. Returns None if no token is possible.
         """
         scores = _as_array(self.scores(row, tail))
         _check_finite(scores)
@@ -120,7 +125,7 @@ class Sampler:
         return law
 
     def push(self, token: int, row: Tensor) -> None:
-        """``token`` is certain; ``row`` [V] are the target's logits it was chosen by."""
+        """Commit ``token``, which was chosen from the target's logits ``row`` [V]."""
         self._ids[0, self._length] = token
         self._length += 1
         self.tokens.append(token)
@@ -129,7 +134,7 @@ class Sampler:
 
 
 def _checked(process: object, given: object, before: Tensor) -> Tensor:
-    """What a processor gave back, which may be the caller's own: other scores of the same tokens."""
+    """Return the scores ``given`` by a processor. Raises YggdrasilError unless they have the shape of ``before``."""
     if not isinstance(given, Tensor) or given.shape != before.shape:
         kind = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         name = getattr(process, "__name__", type(process).__name__)
@@ -138,7 +143,8 @@ def _checked(process: object, given: object, before: Tensor) -> Tensor:
 
 
 def _check_finite(scores: FloatArray) -> None:
-    # -inf is impossible and nothing else; NaN would be the best of all.
+    """Raise YggdrasilError if a score is NaN or +infinity; -infinity marks an impossible token."""
+    # The comparison is false for NaN too.
     if not scores.max() < np.inf:
         raise YggdrasilError(
             "the scores to choose from are not finite (NaN or infinity): the target's weights are damaged or overflow "
@@ -152,7 +158,7 @@ def _as_array(scores: Tensor) -> FloatArray:
 
 
 def logprobs_of(token: int, row: Tensor, count: int) -> TokenLogprobs:
-    """Of ``token`` and the ``count`` likeliest, from the target's ``row`` [V]."""
+    """Return the log-probabilities of ``token`` and of the top ``count`` tokens from the logits ``row`` [V]."""
     values = row.to("cpu", torch.float32).log_softmax(-1)
     best = values.topk(min(count, values.shape[0]))
     top = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))

@@ -1,7 +1,4 @@
-"""What law the tokens of a request follow: the usual parameters, with transformers' meaning of each.
-
-Imports no torch.
-"""
+"""Sampling parameters and constraints of a request, with transformers' semantics. Imports no torch."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +10,7 @@ from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, first_line
 
 ConstraintKind = Literal["json_schema", "regex", "grammar"]
 MAX_TOP_LOGPROBS = 100
-# Beyond these, scores in float32 are junk or infinite.
+# Beyond these limits, float32 scores overflow or lose all precision.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e4
 MAX_FACTOR, MAX_SHIFT = 1e3, 1e4
 _TEMPERATURES = f"0 (greedy), or between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}"
@@ -21,20 +18,21 @@ _TEMPERATURES = f"0 (greedy), or between {MIN_TEMPERATURE:g} and {MAX_TEMPERATUR
 
 @dataclass(frozen=True)
 class Constraint:
-    """What the text must match: a JSON schema (JSON text, or what it stands for), a regular expression, or a Lark or
-    GBNF grammar.
+    """A format that the generated text must match.
+
+    ``text`` is a JSON schema (as JSON text, dict or bool), a regular expression, or a Lark or GBNF grammar.
 
     Raises:
-        YggdrasilError: another kind, or a text that is none.
+        YggdrasilError: if the kind is unknown or the text is empty or no text. ``GrammarCompiler`` checks its syntax.
     """
 
     kind: ConstraintKind
     text: str
-    title: str = ""  # what faults call it; its kind if not given
+    title: str = ""  # name in error messages; ``kind`` if empty
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name in error messages."""
         return self.title or self.kind
 
     def __post_init__(self) -> None:
@@ -55,15 +53,19 @@ def _dumped(schema: Any) -> str:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Parameters of one request. The defaults are greedy decoding without any processor.
+    """Sampling parameters of one request. The defaults decode greedily without logits processors.
 
-    ``temperature`` 0 is greedy: the truncations (``top_k`` to ``typical_p``) then do nothing. Penalties follow the
-    OpenAI API (they count generated tokens only), ``repetition_penalty`` transformers (prompt included).
-    ``bad_words`` are texts, or token sequences. ``logits_processors`` are the caller's own transformers
-    ``LogitsProcessor`` objects; they must be functions of (prefix, scores) alone.
+    Args:
+        temperature: 0 is greedy; ``top_k`` to ``typical_p`` then have no effect.
+        repetition_penalty: counts tokens of prompt and output, as transformers does.
+        presence_penalty, frequency_penalty: count generated tokens only, as the OpenAI API does.
+        bad_words: texts or token sequences that must not occur.
+        seed: 0 to 2**64 - 1; None takes a random one.
+        logits_processors: transformers' ``LogitsProcessor`` objects; functions of (prefix, scores) without state.
+        logprobs: how many top log-probabilities to report for each token; None reports none at all.
 
     Raises:
-        YggdrasilError: a value outside its range.
+        YggdrasilError: if a value is out of range.
     """
 
     temperature: float = 0.0
@@ -80,7 +82,7 @@ class SamplingParams:
     seed: int | None = None
     logits_processors: Sequence[Any] = ()
     constraint: Constraint | None = None
-    logprobs: int | None = None  # alternatives to report beside each token's own log-probability
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         check_number("temperature", self.temperature, 0, MAX_TEMPERATURE, rule=_TEMPERATURES)
@@ -108,16 +110,19 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the best token is taken rather than drawn; ``top_k`` 1 takes it too, the first where several tie."""
+        """Whether each token is the argmax (the first of equals) and not drawn: temperature 0 or top_k 1."""
         return self.temperature == 0 or self.top_k == 1
 
     @property
     def needs_logits(self) -> bool:
-        """Whether the host must see rows of logits: for anything but greedy decoding of the bare model."""
+        """Whether the host needs the logits: False only for greedy decoding without processors and logprobs."""
         return self.identity() != GREEDY.identity() or self.logprobs is not None
 
     def identity(self) -> tuple[object, ...]:
-        """What the law of the tokens depends on, seed aside: acceptance statistics are kept apart by it."""
+        """Return a key of all parameters, except the seed, that change the output distribution.
+
+        Acceptance statistics are stored separately for each key.
+        """
         bias = tuple(sorted(self.logit_bias.items()))
         processors = tuple(id(processor) for processor in self.logits_processors)
         drawn = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
@@ -139,7 +144,7 @@ def _biases(biases: Any) -> dict[int, float]:
 
 
 def _words(words: Any) -> tuple[str | tuple[int, ...], ...]:
-    """Texts and token sequences that are not empty; a single text is one item."""
+    """Return ``words`` as a tuple of non-empty strings and token tuples; a single string is one item."""
     if isinstance(words, str):
         words = (words,)
     if isinstance(words, bytes | Mapping) or not isinstance(words, Sequence):

@@ -1,4 +1,4 @@
-"""How drafted tokens are accepted, and how exactly. Imports no torch."""
+"""Speculation settings of a request: acceptance rule, tree shape and exactness. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast, get_args
@@ -10,45 +10,45 @@ from yggdrasil.own_class import own_class
 RuleName = Literal["match", "leviathan", "specinfer", "sequoia", "typical", "relaxed", "off"]
 Exactness = Literal["fast", "strict", "fixed-width"]
 LOSSY_RULES: tuple[RuleName, ...] = ("typical", "relaxed")
-MAX_LEAD = 1e9  # logits; nothing leads by more
+MAX_LEAD = 1e9  # logits, an upper limit for tolerances
 
 
 class OwnRule(Protocol):
-    """An acceptance rule of a user's own; ``docs/sampling.md`` has an example."""
+    """Interface of a user-defined acceptance rule; ``docs/sampling.md`` has an example."""
 
     name: str
-    is_lossless: bool  # whether outputs follow the target's own law
+    is_lossless: bool  # whether outputs follow the target's distribution
 
     def walk(self, tree: Any, sampler: Any) -> Any:
-        """What ``acceptance.rules.Rule.walk`` does."""
+        """Commit tokens from the tree's root on, see ``acceptance.rules.Rule.walk``."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Settings of one request.
+    """Speculation settings of one request.
 
-    Rules (all but ``typical`` and ``relaxed`` leave the law of the output as it is):
+    Acceptance rules (all but ``typical`` and ``relaxed`` preserve the target's output distribution):
 
-    - ``match``: choose from the target, descend where a child carries the choice. Any fixed tree.
-    - ``leviathan``, ``specinfer``, ``sequoia``: accept candidates drawn from the draft model with probability p/q;
-      one a node, several with replacement, several without.
-    - ``typical`` (Medusa): accept what is not too unlikely, given the entropy. Lossy.
-    - ``relaxed`` (TensorRT-LLM): accept what is among the ``relaxed_topk`` best and within ``relaxed_delta`` of the
-      best in log-probability; with ``thinking_only`` between ``<think>`` and ``</think>`` alone. Lossy.
+    - ``match``: sample from the target, descend while a child holds the sampled token. For any fixed tree.
+    - ``leviathan``, ``specinfer``, ``sequoia``: accept candidates drawn from the draft model with probability
+      min(1, p/q); one per node, several with replacement, several without replacement.
+    - ``typical`` (Medusa): accept tokens whose probability exceeds a threshold that falls with the entropy. Lossy.
+    - ``relaxed`` (TensorRT-LLM): accept tokens in the top ``relaxed_topk`` and within ``relaxed_delta`` of the highest
+      log-probability; with ``thinking_only``, only between ``<think>`` and ``</think>``. Lossy.
     - ``off``: no drafting.
-    - an object: a rule of your own (``OwnRule``), for the plan's trees or those of ``expansion``.
+    - an object: a user-defined rule (``OwnRule``), for the plan's trees or those of ``expansion``.
 
-    ``expansion`` is the number of children of each node, level by level: a k-ary tree for ``match``, the draws for
-    rules that draw. Without it ``match`` and the lossy rules use the plan's Equal-Growth Trees, and ``match`` what the
-    text itself suggests.
+    ``expansion`` is the number of children per node, level by level: a k-ary tree for ``match``, the number of draws
+    for rules that draw. Without it, ``match`` and the lossy rules use the plan's Equal-Growth Trees; ``match`` also
+    uses model-free drafts from the text.
 
-    ``exactness`` matters where rows of a wide pass differ from a width-1 pass in their last bits: ``fast`` ignores it;
-    ``strict`` decides by a width-1 pass wherever the winner leads by less than ``tolerance`` (the plan's, from
-    ``yggdrasil parity``, where None); ``fixed-width`` makes every pass, plain ones too, ``fixed_width`` wide.
-    ``audit`` keeps ``fast``'s decisions and counts where ``strict`` would have decided otherwise.
+    ``exactness`` matters where rows of a wide pass differ from a width-1 pass in their last bits. ``fast`` ignores the
+    difference. ``strict`` decides by a width-1 pass if the top token leads by less than ``tolerance`` (None: the
+    plan's, from ``yggdrasil parity``). ``fixed-width`` runs every pass, plain ones too, ``fixed_width`` rows wide.
+    ``audit`` keeps the decisions of ``fast`` and counts those that ``strict`` would change.
 
     Raises:
-        YggdrasilError: a value outside its range, or options that exclude each other.
+        YggdrasilError: if a value is out of range, or options exclude each other.
     """
 
     rule: RuleName | OwnRule = "match"
@@ -93,20 +93,20 @@ class Speculation:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the output follows the target's own law."""
+        """Whether the output follows the target's distribution."""
         return self.rule not in LOSSY_RULES if isinstance(self.rule, str) else self.rule.is_lossless
 
     @property
     def rule_name(self) -> str:
-        """What reports call the rule."""
+        """Name of the rule in reports."""
         return self.rule if isinstance(self.rule, str) else self.rule.name
 
 
 def own_rule(name: str) -> OwnRule:
-    """An instance of the class that ``module:Class`` names.
+    """Import ``name`` (``module:Class``) and return an instance.
 
     Raises:
-        YggdrasilError: it cannot be imported, or is no acceptance rule.
+        YggdrasilError: if it cannot be imported, or lacks the attributes of ``OwnRule``.
     """
     made = own_class("acceptance rule", name)()
     if not is_own_rule(made):
@@ -117,7 +117,7 @@ def own_rule(name: str) -> OwnRule:
 
 
 def is_own_rule(given: Any) -> bool:
-    """Whether ``given`` has what ``OwnRule`` asks for."""
+    """Return whether ``given`` has the attributes of ``OwnRule``."""
     has_name = isinstance(getattr(given, "name", None), str) and isinstance(getattr(given, "is_lossless", None), bool)
     return has_name and callable(getattr(given, "walk", None))
 

@@ -1,4 +1,4 @@
-"""Sampling as tensor code of static shapes, for captured steps: what ``Sampler`` does on the host, for all rows.
+"""Sampling as tensor code of static shapes, for captured steps: the equivalent of ``Sampler`` for all rows at once.
 
 Dims: W rows, V vocabulary.
 """
@@ -16,22 +16,22 @@ from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 
 @dataclass(frozen=True)
 class SamplingKind:
-    """What a request's choices compute; steps are compiled and captured once for each kind that is asked for."""
+    """Which sampling operations a request needs; steps are compiled and captured once for each kind in use."""
 
-    shapes: bool  # biases and penalties
-    truncates: bool  # top-k and top-p, which sort the vocabulary
+    shapes: bool  # whether it has biases or penalties
+    truncates: bool  # whether it has top-k or top-p, which sort the vocabulary
 
     @property
     def name(self) -> str:
-        """As steps are named by it."""
+        """Suffix of the steps' names."""
         return f"{'-shaped' if self.shapes else ''}{'-truncated' if self.truncates else ''}-sampled"
 
 
 def kind_on_device(params: SamplingParams) -> SamplingKind | None:
-    """The kind of a request that captured steps can serve; None where the host has to see the logits.
+    """Return the sampling kind of a request that captured steps can serve, else None: the host needs the logits.
 
-    That is for constraints, log-probabilities, ``typical_p``, ``bad_words``, ``min_new_tokens`` and processors of the
-    caller's own.
+    The host needs them for constraints, log-probabilities, ``typical_p``, ``bad_words``, ``min_new_tokens`` and
+    ``logits_processors``.
     """
     if (
         params.constraint is not None
@@ -48,9 +48,9 @@ def kind_on_device(params: SamplingParams) -> SamplingKind | None:
 
 
 class SamplingTensors:
-    """Parameters and text of one request, where captured steps read them. Written between requests.
+    """Sampling parameters and token counts of one request, in tensors that captured steps read.
 
-    The tokens of the certain text are counted on the device (``count``), so nothing is written while decoding.
+    The host writes them between requests only: committed tokens are counted on the device (``count``).
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -64,11 +64,11 @@ class SamplingTensors:
         self.begin(GREEDY, 0, ())
 
     def tensors(self) -> list[Tensor]:
-        """What ``choose`` takes as its last argument."""
+        """Return the tensors that ``choose`` takes as its last argument."""
         return [self._integers, self._numbers, self._bias, self._in_prompt, self._counts]
 
     def begin(self, params: SamplingParams, seed: int, prompt: Sequence[int]) -> None:
-        """The next request chooses so; nothing is generated yet."""
+        """Set the parameters, seed and prompt of the next request and reset its token counts."""
         top_k = min(params.top_k, self._vocab_size) or self._vocab_size
         self._integers.copy_(torch.tensor([draw_key(seed), top_k]))
         is_drawn = not params.is_greedy
@@ -91,20 +91,20 @@ class SamplingTensors:
         self._counts.zero_()
 
     def count(self, tokens: Tensor, exist: Tensor) -> None:
-        """Count ``tokens`` [W] that are generated, those that ``exist`` [W]."""
+        """Add generated ``tokens`` [W] int64 to the counts; ``exist`` [W] bool selects those that count."""
         self._counts.index_add_(0, tokens, exist.to(torch.float32))
 
 
 def choose(
     kind: SamplingKind, logits: Tensor, positions: Tensor, path_counts: Tensor | None, tensors: Sequence[Tensor]
 ) -> Tensor:
-    """The token after each row, [W] int64.
+    """Return the token chosen after each row, [W] int64.
 
     Args:
         logits: [W, V].
-        positions: [W] int64, the index in the text of the token that is chosen.
-        path_counts: [W, V] float32, how often each token lies on the row's path below the root; None: not at all.
-        tensors: those of ``SamplingTensors``.
+        positions: [W] int64, the index in the text of the chosen token.
+        path_counts: [W, V] float32, number of occurrences of each token on the row's path below the root, or None.
+        tensors: those of ``SamplingTensors.tensors``.
     """
     integers, numbers, *text = tensors
     key, top_k = integers[:1], integers[1:]
@@ -123,9 +123,9 @@ def choose(
 
 
 def counts_on_path(tokens: Tensor, ancestors: Tensor, vocab_size: int) -> Tensor:
-    """[W, V] float32: how often each token lies on a row's path below the root, which is row 0.
+    """Count the occurrences of each token on each row's path below the root (row 0), [W, V] float32.
 
-    ``tokens`` [W] int64; ``ancestors`` [W, W] bool, a row itself included.
+    ``tokens`` [W] int64; ``ancestors`` [W, W] bool, true also on the diagonal.
     """
     width = tokens.shape[0]
     below = ancestors & (torch.arange(width, device=tokens.device) > 0)
@@ -134,7 +134,7 @@ def counts_on_path(tokens: Tensor, ancestors: Tensor, vocab_size: int) -> Tensor
 
 
 def _shaped(scores: Tensor, path_counts: Tensor | None, text: Sequence[Tensor], penalties: Sequence[Tensor]) -> Tensor:
-    """Bias, then transformers' repetition penalty, then the OpenAI API's two."""
+    """Apply the bias, then transformers' repetition penalty, then presence and frequency penalties."""
     (bias, in_prompt, counts), (repetition, presence, frequency) = text, penalties
     if path_counts is not None:
         counts = counts + path_counts
@@ -145,9 +145,9 @@ def _shaped(scores: Tensor, path_counts: Tensor | None, text: Sequence[Tensor], 
 
 
 def _truncated(scores: Tensor, top_k: Tensor, refused_mass: Tensor) -> Tensor:
-    """Keep the ``top_k`` greatest scores, and of these the fewest that hold all but ``refused_mass``.
+    """Apply top-k, then top-p: keep the fewest highest scores whose probability is at least 1 - ``refused_mass``.
 
-    Scores that equal the least one kept are kept, too, so the order of equal ones does not matter.
+    Scores equal to the lowest one kept are kept too, so their order does not matter. Others become -inf.
     """
     size = scores.shape[-1]
     ascending = scores.sort(-1).values

@@ -1,4 +1,4 @@
-"""A verified tree as the host walks it.
+"""A verified tree: the rows of one target pass, as acceptance rules walk them on the host.
 
 Dims: W rows of the pass, V vocabulary.
 """
@@ -21,11 +21,11 @@ class VerifiedTree:
     logits: Tensor  # [W, V]
     children: list[dict[int, int]] = field(default_factory=list)  # for each row: token -> row
     drawn: DrawnTree | None = None  # how the candidates were drawn; None for a tree fixed before any draw
-    replay: Callable[[Sequence[int]], Tensor] | None = None  # [V] of a path's last row, by a width-1 pass
+    replay: Callable[[Sequence[int]], Tensor] | None = None  # rows of a path -> logits [V] of the last, at width 1
 
     @classmethod
     def of(cls, layout: Sequence[Sequence[int]], logits: Tensor, drawn: DrawnTree | None = None) -> "VerifiedTree":
-        """From the columns that verification returns: nodes, tokens, parent rows, whether each row exists."""
+        """Build from the columns [4][W] that verification returns: nodes, tokens, parent rows, whether a row exists."""
         nodes, tokens, parents, exists = (list(column) for column in layout)
         children: list[dict[int, int]] = [{} for _ in nodes]
         for row in range(1, len(nodes)):
@@ -34,7 +34,7 @@ class VerifiedTree:
         return cls(tokens, parents, nodes, logits, children, drawn)
 
     def path(self, row: int) -> list[int]:
-        """Tokens from below the root to ``row``."""
+        """Return the tokens from below the root to ``row``."""
         tokens: list[int] = []
         while row:
             tokens.append(self.tokens[row])
