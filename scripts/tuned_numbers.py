@@ -26,17 +26,19 @@ from yggdrasil.scheduling.plan import Plan
 SEEDS = 2  # courses of the machine
 INTRODUCTION = """# Tuned numbers
 
-All numbers that decoding decides by (`yggdrasil/policy`, `yggdrasil/engine`, `yggdrasil/drafters`, `yggdrasil/tree`)
-and that could be others. What a calibration measures or fits is not among them. `scripts/tuned_numbers.py` writes this
-page, and a test compares it with the code.
+This page lists the constants of decoding (`yggdrasil/policy`, `yggdrasil/engine`, `yggdrasil/drafters`,
+`yggdrasil/tree`) and measures how much the speed depends on each. It leaves out what a calibration measures or fits.
+`scripts/tuned_numbers.py` writes the page; a test compares it with the code.
 
-Each is halved and doubled (of a share near one: what is left of it), and the run-time policy plays recorded text again
-(`yggdrasil/calibration/replay.py`). Cells: percent of speed, half / twice; above zero is faster.
+Each constant is halved and doubled (for a value near 1, its distance from 1). The run-time policy then decodes
+recorded text in simulation (`yggdrasil/calibration/replay.py`). A cell has the change of speed in percent for half /
+twice the value; positive is faster.
 
-Columns are traces of real models (`docs/research/policy-ablation.md`): model-free drafts, `drafted` with a draft
-model's trees, `look-up` with the n-gram look-up alone. Iterations cost what the plan `{plan}` says, on a machine that
-changes its speed (0.8 to 1.8 times for 250 iterations), with a tenth of noise and a pause of twenty times in one of
-five hundred. No two runs meet it at the same places of the text, so a few tenths of a percent say nothing.
+The columns are traces of real models (`docs/research/policy-ablation.md`) with model-free drafts; `drafted` adds a
+draft model's trees, `look-up` has n-gram lookup alone. An iteration costs what the plan `{plan}` records. The policy,
+however, sees an unsteady machine: the iteration times are multiplied by a factor between 0.8 and 1.8, which changes
+every 250 iterations, and by log-normal noise of 10 %; one iteration in 500 takes 20 times as long. Two runs meet
+these changes at different positions of the text, so differences of a few tenths of a percent are noise.
 
 """
 
@@ -80,7 +82,7 @@ def main(
          *effects(each, plays, usual)]
         for each in track(TUNED, "playing")
     ]  # fmt: skip
-    first = ["as they are", "", "", "times plain decoding", *speeds]
+    first = ["unchanged", "", "", "speed-up over plain decoding", *speeds]
     write_atomic(page, _page([first, *rows], [play.name for play in plays], plan).encode())
 
 
@@ -93,8 +95,8 @@ def _page(rows: Sequence[Sequence[str]], plays: Sequence[str], plan: str) -> str
         for name, why in names.items()
     ]
     return INTRODUCTION.format(plan=Path(plan).parent.name if plan.endswith(".yaml") else plan) + "\n".join(
-        [*("| " + " | ".join(row) + " |" for row in table), "", "Other numbers of these packages:", "",
-         "| number | file | why it is not played |", "|---|---|---|", *others, ""]
+        [*("| " + " | ".join(row) + " |" for row in table), "", "Other constants of these packages:", "",
+         "| number | file | why it is not varied |", "|---|---|---|", *others, ""]
     )  # fmt: skip
 
 
