@@ -25,7 +25,7 @@ from yggdrasil.bench.record import provenance
 from yggdrasil.bench.spread import describe, spread
 from yggdrasil.cli import checks, run_script
 from yggdrasil.engine.decoder import Decoder, Generation
-from yggdrasil.predictor.repeats import foretold
+from yggdrasil.predictor.repetition import count_repeated
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
 
 
@@ -101,7 +101,7 @@ def main(
                 "is_valid": is_valid(runs[True].text, SCHEMAS[name]),
                 "is_same": runs[True].tokens == runs[False].tokens,
                 "num_tokens": len(runs[True].tokens),
-                "foretold": foretold(tokens, runs[True].tokens),
+                "foretold": count_repeated(tokens, runs[True].tokens),
                 "plain": runs[False].metrics.as_dict(),
                 "tree": runs[True].metrics.as_dict(),
             }

@@ -16,7 +16,7 @@ from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.engine.request import Request
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
-from yggdrasil.predictor.repeats import foretold
+from yggdrasil.predictor.repetition import count_repeated
 from yggdrasil.prompts import Place, Prompt
 from yggdrasil.scheduling.plan import ModelRef
 from yggdrasil.tree.shape import TreeShape
@@ -137,7 +137,7 @@ def test_repeats_stand_beside_every_speed(pair, results, capsys):
     tokenizer = pair.decoder(FixedPolicy(TreeShape(2, 2, 4))).tokenizer
     for result, first in zip(results, (0, 9, 20), strict=True):
         prompt = tokenizer(tokenizer.decode(TEXT[first : first + 9]))["input_ids"]
-        assert result.repeats == foretold(prompt, result.plain.tokens) / 40
+        assert result.repeats == count_repeated(prompt, result.plain.tokens) / 40
         show_comparison(result)
     summary, categories = summarise(results), summarise_categories(results)
     show_summary(summary)

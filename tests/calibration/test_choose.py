@@ -21,7 +21,7 @@ from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.predictor.repeats import share_foretold
+from yggdrasil.predictor.repetition import repeated_share
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -72,7 +72,7 @@ def test_a_prediction_says_how_much_of_its_text_repeats_itself(pair):
     prompts = {number: document.answer for number, document in enumerate(recorded_documents(traces, {}))}  # all copied
     for known in ({}, prompts):
         choice = choose(traces, AcceptanceCalibration.identity(), COSTS, prompts=known)
-        each = {round(share_foretold([document]), 3) for document in recorded_documents(traces, known)}
+        each = {round(repeated_share([document]), 3) for document in recorded_documents(traces, known)}
         assert choice.predicted.repeats in each
         assert {expected.repeats for expected in choice.rejected} == {None}
         shares.append(choice.predicted.repeats)

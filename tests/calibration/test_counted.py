@@ -29,7 +29,7 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.drafters.model_free_options import NGramOptions, StatisticsOptions
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import Capabilities, Step, group_of
-from yggdrasil.drafters.registry import Named, named_drafters, names_of
+from yggdrasil.drafters.registry import NamedDrafters, named_drafters, names_of
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter, default_statistics
 from yggdrasil.drafters.statistics.portable import is_longest
 from yggdrasil.drafters.statistics.scorer import NGramScorer
@@ -425,7 +425,7 @@ TABLE_TOO, LOOK_UP = StatisticsOptions(table=True), NGramOptions()
 )
 def test_drafters_by_name(names, model, free):
     named = named_drafters(names)
-    assert named == Named(model, tuple(free))
+    assert named == NamedDrafters(model, tuple(free))
     assert named.has_table == ("table" in names)
     assert named.is_plain == (names == ["none"])
     assert set(names) - {model} <= names_of(free)

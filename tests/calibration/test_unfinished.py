@@ -23,7 +23,7 @@ from yggdrasil.calibration.work_folder import keep_results, open_part, open_work
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli.calibrate import _shapes
 from yggdrasil.drafters.model_free_options import NGramOptions
-from yggdrasil.drafters.registry import Named
+from yggdrasil.drafters.registry import NamedDrafters
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.prompts import read_prompts
@@ -244,7 +244,7 @@ with locked(Path({str(lock)!r}), "a calibration"):
 
 
 def test_quick_leaves_alone_what_was_given_by_hand():
-    model, look_up, plain = Named("a/model"), Named(None, (NGramOptions(),)), Named(None)
+    model, look_up, plain = NamedDrafters("a/model"), NamedDrafters(None, (NGramOptions(),)), NamedDrafters(None)
     shapes = _shapes(512, 4, None, "1,3", model, quick=True)
 
     assert (shapes.draft_widths, shapes.verify_widths) == ((1, 2, 4), (1, 3))

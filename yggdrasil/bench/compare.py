@@ -14,7 +14,7 @@ from yggdrasil.bench.systems import encode_one
 from yggdrasil.engine.decoder import Decoder, Generation
 from yggdrasil.engine.request import Request
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.predictor.repeats import foretold
+from yggdrasil.predictor.repetition import count_repeated
 from yggdrasil.prompts import Prompt
 
 _OURS = ""  # no name that a plan can have
@@ -101,7 +101,7 @@ def compare(
                 plain, runs = plainly(number), by_plans(number)
             else:
                 runs, plain = by_plans(number), plainly(number)
-        known, found = foretold(texts[number], plain.tokens), {}
+        known, found = count_repeated(texts[number], plain.tokens), {}
         for name, run in runs.items():
             parting = replay(decoder, texts[number], plain.tokens, run.tokens)
             found[name] = Comparison(prompt.id, plain, run, known, parting, prompt.category)

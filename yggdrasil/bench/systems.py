@@ -19,7 +19,7 @@ from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.policy import Policy
-from yggdrasil.predictor.repeats import foretold
+from yggdrasil.predictor.repetition import count_repeated
 from yggdrasil.prompts import NOWHERE, Prompt, check_ids, encode_prompt
 
 FAMILY = "yggdrasil"  # of our engine's systems; a setting of its own may follow
@@ -165,7 +165,7 @@ def run_systems(
                 system.decode(tokens, min(WARM_TOKENS, max_new_tokens))
             decode = partial(system.decode, tokens, max_new_tokens)
             found = _timed(decode, f"{system.name} on prompt {prompt_id}") if is_timed else decode()
-            samples.append(Sample(prompt_id, system.name, found, foretold(tokens, found.tokens)))
+            samples.append(Sample(prompt_id, system.name, found, count_repeated(tokens, found.tokens)))
         on_prompt(prompt_id, samples)
 
 

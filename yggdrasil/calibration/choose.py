@@ -20,7 +20,7 @@ from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.features import Features, FeatureSizes
-from yggdrasil.predictor.repeats import share_foretold
+from yggdrasil.predictor.repetition import repeated_share
 from yggdrasil.predictor.report import TrainingReport
 from yggdrasil.predictor.training import train_depth_predictor
 from yggdrasil.profiling.tally import Totals
@@ -107,7 +107,7 @@ class KnowingPolicy(DraftedTreePolicy):
         return Decision(self._table.choose(self._survival[features.index]), is_drafting=True)
 
 
-class _Played:
+class _PolicyReplays:
     """Recorded text that one policy after the other decodes."""
 
     def __init__(
@@ -160,7 +160,7 @@ def choose(
             added_tokens=survival.added_tokens,
         )
 
-    played = _Played(held_out, costs, model_free, prompts)
+    played = _PolicyReplays(held_out, costs, model_free, prompts)
     results: dict[DepthSource, Totals] = {source: played.by(policy(source), source) for source in (MEAN, *trained)}
     best = _fastest(results)
     kept: DepthSource = best if best in trained else "predictor"  # the file holds one, used or not
@@ -173,9 +173,9 @@ def choose(
         *_rivals(played, ratios),
         Expectation("plain decoding", 1.0, costs.plain_ms, 1.0),
     ]
-    gain = None if model_free is None else _gain(_Played(traces, costs, model_free, prompts), policy(best), best)
+    gain = None if model_free is None else _gain(_PolicyReplays(traces, costs, model_free, prompts), policy(best), best)
     reports = {source: report for source, (_, report) in trained.items()}
-    predicted = replace(expectations[best], repeats=round(share_foretold(played.documents), 3))
+    predicted = replace(expectations[best], repeats=round(repeated_share(played.documents), 3))
     return Choice(learned, reports, best, predicted, rejected, gain)
 
 
@@ -185,7 +185,7 @@ def _fastest(results: Mapping[DepthSource, Totals]) -> DepthSource:
     return best if results[best].ms_per_token <= MAX_TIME_WITH_PREDICTOR * results[MEAN].ms_per_token else MEAN
 
 
-def _rivals(played: _Played, ratios: Mapping[int, npt.NDArray[np.float32]]) -> list[Expectation]:
+def _rivals(played: _PolicyReplays, ratios: Mapping[int, npt.NDArray[np.float32]]) -> list[Expectation]:
     """What other policies give on the same text: a shape everywhere, knowing what is accepted, and no drafter."""
     traces, costs = played.traces, played.costs
     whole = traces.max_depth * traces.widths[-1] + 1
@@ -205,7 +205,7 @@ def _rivals(played: _Played, ratios: Mapping[int, npt.NDArray[np.float32]]) -> l
     return rivals
 
 
-def _gain(played: _Played, policy: ObjectivePolicy, source: DepthSource) -> Gain:
+def _gain(played: _PolicyReplays, policy: ObjectivePolicy, source: DepthSource) -> Gain:
     """What the drafter brings beside the others that guess, on all documents."""
     assert played.model_free is not None
     costs = played.costs

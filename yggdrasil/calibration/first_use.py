@@ -24,7 +24,7 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.drafters.model_free_options import ModelFreeOptions, StatisticsOptions
-from yggdrasil.drafters.registry import Named
+from yggdrasil.drafters.registry import NamedDrafters
 from yggdrasil.drafters.shipped_assets import table_folder
 from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
 from yggdrasil.drafters.statistics.scorer import NGramScorer
@@ -50,7 +50,7 @@ _EXPECTED = Expectation("shipped acceptance statistics", 1.0, _ASSUMED_MS, 1.0)
 
 
 def first_plan(
-    model: Source, named: Named, dtype: DtypeName, name: str, root: Path, device: DeviceName = "cpu"
+    model: Source, named: NamedDrafters, dtype: DtypeName, name: str, root: Path, device: DeviceName = "cpu"
 ) -> tuple[Plan, Tokenizer]:
     """A plan with assumed costs, and the target's tokenizer; what its drafters read is written below ``root``.
 

@@ -36,7 +36,7 @@ from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.results import SAMPLES_VERSION, write_results
 from yggdrasil.calibration.statistics.known_tables import announce, largest_table, with_larger
-from yggdrasil.calibration.statistics.learning import Counted
+from yggdrasil.calibration.statistics.learning import LearnedStatistics
 from yggdrasil.calibration.statistics.model_free import OWN_TEXT, count_text, guesses_beside, predict_some
 from yggdrasil.calibration.work_folder import open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.formats.names import Weights
@@ -113,7 +113,7 @@ def _calibrate(
     return destination
 
 
-def _choose(job: Job, counted: Counted | None, costs: StepCosts) -> Choice:
+def _choose(job: Job, counted: LearnedStatistics | None, costs: StepCosts) -> Choice:
     """The learned tables and the policy, with predictions on text that the target wrote."""
     if job.pair.drafter is None:
         return Choice.without_drafter((counted.expected if counted else []) or predict_some(job, costs))
@@ -127,7 +127,12 @@ def _choose(job: Job, counted: Counted | None, costs: StepCosts) -> Choice:
 
 
 def _plan(
-    job: Job, shapes: Shapes, costs: list[Costs], counted: Counted | None, choice: Choice, left_out: LeftOut | None
+    job: Job,
+    shapes: Shapes,
+    costs: list[Costs],
+    counted: LearnedStatistics | None,
+    choice: Choice,
+    left_out: LeftOut | None,
 ) -> Plan:
     settings, pair, machine = job.settings, job.pair, current_machine()
     predictor = predictor_directory(settings.root, settings.name, machine).relative_to(settings.root)
@@ -157,7 +162,7 @@ def _plan(
     )
 
 
-def _drafters_of(pair: PairSource, counted: Counted | None) -> list[ModelRef | ModelFreeOptions]:
+def _drafters_of(pair: PairSource, counted: LearnedStatistics | None) -> list[ModelRef | ModelFreeOptions]:
     """The drafters as the plan names them."""
     model = [] if pair.drafter is None else [_model_ref(pair.drafter, pair.drafter_threads, pair.drafter_weights)]
     learned = [

@@ -178,7 +178,7 @@ def replay(
     if tokens < 1:
         raise ValueError("no text to play over")
     for document in documents:
-        answer, told = document.answer, Told(model_free, document, runners_up)
+        answer, told = document.answer, TextFeed(model_free, document, runners_up)
         tally.begin()
         policy.begin()
         unread = len(document.prompt)  # tokens that the drafter has not drafted through
@@ -202,7 +202,7 @@ def replay(
     return tally.result(tokens)
 
 
-class Told:
+class TextFeed:
     """What model-free drafters are told of one document."""
 
     def __init__(self, model_free: DrafterGroup | None, document: Document, runners_up: RunnersUp | None) -> None:

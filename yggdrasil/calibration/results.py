@@ -10,7 +10,7 @@ import pandas as pd
 from yggdrasil.artifacts import atomic_directory, predictor_directory, profile_directory, write_csv
 from yggdrasil.calibration.calibration_settings import CalibrationSettings
 from yggdrasil.calibration.choose import Choice
-from yggdrasil.calibration.statistics.learning import Counted
+from yggdrasil.calibration.statistics.learning import LearnedStatistics
 from yggdrasil.calibration.work_folder import keep_results
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.predictor.report import CalibrationPoint, TrainingReport
@@ -26,7 +26,7 @@ def write_results(
     plan: Plan,
     destination: Path,
     choice: Choice,
-    counted: Counted | None,
+    counted: LearnedStatistics | None,
     vocabulary: Vocabulary | None,
     frame: pd.DataFrame,
     work: Path,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.calibration.replay import RecordedTrees, Told, accepted, path_of, recorded_documents
+from yggdrasil.calibration.replay import RecordedTrees, TextFeed, accepted, path_of, recorded_documents
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.model_free import ShadowTree
 from yggdrasil.policy.costs import StepCosts
@@ -108,7 +108,7 @@ def _beginnings(
     documents = recorded_documents(traces, prompts)
     is_short = all(len(document.answer) <= depth for document in documents)
     for document in documents:
-        told, place, answer = Told(model_free, document, None), 0, document.answer
+        told, place, answer = TextFeed(model_free, document, None), 0, document.answer
         while place < len(answer):
             truth = answer[place + 1 : place + 1 + depth]
             if len(truth) < depth and not is_short:

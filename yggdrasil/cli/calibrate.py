@@ -13,7 +13,7 @@ from yggdrasil.cli.shared_options import BackendOption, ChatOption, Dtype
 from yggdrasil.errors import Interrupted, YggdrasilError
 
 if TYPE_CHECKING:
-    from yggdrasil.drafters.registry import Named
+    from yggdrasil.drafters.registry import NamedDrafters
     from yggdrasil.scheduling.plan import Shapes
 
 ARITHMETIC, SHAPES, EFFORT = "Arithmetic and threads", "Sizes", "What else is measured"
@@ -181,7 +181,7 @@ def calibrate(
 
 
 def _shapes(
-    max_length: int, max_depth: int, draft: str | None, verify: str | None, named: "Named", *, quick: bool
+    max_length: int, max_depth: int, draft: str | None, verify: str | None, named: "NamedDrafters", *, quick: bool
 ) -> "Shapes":
     """Shapes of what was asked for; ``quick`` and the drafters decide widths that were not given."""
     from yggdrasil.calibration.calibration_settings import QUICK_WIDTHS

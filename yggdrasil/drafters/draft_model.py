@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.draft_model_steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
-from yggdrasil.drafters.level_drafter import LevelDrafter
-from yggdrasil.drafters.level_steps import LevelSteps
+from yggdrasil.drafters.level_drafter import LevelDrafter, LevelSteps
 from yggdrasil.drafters.protocol import Capabilities, DraftSteps
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.moves import row_mover

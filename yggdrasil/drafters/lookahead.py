@@ -77,7 +77,7 @@ class LookaheadDrafter:
         depth = budget.depth
         scores = list(takewhile(math.isfinite, tree.scores.tolist()))
         ngrams = self._pool.get(self._text[-1])
-        there = _There(tree, scores)
+        there = _ExtendedTree(tree, scores)
         self._guesses = self._new_guesses(there, ngrams, depth) if ngrams else []
         row, rows = _log(self._credit.value), self.options.max_window_size * (self.options.max_ngram_size - 1)
         least = least_verified_score([*scores, *(guess.score for guess in self._guesses), *[row] * rows], budget.bound)
@@ -90,7 +90,7 @@ class LookaheadDrafter:
             self._add_window(there, row, depth)
         there.graft()
 
-    def _new_guesses(self, there: "_There", ngrams: dict[tuple[int, ...], bool], depth: int) -> list["_Guess"]:
+    def _new_guesses(self, there: "_ExtendedTree", ngrams: dict[tuple[int, ...], bool], depth: int) -> list["_Guess"]:
         """What the newest of ``ngrams`` say that nobody else has."""
         guesses, ranks = list[_Guess](), dict[int, int]()
         for ngram in islice(reversed(ngrams), self.options.max_verification_set_size):
@@ -157,7 +157,7 @@ class LookaheadDrafter:
         chain, later = tuple(self._window[0][: column + 1]), [level[column] for level in self._window[1:]]
         return [chain + tuple(later[:level]) for level in range(len(later) + 1)]
 
-    def _add_window(self, there: "_There", row: float, depth: int) -> None:
+    def _add_window(self, there: "_ExtendedTree", row: float, depth: int) -> None:
         """Each of its new nodes has the score ``row``."""
         if not self._window:
             self._window = [self._filler(level) for level in range(self.options.max_ngram_size - 1)]
@@ -192,7 +192,7 @@ class _Guess(NamedTuple):
         return self.length <= len(path) < len(self.path) and self.path[: len(path)] == tuple(path)
 
 
-class _There:
+class _ExtendedTree:
     """What a tree on the host holds, whose nodes have ``scores``, and what is added to it: at once, by ``graft``."""
 
     def __init__(self, tree: TokenTree, scores: list[float]) -> None:

@@ -27,7 +27,7 @@ PLAIN, NGRAM, TEXT, TABLE, RECYCLING, LOOKAHEAD = "none", "ngram", "text", "tabl
 USUAL = (TEXT, TABLE)
 
 
-class Registered(NamedTuple):
+class DrafterEntry(NamedTuple):
     """What makes the drafter of a name."""
 
     maker: str  # ``module:name`` of what is called with the options, or without any where there are none
@@ -35,13 +35,13 @@ class Registered(NamedTuple):
 
 
 # One drafter with three sources of tokens.
-_STATISTICS = Registered("yggdrasil.drafters.statistics.drafter:untrained", StatisticsOptions)
+_STATISTICS = DrafterEntry("yggdrasil.drafters.statistics.drafter:untrained", StatisticsOptions)
 REGISTERED = {
     TEXT: _STATISTICS,
     TABLE: _STATISTICS,
     RECYCLING: _STATISTICS,
-    NGRAM: Registered("yggdrasil.drafters.ngram:NGramDrafter", NGramOptions),
-    LOOKAHEAD: Registered("yggdrasil.drafters.lookahead:LookaheadDrafter", LookaheadOptions),
+    NGRAM: DrafterEntry("yggdrasil.drafters.ngram:NGramDrafter", NGramOptions),
+    LOOKAHEAD: DrafterEntry("yggdrasil.drafters.lookahead:LookaheadDrafter", LookaheadOptions),
 }
 _PROTOCOL = ("name", "capabilities", "begin", "extend", "propose", "cost")
 
@@ -104,7 +104,7 @@ def _found(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-class Named(NamedTuple):
+class NamedDrafters(NamedTuple):
     """The model that drafts, and what guesses without a pass, beside it or alone."""
 
     drafter: str | None
@@ -121,7 +121,7 @@ class Named(NamedTuple):
         return self.drafter is None and not self.model_free
 
 
-def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
+def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
     """The drafters that ``--drafter``, given once or more, stands for: they guess in one tree.
 
     The text is always counted beside a model, a table and recycling.
@@ -135,7 +135,7 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
     if PLAIN in names:
         if set(names) != {PLAIN}:
             raise YggdrasilError(f"--drafter {' and '.join(names)} do not draft together; none stands alone")
-        return Named(None)
+        return NamedDrafters(None)
     models = sorted({whole_name(name) for name in names if not is_model_free_name(name)})
     if len(models) > 1:
         raise YggdrasilError(f"--drafter {' and '.join(models)} do not draft together; give one model")
@@ -148,7 +148,7 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> Named:
     model_free += [ClassOptions(name) for name in own]
     if not set(names) <= {NGRAM, LOOKAHEAD, *own}:
         model_free.append(StatisticsOptions(table=TABLE in names, recycling=RECYCLING in names))
-    return Named(models[0] if models else None, tuple(model_free))
+    return NamedDrafters(models[0] if models else None, tuple(model_free))
 
 
 def names_of(model_free: Sequence[ModelFreeOptions]) -> set[str]:

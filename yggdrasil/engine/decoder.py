@@ -22,7 +22,7 @@ from yggdrasil.drafters.statistics.table_files import WatchedTable
 from yggdrasil.engine.assembly import Assembly, Phase, silent
 from yggdrasil.engine.device_acceptance import accepts_on_device, prepare_on_device
 from yggdrasil.engine.host_acceptance import HostAcceptance, PolicyPerSetting, PreparedRequest
-from yggdrasil.engine.loading import DtypeName, check_opening, opened
+from yggdrasil.engine.loading import DtypeName, check_opening, load_parts
 from yggdrasil.engine.online_estimates import OnlineEstimates
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.engine.request import Generation, Request, RequestLock
@@ -125,7 +125,7 @@ class Decoder:
         """
         learned = None if plan.drafter is None or plan.is_provisional else Learned.load(folder)
         longest = None if max_length is None else check_integer("max_length", max_length, 2)
-        decoder = cls(*opened(plan, folder, learned, dtype or plan.dtype, drafter, backend, longest, tokenizer))
+        decoder = cls(*load_parts(plan, folder, learned, dtype or plan.dtype, drafter, backend, longest, tokenizer))
         decoder.plan, decoder.learned = plan, learned
         counts = decoder._counts()
         if counts is not None and counts.has_table:

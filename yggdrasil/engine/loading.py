@@ -37,7 +37,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 DtypeName = Literal["bfloat16", "float32"]
 
 
-class Opened(NamedTuple):
+class DecoderParts(NamedTuple):
     """The parts of a decoder."""
 
     assembly: Assembly
@@ -46,7 +46,7 @@ class Opened(NamedTuple):
     eos: frozenset[int]
 
 
-def opened(
+def load_parts(
     plan: Plan,
     folder: Path,
     learned: Learned | None,
@@ -55,8 +55,8 @@ def opened(
     backend: Backend | None,
     max_length: int | None,
     tokenizer: Tokenizer | None,
-) -> Opened:
-    """What a ``Decoder`` is made of, by ``plan``, whose drafters' learned files lie in ``folder``.
+) -> DecoderParts:
+    """Load the parts of a ``Decoder`` of ``plan``; the learned files of its drafters lie in ``folder``.
 
     Of the plan, ``dtype``, the drafter (``stand_in``), the backend and ``max_length`` may be others.
 
@@ -90,7 +90,7 @@ def opened(
     assembly = assemble(
         target, second, shapes, backend, knots=knots, stages=plan.stages, model_free=group_of(model_free)
     )
-    return Opened(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
+    return DecoderParts(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
 
 
 def check_opening(plan: object, dtype: object, drafter: object, target: object) -> None:

@@ -6,7 +6,6 @@ import torch
 
 from yggdrasil.acceptance.sampler import TokenLogprobs, logprobs_of
 from yggdrasil.engine.assembly import Assembly
-from yggdrasil.engine.chain import ChainWriter
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.tree.widths import fitting
 
@@ -27,13 +26,13 @@ def score(assembly: Assembly, tokens: Sequence[int], top: int) -> Iterator[list[
             "one without --drafter none"
         )
     tree = assembly.engine.tree
-    writer = ChainWriter(tree)
     target.figures.forget()
     target.text.begin(tokens, 0)
     while target.length < len(tokens):
         start = target.length
         chunk = tokens[start : start + widths[-1]]
-        writer.write(chunk[0], chunk[1:], [1.0] * (len(chunk) - 1))
+        tree.plant(chunk[0])
+        tree.graft(range(len(chunk) - 1), chunk[1:], [0.0] * (len(chunk) - 1))
         target.order.copy_(torch.arange(tree.num_nodes))
         _, logits, *_ = target.run_tree(fitting(widths, len(chunk)))
         target.commit(list(range(len(chunk))))

@@ -1,8 +1,10 @@
-"""How the end of a text repeats an earlier place of it.
+"""How a text repeats an earlier place of it.
 
 Greedy text falls into loops and copies from its prompt; there a drafter is right for long. No torch, no numpy: one
 dictionary look-up a token.
 """
+
+from collections.abc import Iterable, Sequence
 
 NGRAM = 3  # tokens that must agree before a repetition is suspected
 
@@ -32,3 +34,24 @@ class Repetition:
         if len(ngram) == NGRAM:
             self._continuations[ngram] = len(self.text)
         return is_hit
+
+
+def count_repeated(prompt: Sequence[int], output: Sequence[int]) -> int:
+    """Count the tokens of ``output`` that followed the last earlier occurrence of the ``NGRAM`` tokens before them.
+
+    Occurrences in the prompt and in the output so far count. Every position is judged by itself.
+    """
+    text = [*prompt, *output]
+    continuations: dict[tuple[int, ...], int] = {}  # three tokens -> the one that came after them last
+    count = 0
+    for place in range(NGRAM, len(text)):
+        ngram = tuple(text[place - NGRAM : place])
+        count += place >= len(prompt) and continuations.get(ngram) == text[place]
+        continuations[ngram] = text[place]
+    return count
+
+
+def repeated_share(documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> float:
+    """Return the share of repeated tokens in all outputs of pairs (prompt, output); 0 without output."""
+    texts = list(documents)
+    return sum(count_repeated(*text) for text in texts) / max(sum(len(output) for _, output in texts), 1)

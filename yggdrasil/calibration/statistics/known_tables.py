@@ -11,7 +11,7 @@ from typing import NamedTuple
 from yggdrasil.artifacts import list_plans
 from yggdrasil.calibration.calibration_settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.reporter import Reporter
-from yggdrasil.calibration.statistics.learning import Counted
+from yggdrasil.calibration.statistics.learning import LearnedStatistics
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.shipped_assets import table_folder
@@ -50,7 +50,7 @@ def announce(known: KnownTable | None, reporter: Reporter) -> None:
         reporter.phase(f"using {known}, if this calibration counts fewer (--own-table uses its own)")(1.0)
 
 
-def with_larger(counted: Counted | None, known: KnownTable | None) -> Counted | None:
+def with_larger(counted: LearnedStatistics | None, known: KnownTable | None) -> LearnedStatistics | None:
     """``counted`` with the table and the scorer of ``known``, where that counts more of the target's text.
 
     The expectations stay those of the calibration's own table: its documents may be part of the other one.

@@ -20,7 +20,7 @@ from yggdrasil.scheduling.plan import Expectation
 _HELD_OUT_EVERY = 10  # documents for the prediction; the others are learned from
 
 
-class Counted(NamedTuple):
+class LearnedStatistics(NamedTuple):
     """A scorer, a table of all documents, and what decoding will give, by documents that neither was fitted to.
 
     Without documents there is no table and no outcome; or the table is another plan's.
@@ -62,13 +62,13 @@ def learn_counts(
     with_table: bool,
     others: Sequence[Drafter] = (),
     runners_up: RunnersUp | None = None,
-) -> Counted:
+) -> LearnedStatistics:
     """Fit on some documents, predict on others; the table that is kept counts all of them.
 
     ``others`` guess in the same tree. ``runners_up``: the drafter recycles them, and they are these.
     """
     if not documents:
-        return Counted(NGramScorer.usual(with_table=False), None, [], runners_up is not None)
+        return LearnedStatistics(NGramScorer.usual(with_table=False), None, [], runners_up is not None)
     recycles = runners_up is not None
     held_out = documents[::_HELD_OUT_EVERY]
     rest = [document for i, document in enumerate(documents) if i % _HELD_OUT_EVERY]
@@ -77,4 +77,6 @@ def learn_counts(
     drafter.leave_out_below(least_useful_probability([costs]))
     is_predicted = any(len(document.answer) > 1 for document in held_out)
     expected = predict_model_free(DrafterGroup([*others, drafter]), held_out, costs, runners_up) if is_predicted else []
-    return Counted(scorer, Table.of(documents).without_rare() if with_table else None, expected, recycles, documents)
+    return LearnedStatistics(
+        scorer, Table.of(documents).without_rare() if with_table else None, expected, recycles, documents
+    )

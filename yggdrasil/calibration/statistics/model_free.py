@@ -10,7 +10,7 @@ from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, OwnText, read_documents, text_file
 from yggdrasil.calibration.record import states_of
-from yggdrasil.calibration.statistics.learning import Counted, learn_counts
+from yggdrasil.calibration.statistics.learning import LearnedStatistics, learn_counts
 from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.protocol import Drafter, DrafterGroup, group_of
@@ -28,7 +28,7 @@ OWN_TEXT = "own-text.json"  # how long the target has written already
 PREDICTION_DOCUMENTS = 4  # documents decoded to predict by, where the target has written no text of its own
 
 
-def count_text(job: Job, costs: StepCosts) -> Counted | None:
+def count_text(job: Job, costs: StepCosts) -> LearnedStatistics | None:
     """Let the target write text, and the drafter that counts learn from it; None where there is none."""
     pair = job.pair
     if pair.counts is None:
@@ -64,7 +64,7 @@ def _writes(pair: PairSource) -> bool:
 
 
 def guesses_beside(
-    job: Job, counted: Counted | None, documents: Sequence[Document], costs: StepCosts
+    job: Job, counted: LearnedStatistics | None, documents: Sequence[Document], costs: StepCosts
 ) -> DrafterGroup | None:
     """The model-free drafters beside the drafter, learned without the ``documents`` that both are evaluated on."""
     others = [each for each in _all_of(job) if not isinstance(each, StatisticsDrafter)]

@@ -11,7 +11,7 @@ from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.policy.policy import ObjectivePolicy, Policy
-from yggdrasil.predictor.repeats import share_foretold
+from yggdrasil.predictor.repetition import repeated_share
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
 
@@ -43,7 +43,7 @@ def predict_model_free(
 
     found = played(policy_without_drafter(costs), f"counts of {model_free.name}")
     fixed = [played(ModelFreePolicy(width), f"fixed verify width {width}") for width in costs.verify_widths[1:]]
-    found = replace(found, repeats=round(share_foretold(documents), 3))
+    found = replace(found, repeats=round(repeated_share(documents), 3))
     return [found, *sorted(fixed, key=lambda each: each.tpot_ms)[:1], plain]
 
 

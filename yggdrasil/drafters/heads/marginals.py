@@ -7,7 +7,7 @@ from torch import Tensor
 
 from yggdrasil.drafters.draft_model_steps import FinishStep
 from yggdrasil.drafters.heads.medusa.steps import MedusaLevelStep
-from yggdrasil.drafters.level_steps import LevelSteps
+from yggdrasil.drafters.level_drafter import LevelSteps
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree

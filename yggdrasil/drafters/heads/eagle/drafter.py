@@ -10,7 +10,7 @@ from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.eagle.steps import HeadCall, HeadStep, LevelStep
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
-from yggdrasil.drafters.level_steps import LevelSteps
+from yggdrasil.drafters.level_drafter import LevelSteps
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
