@@ -161,7 +161,7 @@ class DraftModel(LevelDrafter):
 
 
 class Guesses(NamedTuple):
-    """What may be the next root, a row for each verified node, and its candidates; K a guess."""
+    """Possible next roots, a row for each verified node, each with its K candidates."""
 
     nodes: Tensor  # [R] int64, the node that each guess follows
     tokens: Tensor  # [R] int64

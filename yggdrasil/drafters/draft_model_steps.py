@@ -124,7 +124,7 @@ class ReadStep(CallStep[ModelCall]):
 
 
 class GuessStep(CallStep[ModelCall]):
-    """Read what may follow each of W nodes, before it is known which of them stand: the head draft ahead of time.
+    """Read a possible successor of each of W nodes before acceptance: the head draft ahead of time.
 
     Row r lives in the slot behind the tree's, N + r. Candidates go to a table of their own, not into the tree.
     """
@@ -153,7 +153,7 @@ class GuessStep(CallStep[ModelCall]):
 
 
 class PlantStep(StepModule):
-    """Plant the guess that came true as the next root, with the candidates read ahead of time."""
+    """Plant the accepted successor as the next root, with the candidates read ahead of time."""
 
     def forward(
         self,

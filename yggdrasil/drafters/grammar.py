@@ -18,7 +18,7 @@ _FORCED = -0.02  # log-probability of a forced token: the target may still spell
 
 
 class GrammarDrafter:
-    """Proposes what ``inner`` does and the grammar of one request allows.
+    """Proposes the nodes of ``inner`` that the grammar of one request allows.
 
     Beside a model-free drafter, or without one, forced tokens come first: where there are any, nothing else is
     proposed, and trees of other drafters are left as they are.

@@ -1,4 +1,4 @@
-"""What drafters with compiled steps have in common: a head draft, then levels of a fixed number of nodes."""
+"""Base of drafters with compiled steps: a head draft, then levels of a fixed number of nodes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -109,11 +109,11 @@ class LevelDrafter(ABC):
 
     @abstractmethod
     def _draft_head(self) -> None:
-        """What ``head`` does."""
+        """Run the head draft, for ``head``."""
 
     @property
     def root_position(self) -> int:
-        """What the level steps take as the root's position or slot; 0 where they read none."""
+        """The root's position or slot that the level steps read; 0 where they read none."""
         return 0
 
     def grow(self, width: int, depth: int) -> None:

@@ -220,7 +220,7 @@ class _ExtendedTree:
         all_edges += edges
 
     def graft(self) -> None:
-        """Write what was added: what takes time is each call."""
+        """Write all added nodes in one call."""
         if self._added[0]:
             self._tree.graft(*self._added)
 

@@ -32,9 +32,9 @@ class NGramOptions:
 
 @dataclass(frozen=True)
 class StatisticsOptions:
-    """Counted continuations: of the text, and where ``table`` is set of a table of the target's own text.
+    """Sources of the n-gram statistics: the request's text, a static ``table``, and token ``recycling``.
 
-    ``recycling``: what the target last found likeliest after a token may follow it too.
+    Recycling adds the target's last runners-up after a token as candidates.
     """
 
     text: bool = True

@@ -1,4 +1,4 @@
-"""The drafter protocol: whoever proposes tokens for the target to verify.
+"""The drafter protocol: drafters propose tokens, the target verifies them.
 
 For one request the engine calls ``begin`` once, ``propose`` before a verification, and ``extend`` whenever tokens
 become certain. A drafter may keep state of its own, read the target's hidden states, run a model, or look tokens up.
@@ -74,7 +74,7 @@ class DraftSteps:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a drafter reads and can do beyond the four calls. A drafter without any has the defaults."""
+    """Optional inputs and abilities of a drafter; the defaults have none."""
 
     layers: tuple[int, ...] = ()  # target layers whose outputs `extend` gets; -1 is the input of the output layer
     steps: DraftSteps | None = None
@@ -96,7 +96,7 @@ class Drafter(Protocol):
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a request: these tokens (never empty) are certain; ``extend`` brings the rest of the prompt.
 
-        A drafter may keep what it knows of the last request's text, up to the first token that differs.
+        A drafter may keep its state of the last request's text up to the first token that differs.
         """
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
@@ -108,7 +108,7 @@ class Drafter(Protocol):
     def cost(self, budget: Budget) -> Sequence[Step]:
         """The steps that such a proposal runs; none for a model-free drafter, which then proposes in every iteration.
 
-        The answer has the same steps, or none, for every budget of a width.
+        For every budget of one width the steps are of the same kinds, or none.
         """
 
 
@@ -125,7 +125,7 @@ def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> 
 
 
 def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
-    """Refuse what the drafter ``name`` has proposed below ``root``, where no target could verify it.
+    """Refuse a tree of the drafter ``name`` that no target could verify below ``root``.
 
     Raises:
         YggdrasilError: the tree has another root, or a token outside the vocabulary.
@@ -149,7 +149,7 @@ def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
 class DrafterGroup:
     """A drafter that calls each of ``drafters`` in turn: each adds to what those before it have proposed.
 
-    Drafters that read refused rows come last: what they add beside candidates to verify has the nodes that are left.
+    Drafters that read rejected rows come last, since nodes that they add for later take only free places.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:

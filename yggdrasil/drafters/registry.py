@@ -28,9 +28,9 @@ USUAL = (TEXT, TABLE)
 
 
 class DrafterEntry(NamedTuple):
-    """What makes the drafter of a name."""
+    """How the drafter of a name is made."""
 
-    maker: str  # ``module:name`` of what is called with the options, or without any where there are none
+    maker: str  # ``module:name``, called with the options, or without arguments where there are none
     options: type[ModelFreeOptions] = ClassOptions
 
 
@@ -47,7 +47,7 @@ _PROTOCOL = ("name", "capabilities", "begin", "extend", "propose", "cost")
 
 
 def is_model_free_name(name: str) -> bool:
-    """Whether ``name`` means a drafter that needs no model, or no drafter at all; else it is a place of a model."""
+    """Whether ``name`` is a model-free drafter or ``none``; else it is a model's folder or hub id."""
     return name == PLAIN or name in REGISTERED or is_own(name)
 
 
@@ -62,7 +62,7 @@ def missing_names(drafter: object) -> list[str]:
 
 
 def make_drafter(options: ModelFreeOptions) -> "Drafter":
-    """The drafter that ``options`` are of, before anything is learned for it.
+    """Make the drafter of ``options``, before anything is learned for it.
 
     Raises:
         YggdrasilError: a user's class that cannot be imported, or that is no model-free drafter.
@@ -105,7 +105,7 @@ def _found(place: str) -> Any:
 
 
 class NamedDrafters(NamedTuple):
-    """The model that drafts, and what guesses without a pass, beside it or alone."""
+    """The model or head that drafts, if any, and the model-free drafters beside it or alone."""
 
     drafter: str | None
     model_free: tuple[ModelFreeOptions, ...] = ()
@@ -117,14 +117,14 @@ class NamedDrafters(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing guesses."""
+        """Whether there is no drafter at all."""
         return self.drafter is None and not self.model_free
 
 
 def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
-    """The drafters that ``--drafter``, given once or more, stands for: they guess in one tree.
+    """The drafters that ``--drafter``, given once or more, stands for: they draft in one tree.
 
-    The text is always counted beside a model, a table and recycling.
+    ``text`` is always added to a model, a table and recycling.
 
     Raises:
         YggdrasilError: names that do not go together, or that no shipped head has, or ``ngram`` options where none are
@@ -152,7 +152,7 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
 
 
 def names_of(model_free: Sequence[ModelFreeOptions]) -> set[str]:
-    """The names that stand for what guesses without a pass."""
+    """The names of these model-free drafters; ``none`` where there are none."""
     names = {PLAIN} if not model_free else set()
     for each in model_free:
         if isinstance(each, StatisticsOptions):

@@ -98,7 +98,7 @@ class Assembly:
 
     @cached_property
     def logit_target(self) -> LogitTarget:
-        """The target's other face, for requests that decide on the host; its steps are made when first asked for."""
+        """The target for requests that accept on the host, over the same cache; its steps are made at first use."""
         assert isinstance(self.engine.target, TargetModel | CapturedTarget)
         with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
             target = LogitTarget(self.engine.target, self.engine.tree, self.shapes.verify_widths)
@@ -138,10 +138,7 @@ class Assembly:
         return any(runner is not None and runner.backend == "inductor" for runner in (self.target, self.drafter))
 
     def complete(self, phase: Phase = silent) -> None:
-        """Build every step: afterwards none is built but those of what is asked for later.
-
-        What is asked for later (``logit_target``, ``expansion_drafter``) is built when it is made, before it decodes.
-        """
+        """Build every step. Steps of ``logit_target`` and ``expansion_drafter`` are built when these are first used."""
         if isinstance(self.engine.target, CapturedTarget):
             self._capture(phase)
             return

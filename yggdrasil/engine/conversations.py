@@ -14,7 +14,7 @@ _MIN_ROWS = 16  # rows below which a prefill costs less than a copy
 
 
 class Conversations:
-    """Copies of what the caches held of earlier texts, ``most_bytes`` at most; the one not used for longest goes first.
+    """Copies of the cache rows of earlier texts, ``most_bytes`` at most; the least recently used one is dropped first.
 
     Nothing may be decoding when it is asked. A drafter that keeps states of its own, of no model's cache, has those of
     the last text alone.
@@ -28,7 +28,7 @@ class Conversations:
 
     @property
     def num_bytes(self) -> int:
-        """What the copies take."""
+        """Memory that the copies take, in bytes."""
         return sum(map(_size, self._kept))
 
     def __len__(self) -> int:

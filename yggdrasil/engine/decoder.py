@@ -151,7 +151,7 @@ class Decoder:
         finalize(self, self._estimates.save)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
-        """Decode to the end; what the target alone would give, unless ``speculation`` names a lossy rule."""
+        """Decode to the end. The output is the target's own, unless ``speculation`` names a lossy rule."""
         return self.start(prompt, **options).finished()
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[str]:
@@ -223,12 +223,12 @@ class Decoder:
             self._table.look()
 
     def pool_texts(self) -> None:
-        """Count what requests say for later ones too, from now on.
+        """Keep the n-gram counts of each request for later ones, from now on.
 
-        Outputs stay the target's own, but a fast answer may tell that somebody had it before.
+        Outputs stay the target's own, but a fast answer may reveal that another request had it before.
 
         Raises:
-            YggdrasilError: nothing counts here.
+            YggdrasilError: this decoder has no n-gram statistics.
         """
         if (counts := self._counts()) is None:
             raise YggdrasilError("a public pool is one of counted texts, and this decoder counts none; leave it out")

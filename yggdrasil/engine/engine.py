@@ -74,7 +74,7 @@ class Engine:
             raise
 
     def forget(self) -> None:
-        """The next request reads all of its prompt. Whoever writes to the target's cache in another way calls this."""
+        """Have the next request read all of its prompt; to be called after other writes to the target's cache."""
         self.target.text.forget()
         self.target.figures.forget()
 
@@ -97,7 +97,7 @@ class Engine:
         yield stream.release()
 
     def _prefill(self, prompt: Sequence[int], trace: Trace) -> Generator[str, None, Outcome]:
-        """Read the prompt; whoever iterates may stop after every chunk of it."""
+        """Read the prompt; the caller may stop iterating after every chunk of it."""
         # The last token is read anew for its logits, and so is what a drafter needs the states of.
         most = len(prompt) if self.drafter is None else num_kept(self.drafter, prompt)
         start = self.target.text.shared(prompt, most=min(len(prompt), most) - 1)
@@ -112,11 +112,11 @@ class Engine:
             outcomes.append(outcome)
             yield ""
         with self._mode:
-            self._tell_drafters(prompt, start, outcomes)
+            self._begin_drafters(prompt, start, outcomes)
         return outcomes[-1]
 
-    def _tell_drafters(self, prompt: Sequence[int], start: int, outcomes: Sequence[Outcome]) -> None:
-        """A request begins: ``outcomes`` are those of the prompt's chunks from ``start`` on."""
+    def _begin_drafters(self, prompt: Sequence[int], start: int, outcomes: Sequence[Outcome]) -> None:
+        """Begin the request in every drafter; ``outcomes`` are those of the prompt's chunks from ``start`` on."""
         first = outcomes[-1]
         if self.model_free is not None:
             self.model_free.begin(prompt)
@@ -134,10 +134,10 @@ class Engine:
 
 
 class SingleThreadInference:
-    """What steps run under: no gradients, and PyTorch's own pool out of the way.
+    """Context of all steps: inference mode, and one thread of PyTorch's own pool.
 
-    Its idle threads would spin on the cores that our operators' threads need. One serves again and again, not within
-    itself. (``torch.inference_mode`` around a generator makes itself anew at each piece, in a dozen calls.)
+    Its idle threads would spin on the cores that our operators' threads need. An instance serves again
+    and again, not within itself. (``torch.inference_mode`` around a generator is entered anew at each piece.)
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes, width: int | N
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """What serves one request."""
+    """Engine, policy and sampler of one request."""
 
     engine: Engine
     policy: Policy
@@ -52,7 +52,7 @@ class PreparedRequest:
     decision: AcceptanceSetup | None = None
     counts: Counts | None = None
     is_planned: bool = False  # the decoder's own policy chooses the trees
-    set_up: Callable[[], None] | None = None  # what else must be this request's when it begins
+    set_up: Callable[[], None] | None = None  # called when the request begins
 
     def begin(self) -> None:
         """Just before the request runs; another may have been prepared in between."""
@@ -63,7 +63,7 @@ class PreparedRequest:
             self.set_up()
 
     def final_report(self) -> DecodingReport:
-        """The report with what was counted."""
+        """Return the report with the counted near ties, width-1 passes and flips."""
         if self.counts is None:
             return self.report
         counts = self.counts
@@ -216,9 +216,9 @@ def _starts_thinking(prompt: Sequence[int], thinking: tuple[int, int] | None) ->
 
 
 class PolicyPerSetting:
-    """Acceptance statistics of a policy, kept apart for each sampling setting: what pays at one may not at another.
+    """Copies of a policy by sampling setting, since acceptance differs between settings.
 
-    Those of the settings used last are kept; schemas and processors of a caller's own have no end.
+    Those used last are kept: the number of schemas and processors has no bound.
     """
 
     _MOST = 64

@@ -68,7 +68,7 @@ class Iteration:
         return [node for node in self.outcome.nodes[1:] if node < end]
 
     def following(self) -> "Iteration":
-        """The next iteration's values at its beginning."""
+        """Return the state with which the next iteration begins."""
         assert self.outcome is not None
         return Iteration(self.outcome.tokens[-1], self.next_decision, previous=self.emission)
 

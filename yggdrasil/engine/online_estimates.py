@@ -64,7 +64,7 @@ class OnlineEstimates:
             self.save()
 
     def save(self) -> None:
-        """Write what is new. A full disk or somebody else's folder costs the refinement alone."""
+        """Write the refined estimates. Where the disk is full or read-only they are lost, and nothing else."""
         if not self._is_new:
             return
         with suppress(ArtifactError):

@@ -79,7 +79,7 @@ def _unknown(shapes: Shapes) -> tuple[dict[int, FloatArray], FloatArray]:
 
 
 class Drafting(NamedTuple):
-    """Who drafts, by a plan that is made for it."""
+    """The drafters of a plan, and the plan adapted to them."""
 
     plan: Plan
     drafter: LoadedModel | LoadedHead | Drafter | None  # grows trees, at a cost
@@ -113,9 +113,9 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
 def planned_drafter(
     plan: Plan, folder: Path, tokenizer: Tokenizer, target: LoadedModel, dtype: str
 ) -> LoadedModel | LoadedHead | None:
-    """The plan's drafter for ``target``, in arithmetic of ``dtype``; None where no guess costs a pass.
+    """Load the plan's draft model or head for ``target``, in ``dtype``; None where the plan has none.
 
-    What a head drafts among lies in ``folder``.
+    ``folder`` holds the draft vocabulary of a head.
     """
     if plan.drafter is None:
         return None
@@ -151,7 +151,7 @@ def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
 
 
 def planned_model_free(plan: Plan, folder: Path) -> list[Drafter]:
-    """What guesses without a pass; what was learned for it lies in ``folder``."""
+    """The plan's model-free drafters; ``folder`` holds their tables and scorers."""
     return [
         _useful(StatisticsDrafter.load(folder, each), plan)
         if isinstance(each, StatisticsOptions)

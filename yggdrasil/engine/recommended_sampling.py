@@ -32,7 +32,7 @@ class RecommendedSampling(NamedTuple):
 
 
 def describe(params: SamplingParams) -> str:
-    """The law of the tokens in a few words."""
+    """Return the sampling parameters in a few words."""
     if params.is_greedy:
         return "greedy"
     found = [f"temperature {params.temperature:g}"]

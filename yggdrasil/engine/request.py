@@ -16,18 +16,18 @@ from yggdrasil.errors import YggdrasilError
 
 
 class RequestLock:
-    """RequestLock on one decoder, whichever threads ask for them."""
+    """Lets one request at a time run on a decoder, whichever threads start them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._holder: int | None = None  # the thread whose turn it is
+        self._holder: int | None = None  # the thread whose request runs
 
     @contextmanager
     def take(self, *, wait: bool) -> Iterator[None]:
-        """Hold the turn; ``wait`` for it where it is taken.
+        """Hold the lock; ``wait`` until it is free.
 
         Raises:
-            YggdrasilError: it is taken, and waiting was not asked for or would have no end.
+            YggdrasilError: it is held and ``wait`` is false, or this thread holds it, so that waiting would never end.
         """
         if not self._lock.acquire(blocking=False):
             self._wait(wait=wait)
@@ -64,7 +64,7 @@ class Generation:
 class Request:
     """One request under way: an iterator of final text, cancelled by not iterating further.
 
-    It holds the decoder's turn from the first piece on until it ends, is closed, or nobody holds its iterator any more.
+    It holds the decoder's lock from the first piece on until it ends, is closed, or its iterator is garbage-collected.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Request:
         self._stream = stream
         self._prepared = prepared
         self._wait = wait
-        self._ended = ended  # told prompt, answer and trace, however the request ends
+        self._ended = ended  # called with prompt, answer and trace, however the request ends
         self._trace = Trace(watch=watch)
         self._has_begun = False
         self._iterators: WeakSet[Generator[str, None, None]] = WeakSet()
@@ -112,7 +112,7 @@ class Request:
         return self._stream.tokens
 
     def logprobs(self, start: int = 0) -> list[TokenLogprobs]:
-        """What was noted of the certain tokens from number ``start`` on; nothing where none were asked for."""
+        """Log-probabilities of the certain tokens from index ``start`` on; empty unless the request asked for them."""
         sampler = self._prepared.sampler
         if sampler is None or sampler.params.logprobs is None:
             return []
@@ -120,7 +120,7 @@ class Request:
         return sampler.logprobs[start : len(self._stream.tokens)]
 
     def finished(self) -> Generation:
-        """Decode to the end, for who asks for no piece before."""
+        """Decode to the end without streaming, and return the result."""
         for _ in self.in_stretches(inf):
             pass
         return self.result()
@@ -131,7 +131,7 @@ class Request:
         return iter(self)
 
     def result(self) -> Generation:
-        """What was generated so far; ``cancelled`` where the text had not ended."""
+        """Return what was generated so far; the finish reason is ``cancelled`` where the text had not ended."""
         for pieces in list(self._iterators):
             if isinstance(pieces, GeneratorType) and not pieces.gi_running:
                 pieces.close()

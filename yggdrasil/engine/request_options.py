@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # torch comes with it, and options are checked before that is
 
 
 class RequestOptions(TypedDict, total=False):
-    """Options of ``generate``, ``stream``, ``chat`` and the rest; what is left out is as in ``RequestSettings``."""
+    """Options of ``generate``, ``stream``, ``chat`` and the rest; defaults are those of ``RequestSettings``."""
 
     max_new_tokens: int
     stop: str | Sequence[str] | None  # end before any of these texts; seen with special tokens
@@ -51,7 +51,7 @@ class RequestSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "RequestSettings":
-        """From what a caller gave: ``RequestOptions``, or anything else."""
+        """Make the settings from a caller's keyword arguments, which may be invalid."""
         names = [field.name for field in fields(cls)]
         unknown = next((name for name in options if name not in names), None)
         if unknown is not None:
@@ -77,7 +77,7 @@ class RequestSettings:
 
 
 def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> None:
-    """Refuse a prompt that is empty, fills a context of ``limit`` tokens or holds what is no token."""
+    """Refuse a prompt that is empty, fills a context of ``limit`` tokens or holds invalid tokens."""
     if not tokens:
         raise YggdrasilError("the prompt is empty; give at least one token of text")
     if len(tokens) >= limit:

@@ -14,7 +14,7 @@ _FARTHEST = 16  # tokens before, in which a letter is looked for
 
 
 class IncrementalDetokenizer:
-    """IncrementalDetokenizer of text that make up what the tokens add to the text ``before`` them.
+    """Text of tokens, piece by piece, as they come behind the text ``before`` them.
 
     A piece ends with a whole character. Where later bytes belong to none and would change those before, too (a decoder
     that falls back to bytes takes all in a row as one), what was told stands and they are replacement characters.
@@ -44,7 +44,7 @@ class IncrementalDetokenizer:
         return piece
 
     def held(self) -> str:
-        """Text of the tokens that no piece has told, if there are to be no more."""
+        """Text of the tokens that is in no piece yet, if no more tokens follow."""
         return self._behind(self._told, self._held)
 
     def whole(self, tokens: Sequence[int]) -> str:

@@ -16,14 +16,14 @@ from yggdrasil.tree.token_tree import TokenTree
 class IterationTree:
     """The tree of an iteration, a copy. Node 0 is the last certain token; a plain step has no other."""
 
-    drafter: str  # who guessed, several with " + " between them; "none" for a plain step
+    drafter: str  # names of the drafters, several with " + " between them; "none" for a plain step
     tokens: list[int]
     parents: list[int]
     verified: list[int]  # nodes that the target's pass read
-    accepted: list[int]  # those on the path that stood, the root first
+    accepted: list[int]  # nodes of the accepted path, the root first
     bonus: int  # the token that the target added
-    drafted: int = 0  # nodes that the drafter attached, which come first; those behind them are n-grams' guesses
-    scores: Sequence[float] = ()  # logarithms of the nodes' estimated acceptance
+    drafted: int = 0  # nodes that the drafter attached, which come first; those behind them are model-free drafts
+    scores: Sequence[float] = ()  # log-acceptance estimates of the nodes
     shape: TreeShape = PLAIN_STEP
 
 
@@ -50,7 +50,7 @@ class DecodingReport:
     """By which rule a request was decoded, and how near its decisions were; None where nothing was counted."""
 
     rule: str = "match"
-    lossless: bool = True  # whether the output follows the target's own law
+    lossless: bool = True  # whether the output follows the target's own distribution
     temperature: float = 0.0
     seed: int | None = None  # None where nothing was drawn
     exactness: str = "fast"
@@ -78,7 +78,7 @@ class Trace:
     expected_tokens: float = 0.0  # expected before verification, bonus included
     predicted_ms: float = 0.0  # of all iterations, by the plan's costs
     reused_tokens: int = 0  # of the prompt, whose rows the cache held from an earlier request
-    watch: Callable[[Any], None] | None = None  # is told of each iteration's tree (a ``IterationTree``)
+    watch: Callable[[Any], None] | None = None  # called with each iteration's ``IterationTree``
     passes: Counter[int] = field(default_factory=Counter)  # of the target that were timed, by their width
     passes_ns: Counter[int] = field(default_factory=Counter)  # what those of a width took together
     prefill_ns: int = 0
@@ -108,7 +108,7 @@ class Trace:
         self.passes_ns[width] += nanoseconds
 
     def call_plain(self, verified_ns: int) -> None:
-        """The last pass was a plain step: what verification has taken beyond ``verified_ns`` is no verification."""
+        """Count the last pass as a plain step: move the verification time beyond ``verified_ns`` to ``plain``."""
         self.stage_ns["plain"] += self.stage_ns.pop("verify") - verified_ns
         if verified_ns:
             self.stage_ns["verify"] = verified_ns

@@ -38,7 +38,7 @@ class AcceptanceCorrection:
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
 
     def decay(self) -> None:
-        """An iteration without such a tree: in the end the scores are taken as they are."""
+        """Count an iteration without such a tree: the factor returns to 1."""
         self.observe(0.0, 0.0)
 
     def corrected(self, tokens: float) -> float:
@@ -50,7 +50,7 @@ class AcceptanceCorrection:
         return {"estimated": self._estimated, "accepted": self._accepted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self._estimated, self._accepted = state["estimated"], state["accepted"]
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
 
@@ -72,7 +72,7 @@ class SurvivalCorrection:
             self._accepted[level] += level < accepted
 
     def decay(self) -> None:
-        """An iteration without such a tree: in the end the estimates are taken as they are."""
+        """Count an iteration without such a tree: the correction fades."""
         self._estimated = [DECAY * share for share in self._estimated]
         self._accepted = [DECAY * share for share in self._accepted]
 
@@ -87,7 +87,7 @@ class SurvivalCorrection:
         return {"estimated": list(self._estimated), "accepted": list(self._accepted)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self._estimated, self._accepted = list(state["estimated"]), list(state["accepted"])
 
 
@@ -181,7 +181,7 @@ class DraftedTrees:
         return {"survival": self._correction.state(), "budget": self.budget.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self._correction.restore(state["survival"])
         self.budget.restore(state["budget"])
         self._typical = self._find_typical()

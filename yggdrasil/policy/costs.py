@@ -92,7 +92,7 @@ class StepCosts:
 
     @property
     def model_free_iteration_overhead_ms(self) -> float:
-        """Return what an iteration with model-free drafts alone takes beside its pass."""
+        """Return the overhead of an iteration with model-free drafts alone, in milliseconds."""
         return self.overhead_ms if self.model_free_overhead_ms is None else self.model_free_overhead_ms
 
 
@@ -138,7 +138,7 @@ class LatencyScales:
         return {"common": self._common, "own": dict(self._own), "is_known": self._is_known}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self._common, self._own, self._is_known = state["common"], dict(state["own"]), state["is_known"]
 
 

@@ -73,7 +73,7 @@ def least_useful_probability(costs: Iterable[StepCosts]) -> float:
 def value_per_token(costs: StepCosts, other_ms: float, objective: Objective = "latency") -> list[float]:
     """Return the objective value of one token at each of ``costs.verify_widths``.
 
-    ``other_ms`` is what an iteration takes beside the pass: drafting and overhead. The objective value of a verify
+    ``other_ms`` is the time of an iteration without the pass: drafting and overhead. The objective value of a verify
     width is its expected tokens times this.
     """
     return [objective_value(1.0, other_ms + costs.verify_ms[width], objective) for width in costs.verify_widths]
@@ -89,7 +89,7 @@ def best_width(expected_tokens: Sequence[float] | FloatArray, values: Sequence[f
 
 
 class Decision(NamedTuple):
-    """A tree shape, and what an iteration of it is expected to give and to take; 0 ms where no costs are known."""
+    """A tree shape with the expected tokens and milliseconds of its iteration; 0 ms where no costs are known."""
 
     shape: TreeShape
     tokens: float = 1.0  # bonus included
@@ -100,7 +100,7 @@ class Decision(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What is charged for the iteration, and followed by its latency scale."""
+        """The kind of iteration, by which budgets and latency scales are kept."""
         if self.is_drafting:
             return "drafted"
         return "model_free" if self.shape.depth else "plain"

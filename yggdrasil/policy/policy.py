@@ -1,4 +1,4 @@
-"""The run-time policy: one choice among plain steps, model-free drafts and drafted trees, and what it learns by.
+"""The run-time policy: one choice among plain steps, model-free drafts and drafted trees, and its online estimates.
 
 ``choose`` is equation 3's argmax before anything is drafted, ``prune`` over the verify widths of a drafted tree. Costs,
 acceptance and regret budgets are followed by ``settle``.
@@ -41,7 +41,7 @@ class Policy(Protocol):
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return what the next iteration drafts, behind ``context`` tokens; None asks to be called with ``features``.
+        """Return the next iteration's shape behind ``context`` tokens; None: call again with ``features``.
 
         A shape of depth 0 is a plain step; one of width 0 verifies ``model_free`` alone.
         """
@@ -72,7 +72,7 @@ class _Passes(NamedTuple):
 
 
 class ObjectivePolicy:
-    """Does what the objective is highest for, within a regret budget for each way to speculate.
+    """Chooses the iteration with the highest objective value, within a regret budget for each kind of speculation.
 
     ``costs`` maps context lengths to the step costs measured there; the nearest one serves, at the latency scales of
     now. ``ratios``, ``mean_survival``, ``depth`` and ``added_tokens`` describe the drafter's trees (``DraftedTrees``);
@@ -172,7 +172,7 @@ class ObjectivePolicy:
         return plain._replace(milliseconds=plain.milliseconds + head_ms, is_drafting=True)
 
     def _pruned(self, here: int, shape: TreeShape) -> _Passes:
-        """What decides how many nodes of a tree drafted as ``shape`` are verified."""
+        """Values and bound that decide how many nodes of a tree drafted as ``shape`` are verified."""
         key = here, shape.width, shape.depth
         if (found := self._pruning.get(key)) is None:
             costs = self._costs[here]

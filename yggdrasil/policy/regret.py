@@ -15,10 +15,10 @@ from typing import Any
 
 
 class RegretBudget:
-    """Balance of what one way to speculate has gained or lost, in plain steps at the speed of now.
+    """Gains and losses of one kind of speculation, in plain steps at the present speed.
 
-    A budget that is lost closes that way; each iteration without it earns a little, until there is enough for a few
-    trees: the first after a while meets cold caches, so one alone would say little. It outlives a request.
+    A negative balance closes that kind; each iteration without it earns a little, until there is enough for a few
+    trees. One alone would measure cold caches. It outlives a request.
     """
 
     GRANT, EARNED = 8.0, 0.01  # at first; by each iteration without
@@ -58,12 +58,12 @@ class RegretBudget:
         return {"balance": self._balance, "is_open": self.is_open}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self._balance, self.is_open = state["balance"], state["is_open"]
 
 
 class PlainProbe:
-    """Forced probe: now and then a request begins with plain steps, which measure what the bound is relative to."""
+    """Forced probe: now and then a request begins with plain steps, which measure the reference of the regret bound."""
 
     STEPS = 2  # the first after a prefill is cold
     EVERY = 400  # iterations between probes: beside speculation at twice plain speed they cost half a percent

@@ -39,7 +39,7 @@ class FeatureSizes(NamedTuple):
 
 
 class Features(Protocol):
-    """The present state of decoding; each part is computed when asked for, so what is not read costs nothing."""
+    """The present state of decoding; each part is computed on demand."""
 
     @property
     def context(self) -> int:
@@ -97,7 +97,7 @@ class RepetitionFigures:
 
 
 def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
-    """Features of a predictor of these sizes, [F]; parts of size 0 are not asked for."""
+    """Features of a predictor of these sizes, [F]; parts of size 0 are not computed."""
     parts = []
     if sizes.hidden:
         parts.append(features.hidden())
@@ -109,7 +109,7 @@ def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
 
 
 def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Array:
-    """The drafter's first guesses within the range that its calibration knows."""
+    """The root's candidates within the range that its calibration knows."""
     bounded: Float32Array = np.maximum(log_probabilities, _NO_GUESS, dtype=np.float32)
     return bounded
 

@@ -23,7 +23,7 @@ class Repetition:
         return len(self.text) - self._guess if self._guess >= 0 else 0
 
     def append(self, token: int) -> bool:
-        """One more token is certain; returns whether the repetition told it."""
+        """Add a certain token; returns whether the suspected repetition predicted it."""
         is_hit = self._guess >= 0 and self.text[self._guess] == token
         self.text.append(token)
         ngram = tuple(self.text[-NGRAM:])

@@ -27,7 +27,7 @@ class DocumentSplit(NamedTuple):
 
 
 def split_documents(documents: IntArray, seed: int, held_out: float = 0.25, validation: float = 0.2) -> DocumentSplit:
-    """Split whole documents at random; ``validation`` is a share of what is not held out.
+    """Split whole documents at random; ``validation`` is a share of the documents that are not held out.
 
     Each part gets at least one document as far as they go: training first, then held out, then validation.
     """
@@ -57,7 +57,7 @@ class DepthScore:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPoint:
-    """Held-out positions whose predictions lie together: what was predicted of them on average, and what came true."""
+    """Held-out positions with similar predictions: their mean prediction and the observed share."""
 
     depth: int
     predicted: float
@@ -67,7 +67,7 @@ class CalibrationPoint:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What was trained on what, and how well it does; ``notes`` says what the data could not support."""
+    """Data and held-out scores of a training; ``notes`` lists limits of the data."""
 
     split: DocumentSplit
     training_positions: int

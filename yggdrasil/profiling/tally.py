@@ -13,7 +13,7 @@ Histogram: TypeAlias = dict[int, int]
 
 @dataclass(frozen=True)
 class Totals:
-    """What they add up to. ``histograms`` counts iterations by width, depth, verify_width and accepted.
+    """Totals of iterations. ``histograms`` counts iterations by width, depth, verify_width and accepted.
 
     ``document_ms``: of each document, in their order.
     """

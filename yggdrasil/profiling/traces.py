@@ -35,7 +35,7 @@ _PER_WIDTH = (*_PER_NODE, *_PER_CANDIDATE)
 
 
 class Outcomes(NamedTuple):
-    """What each verify width would have seen and got at every position."""
+    """Accepted lengths and expected tokens of each verify width at every position."""
 
     accepted: npt.NDArray[np.int8]  # [P, V] accepted length, without the bonus token
     expected_tokens: Float32Array  # [P, V] estimate from the scores, with the bonus token
@@ -93,7 +93,7 @@ class TraceSet:
         return bool(np.isfinite(self.head).any())
 
     def features(self, sizes: FeatureSizes) -> Float32Array:
-        """Return what a predictor of these sizes reads at every position, [P, F]."""
+        """Return the features of a predictor of these sizes at every position, [P, F]."""
         parts = (self.hidden, self.repetition, finite_head(self.head))
         for part, size, name in zip(parts, sizes, sizes._fields, strict=True):
             if size not in (0, part.shape[1]):

@@ -1,7 +1,7 @@
-"""Who runs the stages of a schedule: one after the other, on threads, or on CUDA streams.
+"""Executors run the stages of a schedule: one after the other, on threads, or on CUDA streams.
 
 All three honour the same dependencies, those that follow from inputs and outputs, so a schedule gives the same tokens
-whoever runs it.
+under each.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ class Executor(Protocol):
 
 
 class InOrderExecutor:
-    """One thread, the schedule's order: what a CPU is fastest with, whose cores verification fills already.
+    """Runs stages on one thread in the schedule's order: fastest on a CPU, whose cores verification already fills.
 
     A measurement on a GPU has ``after_stage`` wait for the device, so that a stage's time holds its work.
     """

@@ -78,7 +78,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A checkpoint and what it must look like."""
+    """A checkpoint and its fingerprint."""
 
     source: str
     fingerprint: str
@@ -116,7 +116,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a policy gave on held-out text (simulated)."""
+    """Simulated results of a policy on held-out text."""
 
     policy: str
     aal: float
@@ -132,7 +132,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A drafter that was asked for and does not surely pay, by what decoding the same documents gave (simulated)."""
+    """A requested drafter that the plan leaves out, since in simulation it does not surely pay."""
 
     drafter: ModelRef
     drafting: Expectation
@@ -165,7 +165,7 @@ class Searched:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a schedule search found: the chosen plan, and what it was chosen from, best prediction first."""
+    """The chosen plan of a schedule search, and its candidates, best prediction first."""
 
     objective: Objective
     chosen: str  # name of the entry whose stages the plan has
@@ -232,7 +232,7 @@ class Plan:
 
     @property
     def model_free(self) -> tuple[ModelFreeOptions, ...]:
-        """What guesses without a pass, beside a model or alone."""
+        """Options of the model-free drafters, beside a model or alone."""
         return tuple(each for each in self.drafters if not isinstance(each, ModelRef))
 
     def save(self, path: Path) -> None:

@@ -24,7 +24,7 @@ _DIGITS = 9  # predictions that agree so far are the same
 
 
 class AcceptedLengths:
-    """What trees of each shape were accepted for on average, from the tables of a calibration (bonus included)."""
+    """Average accepted length of each tree shape in the traces of a calibration, bonus included."""
 
     def __init__(self, mean_survival: Array, ratios: Mapping[int, Array], verify_widths: Sequence[int]) -> None:
         self._survival = np.asarray(mean_survival, dtype=np.float64)
@@ -51,7 +51,7 @@ class AcceptedLengths:
 
 
 class Candidate(NamedTuple):
-    """A plan for every iteration, and what it should give."""
+    """A schedule and shape with the predicted milliseconds and AAL."""
 
     backend: str
     stages: tuple[str, ...]
@@ -66,7 +66,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched: every schedule of ``variants`` with every shape and backend."""
+    """The search space: every schedule of ``variants`` with every shape and backend."""
 
     shapes: tuple[TreeShape, ...]
     variants: tuple[Mapping[str, str], ...]

@@ -94,7 +94,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, labels: Sequence[str]) -> "Schedule":
-        """Read what ``labels`` wrote; a name without a variant means the stage's first one."""
+        """Read a schedule from ``labels``; a name without a variant means the stage's first one."""
         return cls(tuple(_parse(label) for label in labels))
 
     @classmethod
@@ -190,7 +190,7 @@ def check_order(labels: Sequence[str]) -> None:
 
 
 def is_head_first(labels: Sequence[str]) -> bool:
-    """Whether the depth is chosen with the drafter's first guesses known."""
+    """Whether the depth is chosen after the head draft."""
     return Schedule.parse(labels).variants["depth_prediction"] == "informed"
 
 

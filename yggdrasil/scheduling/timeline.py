@@ -55,7 +55,7 @@ def lay_out(schedule: Schedule, durations: Mapping[str, Milliseconds], executor:
 
 
 def critical_path(schedule: Schedule, durations: Mapping[str, Milliseconds]) -> Milliseconds:
-    """The longest chain of dependent stages: what no executor can beat."""
+    """The longest chain of dependent stages, a lower bound of every executor."""
     ends: dict[str, Milliseconds] = {}
     longest: Milliseconds = 0.0
     for stage in schedule.stages:

@@ -1,12 +1,12 @@
-"""What one iteration drafts and verifies."""
+"""The shape of an iteration's tree: draft width, depth, verify width."""
 
 from typing import NamedTuple
 
 
 class TreeShape(NamedTuple):
-    """What one iteration drafts and verifies; ``PLAIN_STEP`` (depth 0) drafts nothing.
+    """Shape of the tree that one iteration drafts and verifies.
 
-    Nor does a shape of width 0: its guesses cost no pass.
+    Depth 0 is a plain step (``PLAIN_STEP``). Width 0 with a depth is a tree of model-free drafts, which no pass drafts.
     """
 
     width: int
@@ -15,7 +15,7 @@ class TreeShape(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether it has guesses, and they cost no pass."""
+        """Whether the tree holds model-free drafts alone."""
         return self.width == 0 and self.depth > 0
 
 

@@ -67,7 +67,7 @@ class TokenTree:
 
     @classmethod
     def on_host(cls, num_nodes: int, candidates: int = 1) -> "TokenTree":
-        """Buffers on the host, as a rule for guesses that need no pool of candidates."""
+        """Buffers on the host, as a rule for model-free drafts, which need no pool of candidates."""
         with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
             return cls.allocate(num_nodes, candidates, torch.device("cpu"))
 
@@ -90,7 +90,7 @@ class TokenTree:
         return [*self.node_tensors(), self.pool_scores, self.pool_edges, self.pool_tokens]
 
     def take_nodes(self, other: "TokenTree") -> None:
-        """Have the nodes of ``other``, which has room for as many; the pool stays."""
+        """Copy the nodes of ``other``, a tree of the same capacity; the pool of candidates stays."""
         for ours, theirs in zip(self.node_tensors(), other.node_tensors(), strict=True):
             ours.copy_(theirs)
 
@@ -115,7 +115,7 @@ class TokenTree:
     def attach(self, parent: int, token: int, log_probability: float) -> int:
         """Add one node below ``parent`` from the host and return its number.
 
-        ``log_probability`` (at most 0) estimates that ``token`` follows its parent. For drafters that guess on the
+        ``log_probability`` (at most 0) estimates that ``token`` follows its parent. For drafters that draft on the
         host; model drafters grow the tree inside their compiled steps.
 
         Raises:
@@ -143,11 +143,10 @@ class TokenTree:
         return node
 
     def graft(self, parents: Sequence[int], tokens: Sequence[int], log_probabilities: Sequence[float]) -> int:
-        """Merge a tree guessed on the host into this one, below the root; returns how many nodes were added.
+        """Merge a tree drafted on the host into this one, below the root; returns how many nodes were added.
 
-        Guess i hangs below guess ``parents[i] - 1``, or below the root where ``parents[i]`` is 0. A guess that repeats
-        a node already here is walked through, and only what is new is attached, as ``attach`` would, in a fixed number
-        of writes. Stops silently when the tree is full.
+        Node i is a child of node ``parents[i] - 1`` of these, or of the root where ``parents[i]`` is 0. Nodes that
+        the tree has are skipped; new ones are attached as by ``attach``, in a fixed number of writes, until it is full.
 
         Raises:
             ValueError: a parent that does not come first or a positive log-probability; nothing is written then.
@@ -157,13 +156,13 @@ class TokenTree:
         above, labels = self.parents.tolist()[:size], self.tokens.tolist()[:size]
         children = {(above[node], labels[node]): node for node in range(1, size)}
         depths, edges = self.depths.tolist()[:size], [0.0] * size
-        places = [0]  # the node of each guess, the root first
+        nodes = [0]  # the node here of each given one, the root first
         for parent, token, log_probability in zip(parents, tokens, log_probabilities, strict=True):
-            if not 0 <= parent < len(places):
-                raise ValueError(f"guess {len(places)} hangs below {parent}, which does not come before it")
+            if not 0 <= parent < len(nodes):
+                raise ValueError(f"node {len(nodes)} has the parent {parent}, which does not come before it")
             if log_probability > 0:
                 raise ValueError(f"log_probability must be at most 0, got {log_probability}")
-            below = places[parent]
+            below = nodes[parent]
             node = children.get((below, token))
             if node is None:
                 if len(above) == self.num_nodes:
@@ -174,7 +173,7 @@ class TokenTree:
                 depths.append(depths[below] + 1)
                 scores.append(scores[below] + min(log_probability, MIN_DESCENT))
                 edges.append(log_probability)
-            places.append(node)
+            nodes.append(node)
         if len(above) == size:
             return 0
         for buffer, values in zip(
@@ -205,7 +204,7 @@ class TokenTree:
         return torch.nonzero(self.ancestors[node]).flatten().tolist()
 
     def check_integrity(self) -> None:
-        """Assert every invariant; for tests and for whoever writes a drafter."""
+        """Assert every invariant; for tests and authors of drafters."""
         size = self.size
         exists = torch.isfinite(self.scores)
         assert bool(exists[:size].all()), "nodes are not numbered without gaps"
@@ -225,7 +224,10 @@ class TokenTree:
 
 
 class Ranking:
-    """Of one tree's nodes, ties to the lower number, written into ``order`` where one is given.
+    """Ranks the nodes of one tree by score, best first, ties to the lower number; runs in every iteration.
+
+    Args:
+        order: [N] int64 that receives the ranking; a buffer of its own where none is given.
 
     Dims: N nodes, V verify widths.
     """
@@ -240,7 +242,7 @@ class Ranking:
         self._order = HostView(order)
         self._given: Any = self._totals.numpy().data  # as a list sooner than the array is
         self._deepest: memoryview = self._levels.numpy().data
-        self._places = {width: place for place, width in enumerate(verify_widths)}
+        self._indices = {width: index for index, width in enumerate(verify_widths)}
         self._rank: Callable[[], int] = self._rank_portably
         if device.type == "cpu" and is_native():
             self._native = native_ranking(*self._buffers, self._widths, self._totals, self._levels)
@@ -254,8 +256,8 @@ class Ranking:
         return totals
 
     def depth(self, width: int) -> int:
-        """Levels of the best ``width`` nodes, a verify width."""
-        deepest: int = self._deepest[self._places[width]]
+        """Depth of the subtree of the best ``width`` nodes; ``width`` is one of the verify widths."""
+        deepest: int = self._deepest[self._indices[width]]
         return deepest
 
     @property

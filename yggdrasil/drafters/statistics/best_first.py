@@ -1,4 +1,4 @@
-"""A tree that is grown best first: the nodes that it has, and the guesses that may become nodes."""
+"""A tree that is grown best first: the nodes that it has, and the candidates that may become nodes."""
 
 import heapq
 import math
@@ -146,7 +146,7 @@ def shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[f
 
 
 def offered(tokens: Tensor, scores: Tensor, node: int, capacity: int, above: float) -> dict[int, float]:
-    """What a drafter has offered below ``node`` and nobody has attached, with its probabilities; none if it read none.
+    """Candidates of a drafter below ``node`` that are not attached, with their probabilities; empty if it read none.
 
     ``tokens``, ``scores``: the pool of a tree with ``capacity`` nodes; ``above``: the node's score at that time.
     """

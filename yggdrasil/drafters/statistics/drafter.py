@@ -1,6 +1,6 @@
-"""Drafters ``text``, ``table`` and ``recycling`` in one tree: what has followed the last tokens, and what nearly has.
+"""Drafters ``text``, ``table`` and ``recycling`` in one tree: continuations that were counted, and runners-up.
 
-Needs no model and no pass. The text's contexts are counted as tokens become certain; the table's were counted in the
+They need no model pass. The text's contexts are counted as tokens become certain; the table's were counted in the
 target's own text when it was calibrated; recycling keeps what the target found likeliest after each token that it
 verified (Token Recycling, arXiv 2408.08696). Candidates of all compete for the tree's nodes by one scorer, below any
 node, drafted ones too.
@@ -42,9 +42,9 @@ def table_origin(folder: Path) -> str | None:
 
 
 class StatisticsDrafter:
-    """Grows the best tree that counted features makes likely, best node first, until it is full.
+    """Grows the tree of the likeliest counted continuations, best node first, until it is full.
 
-    ``is_public_pool``: what earlier requests said is counted too, up to ``POOL_TOKENS``, and then from nothing again.
+    ``is_public_pool``: the counts of earlier requests are kept, up to ``POOL_TOKENS``, and then all are dropped.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class StatisticsDrafter:
 
     @classmethod
     def load(cls, folder: Path, options: StatisticsOptions) -> "StatisticsDrafter":
-        """What a calibration wrote to ``folder``; ArtifactError where it is missing or damaged."""
+        """Load the scorer and table of a calibration from ``folder``; ArtifactError where one is missing or damaged."""
         table = Table.load(folder / TABLE_FILE) if options.table else None
         return cls(NGramScorer.load(folder / SCORER_FILE), table, recycles=options.recycling)
 
     def learn(self, scorer: NGramScorer, table: Table | None) -> None:
-        """Go by another scorer and table; what was counted is forgotten."""
+        """Replace scorer and table; the counts of the text are dropped."""
         names = ["text", *(["table"] if table is not None else []), *(["recycling"] if self.recycles else [])]
         self.name = " + ".join(names)
         self._counts: Any = self._make(*scorer.tensors())
@@ -71,18 +71,18 @@ class StatisticsDrafter:
         self.has_table = table is not None
         if table is not None:
             self.set_table(table)
-        self._bed: TokenTree | None = None  # where trees are grown
-        self._given: TokenTree | None = None  # where a drafter grows those that are gone on with
+        self._grown: TokenTree | None = None  # the tree of ``grow``
+        self._filled: TokenTree | None = None  # the drafted tree of ``fill``
         self._text: list[int] = []  # what is counted
         self._pending: list[int] = []  # certain tokens that are not counted yet
         self._pooled = 0  # counted tokens of other texts
 
     def set_table(self, table: Table) -> None:
-        """Go by another table; the text's counts stay."""
+        """Replace the table; the counts of the text stay."""
         self._counts.set_table(*table.tensors())
 
     def leave_out_below(self, likely: float) -> None:
-        """Grow no path of a lower probability: at the costs of a plan no pass gains by verifying it."""
+        """Grow no path of a probability below ``likely``: at the plan's costs no pass gains by verifying it."""
         self._least_path = max(LEAST_PATH, log(likely)) if likely > 0.0 else LEAST_PATH
         self._counts.leave_out_below(self._least_path)
 
@@ -110,15 +110,15 @@ class StatisticsDrafter:
         if budget.from_root:
             self._propose_alone(tree, budget)
             return
-        if tree is not self._given:
-            self._given = tree
+        if tree is not self._filled:
+            self._filled = tree
             self._counts.fill_in(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores)
         self._count()
         self._counts.fill(budget.depth, budget.bound)
 
     def _propose_alone(self, tree: TokenTree, budget: Budget) -> None:
-        if tree is not self._bed:
-            self._bed = tree
+        if tree is not self._grown:
+            self._grown = tree
             self._counts.grow_in(*tree.node_tensors())
         self._counts.grow(self._pending, budget.depth, budget.bound)
         self._text += self._pending
@@ -132,7 +132,7 @@ class StatisticsDrafter:
         self._counts.recycle(list(tokens), runners_up)
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """What may follow the text and then ``path``, [n, 2 + 2 K] int64.
+        """Counts of the candidates behind the text and then ``path``, [n, 2 + 2 K] int64.
 
         Rows: token, place among the runners-up (0: none), how often it followed each context, how often each was seen.
         """
@@ -149,19 +149,19 @@ class StatisticsDrafter:
 
 
 def default_statistics(*, recycles: bool = False) -> StatisticsDrafter:
-    """Counts of the text alone, believed as usual: what serves before anything is learned of a target."""
+    """The drafter before anything is learned of a target: counts of the text alone, and the usual scorer."""
     return StatisticsDrafter(NGramScorer.usual(with_table=False), recycles=recycles)
 
 
 def untrained(options: StatisticsOptions) -> StatisticsDrafter:
-    """The drafter of ``options`` before a calibration: it has no table, which the target's own text is counted in."""
+    """The drafter of ``options`` before a calibration, which makes the table."""
     return default_statistics(recycles=options.recycling)
 
 
 class _NativeStatistics:
-    """The native counts, whose trees are grown, and gone on with, by a plain C call."""
+    """The native counts; trees are grown and extended by a plain C call."""
 
-    _MOST = 128  # tokens that come by mail; a prompt has more
+    _MOST = 128  # tokens that one call passes in a buffer; a prompt has more
 
     def __init__(self, *weights: Tensor) -> None:
         self._counts = NativeStatistics(*weights)
@@ -173,11 +173,11 @@ class _NativeStatistics:
         return getattr(self._counts, name)
 
     def grow_in(self, *buffers: Tensor) -> None:
-        """From now on trees are grown in these: tokens, parents, depths, scores, edges, ancestors."""
+        """Do what ``PortableStatistics.grow_in`` does."""
         self._counts.grow_in(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, bound: StoppingBound) -> int:
-        """What ``PortableStatistics.grow`` does."""
+        """Do what ``PortableStatistics.grow`` does."""
         numbers = self._mail.numbers
         if bound is not self._bound:
             self._counts.grow_for(*bound.buffer_info())
@@ -193,11 +193,11 @@ class _NativeStatistics:
         return size
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """What ``PortableStatistics.fill_in`` does."""
+        """Do what ``PortableStatistics.fill_in`` does."""
         self._counts.fill_in(*buffers, self._fill_mail.tensor)
 
     def fill(self, depth: int, bound: StoppingBound) -> int:
-        """What ``PortableStatistics.fill`` does."""
+        """Do what ``PortableStatistics.fill`` does."""
         numbers = self._fill_mail.numbers
         numbers[0], (numbers[1], numbers[2]) = depth, bound.buffer_info()
         if (size := self._fill()) < 0:

@@ -33,7 +33,7 @@ Tokens = TypeVar("Tokens", int, npt.NDArray[np.int64])
 
 
 class ContextCounts(NamedTuple):
-    """What may follow a text.
+    """How often each candidate has followed the contexts at the end of a text.
 
     Dims: K contexts, those of the text from one token on and then those of the table.
     """
@@ -44,7 +44,7 @@ class ContextCounts(NamedTuple):
 
 
 class Continuations:
-    """What has followed one context, by count."""
+    """Continuations of one context, by count."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -105,11 +105,11 @@ class PortableStatistics:
             self._text.append(token)
 
     def leave_out_below(self, score: float) -> None:
-        """No node is grown whose path has a lower log-probability."""
+        """Grow no node whose path has a log-probability below ``score``."""
         self._least_path = score
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """What may follow ``path`` (its last tokens count), [n, 2 + 2 K] int64.
+        """Counts of the candidates behind ``path``, [n, 2 + 2 K] int64.
 
         Rows: token, place among the runners-up (0: none), how often it followed each context, how often each was seen.
         """
@@ -118,7 +118,7 @@ class PortableStatistics:
         return torch.tensor(rows, dtype=torch.int64).reshape(-1, 2 + 2 * NUM_CONTEXTS)
 
     def grow_in(self, *buffers: Tensor) -> None:
-        """From now on trees are grown in these: tokens, parents, depths, scores, edges, ancestors."""
+        """Set the buffers of the tree to grow: tokens, parents, depths, scores, edges, ancestors."""
         self._bed = buffers
 
     def grow(self, certain: Sequence[int], depth: int, bound: StoppingBound = UNBOUNDED) -> int:
@@ -133,17 +133,15 @@ class PortableStatistics:
         return self._complete(nodes, depth, open_guesses, stopping)
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """From now on trees in these are gone on with: as for ``grow_in``, then the pool's tokens and scores."""
+        """Set the buffers of the drafted tree to extend: as for ``grow_in``, then the pool's tokens and scores."""
         self._given = buffers
 
     def fill(self, depth: int, bound: StoppingBound = UNBOUNDED) -> int:
-        """Go on with a tree that somebody else has grown from the text's last token; returns its size.
+        """Extend a tree that another drafter has grown below the text's last token; returns its size.
 
-        As far as ``bound`` want.
-
-        What is said beyond its nodes takes the places that are left. Where a drafter has read a node, whose candidates
-        are in the pool then, both are believed: in proportion to what each says that it knows, the sum of its
-        probabilities. Of other guesses that are the same the more confident is believed.
+        Free nodes take the best continuations, down to ``depth`` levels, until ``bound`` ends it. Below a node that the
+        drafter has read, whose candidates are in the pool then, both estimates are averaged, each weighted by the sum
+        of its probabilities. Elsewhere the higher estimate of a token counts.
         """
         *buffers, pool_tokens, pool_scores = self._given
         tokens, scores = buffers[0], buffers[3]

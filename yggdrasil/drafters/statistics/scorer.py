@@ -55,7 +55,7 @@ class NGramScorer:
 
     @classmethod
     def none(cls) -> NGramScorer:
-        """All candidates of a place are as likely, and so is none of them: for those who only ask what there is."""
+        """A scorer that gives all candidates of a context, and none of them, the same probability."""
         return cls(**{name: np.zeros(shape) for name, shape in SHAPES.items()})
 
     @classmethod

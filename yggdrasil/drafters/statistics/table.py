@@ -59,7 +59,7 @@ class Table:
 
     @classmethod
     def of(cls, documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Table:
-        """Count the answers of ``documents``, pairs of what came before (prompt) and the target's own tokens.
+        """Count the answers of ``documents``, pairs of a prompt and the target's own tokens.
 
         Raises:
             ValueError: a token that no context could hold, of two million or more.
@@ -84,7 +84,7 @@ class Table:
         return int(self.totals[has_one_token(self.keys)].sum())
 
     def plus(self, other: Table) -> Table:
-        """What both have counted; of each context the continuations that are most frequent in both together."""
+        """Return the sum of both tables; of each context the most frequent continuations are kept."""
         return self._with(other, 1)
 
     def times(self, factor: int) -> Table:
@@ -92,7 +92,7 @@ class Table:
         return replace(self, totals=self.totals * factor, counts=self.counts * factor)
 
     def minus(self, other: Table) -> Table:
-        """What is left without the text that ``other`` has counted, as far as it was counted here."""
+        """Return the table without the counts of ``other``, as far as they are part of it."""
         return self._with(other, -1)
 
     def _with(self, other: Table, times: int) -> Table:
@@ -110,7 +110,7 @@ class Table:
         return _ranked(keys[known], totals[known], renamed[both[left] >> 32], both[left] & (1 << 32) - 1, counts[left])
 
     def halved(self) -> Table:
-        """Every count halved; what was seen once is forgotten."""
+        """Return the table with every count halved; counts of one are dropped."""
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         known = self.totals >= 2
         kept = (self.counts >= 2) & known[row]

@@ -26,7 +26,7 @@ class WatchedTable:
         self._used: tuple[Path, int, int] | None = None
 
     def look(self) -> bool:
-        """Use what is new; returns whether a table is in use. A damaged file is removed: it can be made again."""
+        """Load the table if it has changed; returns whether one is in use. A damaged file is removed."""
         for file in self._files:
             try:
                 status = file.stat()

@@ -41,7 +41,7 @@ class CapturedLogits:
         yield from (self._plain, *self._trees.values(), self._keep)
 
     def plain(self) -> Sequence[Tensor]:
-        """Outputs of ``PlainLogitsStep``, on the host but for what drafters read of layers."""
+        """Outputs of ``PlainLogitsStep``: on the host, the layers' states for drafters on the device."""
         logits, hidden, *layers = self._plain()
         (logits, hidden), layers = self._on_host([logits, hidden], layers)
         return logits, hidden, *layers

@@ -22,12 +22,12 @@ from yggdrasil.tree.token_tree import TokenTree
 
 @dataclass(frozen=True)
 class AcceptanceSetup:
-    """How one request decides."""
+    """How one request chooses and accepts tokens."""
 
     sampler: Sampler
     rule: Rule
     drawn: Callable[[], DrawnTree | None]  # how the tree about to be accepted was drawn
-    fixed_width: int | None = None  # every pass is so wide; None: as wide as it needs to be
+    fixed_width: int | None = None  # rows of every pass; None: as many as it needs
 
 
 class LogitTarget:
@@ -57,7 +57,7 @@ class LogitTarget:
         return self.runner.call.vocab_size
 
     def begin(self, decision: AcceptanceSetup) -> None:
-        """The next request decides so."""
+        """Use ``decision`` for the next request."""
         self._decision = decision
 
     @property
@@ -122,7 +122,7 @@ class LogitTarget:
         return self.accept(outputs, width)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Each verified row's node and its likeliest token; what is chosen may be another."""
+        """Each verified row's node and its likeliest token; the chosen one may be another."""
         layout, logits, *_ = outputs
         return layout[0], logits.argmax(-1)
 
@@ -138,7 +138,7 @@ class LogitTarget:
         return outputs
 
     def run_tree(self, width: int) -> Sequence[Tensor]:
-        """Verify the ``width`` best nodes: what ``VerifyLogitsStep`` returns."""
+        """Verify the ``width`` best nodes; returns the outputs of ``VerifyLogitsStep``."""
         self._start.write(self.length)
         return self.runner.step("verify-logits", width)() if self.captured is None else self.captured.tree(width)
 

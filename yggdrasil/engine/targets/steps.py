@@ -50,7 +50,7 @@ class VerifyLogitsStep(CallStep[ModelCall]):
 
 
 class TreeRows(NamedTuple):
-    """What the rows of a pass over a tree hold; row 0 is the root, parents come before children."""
+    """The rows of a pass over a tree; row 0 is the root, parents come before children."""
 
     nodes: Tensor  # [W] int64
     tokens: Tensor  # [W] int64

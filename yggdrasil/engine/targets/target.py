@@ -23,14 +23,14 @@ from yggdrasil.tree.widths import fitting_or_widest
 
 
 class RowsWithRunnersUp(NamedTuple):
-    """Tokens of a pass, refused ones too, and what the target found likeliest after each."""
+    """Tokens of a pass, rejected ones included, and the target's likeliest continuations of each."""
 
     tokens: list[int]
     runners_up: Tensor  # [len(tokens), K] int64, best first
 
 
 class Outcome(NamedTuple):
-    """What became certain in one target pass."""
+    """Accepted tokens and rows of one target pass."""
 
     tokens: list[int]  # accepted ones, then the bonus token
     rows: list[int]  # accepted rows of the pass, the root's first
@@ -38,17 +38,17 @@ class Outcome(NamedTuple):
     layers: Mapping[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
     nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; none for a plain or a captured step
     expected: float | None = None  # tokens that the scores of the verified nodes expect, where the device ranked them
-    last: int = 0  # the row of ``states`` that produced the last token
+    last: int = 0  # row of ``states`` that produced the last token
     seen: RowsWithRunnersUp | None = None  # where steps give runners-up
 
     @property
     def hidden(self) -> Tensor:
-        """The state that produced the last token, [H]; taken out when asked for, and most policies never ask."""
+        """The state that produced the last token, [H]; a property, since most policies never read it."""
         return self.states[self.last]
 
 
 class Target(Protocol):
-    """What the engine asks of a target: ``LogitTarget`` decides on the host, the others on the device."""
+    """Interface of a target: ``LogitTarget`` accepts on the host, the others on the device."""
 
     order: Tensor  # [N] int64, nodes of the tree from best to worst
     ranks_nodes: bool  # verification fills ``order`` itself; the verify width is chosen before drafting
@@ -63,11 +63,11 @@ class Target(Protocol):
 
     @property
     def text(self) -> KeptText:
-        """The certain text; whoever decodes adds to it what becomes certain."""
+        """The certain text; the engine appends accepted tokens."""
 
     @property
     def figures(self) -> RepetitionFigures:
-        """How that text repeats itself, as far as it was asked for."""
+        """Repetition features of that text, computed on demand."""
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
         """Read a prompt, a chunk at a time; the last outcome holds the first new token.
@@ -82,13 +82,13 @@ class Target(Protocol):
         """Launch verification of the ``width`` best nodes."""
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """What verification made certain."""
+        """Read which rows a verification of ``width`` nodes accepted."""
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """The same, walked on the host."""
+        """Do what ``accept`` does, walking the tree on the host."""
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Each verified row's node and what may be chosen after it, [W] int64 each."""
+        """Node of each verified row and the likely next token after it, [W] int64 each."""
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep the outcome's rows."""
@@ -134,7 +134,7 @@ class PromptReader(ABC):
 
     @abstractmethod
     def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
-        """What ``prefill`` does, with the logits [1, V] after each chunk."""
+        """Do what ``prefill`` does; yields the logits [1, V] after each chunk too."""
 
     def _chunks(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
         """Write the inputs of each prefill step; yields its width and its tokens, whose rows the caller then counts."""
@@ -206,7 +206,7 @@ class TargetModel(PromptReader):
         return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """The same outcome, walked on the host: what acceptance costs where the device does not do it."""
+        """Compute the same outcome on the host."""
         summary, hidden, *layers = outputs
         values = summary.tolist()
         if not values[1]:
@@ -233,7 +233,7 @@ class TargetModel(PromptReader):
         self.runner.keep(rows)
 
     def _layers(self, layers: Sequence[Tensor], rows: Sequence[int]) -> Mapping[int, Tensor]:
-        """What drafters read of ``rows``."""
+        """The states of ``rows`` that drafters read, by layer."""
         return LayerRows(self.runner.call.hidden_layers, layers, rows) if layers else {}
 
 
