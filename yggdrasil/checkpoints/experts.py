@@ -1,9 +1,9 @@
-"""A mixture's experts as one operator over packed weights: rows that chose the same expert meet its weights together.
+"""Mixture-of-experts layers as one operator over packed weights; rows routed to the same expert are batched.
 
-What transformers computes with them depends on how many rows meet an expert; here a row's result depends on it alone.
-Experts of another form than the operators know stay transformers' own.
+A row's result is independent of the other rows, unlike in transformers, where it depends on how many rows are routed to
+an expert. Experts in a form that the operators do not support keep transformers' implementation.
 
-Dims: W rows, H hidden size, E experts, K that a row chooses, I inner size of an expert.
+Dims: W rows, H hidden size, E experts, K experts per row, I intermediate size of an expert.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from yggdrasil.checkpoints.packable import is_packable, page_out
 from yggdrasil.native.arena import Arena
 from yggdrasil.native.portable import clamped_gate, gated
 
-# What transformers says of its experts' classes that the operators do not compute otherwise; what says nothing is so.
+# Attributes of transformers' experts modules and the only values that the operators support; a missing one is fine.
 _REQUIRED = {"has_gate": True, "has_post_expert_norm": False, "_is_expert_parallel": False}
 _WEIGHTS = ("gate_up_proj", "down_proj")
 
@@ -27,14 +27,14 @@ _WEIGHTS = ("gate_up_proj", "down_proj")
 class ExpertsForm(NamedTuple):
     """How a mixture's experts store their weights, and their activation and clamp."""
 
-    is_concatenated: bool  # the gate's outputs, then those that it multiplies; else in turns
+    is_concatenated: bool  # gate outputs precede up outputs; else they are interleaved
     is_transposed: bool  # a weight is [E, inputs, outputs]
     has_bias: bool
-    is_gelu: bool  # the gate is gelu by tanh, else silu
-    clamp: tuple[float, ...]  # none, or limit and alpha of ``clamped_gate``
+    is_gelu: bool  # the gate is tanh-approximated GELU, else SiLU
+    clamp: tuple[float, ...]  # empty, or limit and alpha of ``clamped_gate``
 
     def gate_up(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Gate and up [E, I, H] of the weight of both, or [E, I] of their bias."""
+        """Split the joint weight into gate and up, views [E, I, H]; or the joint bias, [E, I]."""
         weight = weight.transpose(1, 2) if self.is_transposed and weight.dim() == 3 else weight
         if self.is_concatenated:
             gate, up = weight.chunk(2, dim=1)
@@ -42,16 +42,16 @@ class ExpertsForm(NamedTuple):
         return weight[:, ::2], weight[:, 1::2]
 
     def joined(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Join gate and up; the inverse of ``gate_up``."""
+        """Join gate and up [E, I, H] (or biases [E, I]); the inverse of ``gate_up``."""
         weight = torch.cat([gate, up], 1) if self.is_concatenated else torch.stack([gate, up], 2).flatten(1, 2)
         return weight.transpose(1, 2).contiguous() if self.is_transposed and weight.dim() == 3 else weight
 
     def down(self, weight: Tensor) -> Tensor:
-        """The last weight as [E, H, I]; its own inverse."""
+        """Return the down projection's weight as [E, H, I]; applied twice, the weight as stored."""
         return weight.transpose(1, 2) if self.is_transposed and weight.dim() == 3 else weight
 
     def biases(self, experts: Any) -> list[Tensor]:
-        """The biases of gate, up and down in float32, or none."""
+        """Return the float32 biases of gate, up and down, an empty list without biases."""
         if not self.has_bias:
             return []
         parts = (*self.gate_up(experts.gate_up_proj_bias), experts.down_proj_bias)
@@ -59,13 +59,13 @@ class ExpertsForm(NamedTuple):
 
 
 class PackedExperts(nn.Module):
-    """Experts over weights in the layout of ``yggdrasil::packed_experts``; inference only."""
+    """Experts with weights in the layout of ``yggdrasil::packed_experts``; inference only."""
 
-    gate_up_proj: Tensor  # [E, 2, ...], each as packed linears have theirs
+    gate_up_proj: Tensor  # [E, 2, ...], each matrix packed like that of a ``PackedLinear``
     down_proj: Tensor  # [E, 1, ...]
 
     def __init__(self, experts: Any, form: ExpertsForm, num_threads: int, arena: Arena) -> None:
-        """Move the weights out of ``experts``, which is empty afterwards: memory may not hold both copies."""
+        """Pack the weights of ``experts`` and remove them from it: memory may not hold both copies."""
         super().__init__()
         self.num_threads, self.is_gelu, self.clamp = num_threads, form.is_gelu, list(form.clamp)
         self.inner_features = form.down(experts.down_proj).shape[-1]
@@ -77,7 +77,7 @@ class PackedExperts(nn.Module):
             page_out(weight)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Weighted sums [W, H] of the chosen experts' outputs; rows [W, H], experts [W, K] int64, weights [W, K]."""
+        """Return the weighted sums [W, H] of expert outputs; inputs [W, H], expert ids [W, K] int64, weights [W, K]."""
         output: Tensor = torch.ops.yggdrasil.packed_experts(
             hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, kept_biases(self),
             self.inner_features, self.is_gelu, self.clamp, self.num_threads,
@@ -88,7 +88,10 @@ class PackedExperts(nn.Module):
 def pack_experts(
     name: str, module: nn.Module, num_threads: int, arena: Arena, quantise: Quantise
 ) -> PackedExperts | QuantisedExperts | None:
-    """A mixture's experts over weights taken out of ``module``; None where the operators do not serve it."""
+    """Return packed experts that replace ``module``, taking its weights; None if the operators do not support it.
+
+    They are quantised if ``quantise`` returns rows for gate, up and down.
+    """
     form = form_of(module)
     if form is None:
         return None
@@ -100,12 +103,12 @@ def pack_experts(
 
 
 def form_of(module: Any) -> ExpertsForm | None:
-    """The form of the experts in ``module``; None where the operators do not compute it or it is no mixture."""
+    """Return the form of the experts in ``module``; None if it is no mixture or the operators do not support it."""
     weights = [getattr(module, name, None) for name in _WEIGHTS]
     if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 and is_packable(weight) for weight in weights):
         return None
     kind = type(module)
-    # What transformers' decorator gives a class: a forward around its own, and where it has none a way to gate.
+    # transformers' decorator wraps the forward of a class and adds a default ``_apply_gate``.
     is_decorated = hasattr(kind.forward, "__wrapped__") and hasattr(kind, "_apply_gate")
     if not is_decorated or any(getattr(module, name, value) != value for name, value in _REQUIRED.items()):
         return None
@@ -119,7 +122,7 @@ def form_of(module: Any) -> ExpertsForm | None:
 
 
 def _gate_of(module: Any, *, is_concatenated: bool) -> tuple[bool, tuple[float, ...]] | None:
-    """Whether the gate is gelu, and its clamp, found from what the module's own gate gives; None of another gate."""
+    """Return (whether the gate is GELU, its clamp) by comparing outputs on samples; None if the gate is unsupported."""
     both = _probe()
     gates, ups = both.chunk(2, dim=-1) if is_concatenated else (both[..., ::2], both[..., 1::2])
     try:
@@ -136,19 +139,19 @@ def _gate_of(module: Any, *, is_concatenated: bool) -> tuple[bool, tuple[float, 
 
 @cache
 def _probe() -> Tensor:
-    """Rows of gates and what they multiply, also beyond what clamps allow."""
+    """Return sample inputs of a gate, [64, 32] float32, some beyond the limits of clamps."""
     return torch.randn(64, 32, generator=torch.Generator().manual_seed(0)) * 6
 
 
 def expert_parts(name: str, module: Any, form: ExpertsForm) -> dict[str, Tensor]:
-    """The weights of the experts called ``name``, gate and up apart, by name."""
+    """Return the weights of the experts module ``name`` by name, with gate and up split."""
     parts = dict(zip(("gate", "up"), form.gate_up(module.gate_up_proj), strict=True))
     parts["down"] = form.down(module.down_proj)
     return {f"{name}.{part}_proj.weight": weight for part, weight in parts.items()}
 
 
 def _quantised(name: str, module: Any, form: ExpertsForm, quantise: Quantise) -> list[QuantisedRows] | None:
-    """Packed rows of gate, up and down; None unless all three are quantised, since one operator reads them."""
+    """Return the quantised rows of gate, up and down; None unless all are quantised, as one operator reads them."""
     found = []
     for part, weight in expert_parts(name, module, form).items():
         rows = quantise(part, weight)
@@ -159,7 +162,7 @@ def _quantised(name: str, module: Any, form: ExpertsForm, quantise: Quantise) ->
 
 
 def _fits(module: Any, form: ExpertsForm) -> bool:
-    """Whether gate, up [E, I, H] and down [E, H, I] are of one model and can be packed."""
+    """Return whether the shapes of gate, up, down and biases agree and both sizes are even, as packing requires."""
     (gate, up), down = form.gate_up(module.gate_up_proj), form.down(module.down_proj)
     experts, hidden, inner = down.shape
     is_whole = gate.shape == up.shape == (experts, inner, hidden) and gate.dtype == down.dtype
@@ -172,7 +175,7 @@ def _fits(module: Any, form: ExpertsForm) -> bool:
 
 
 def _packed(parts: Sequence[Tensor], arena: Arena) -> Tensor:
-    """Matrices [E, N, K] of every expert, each packed by itself: [E, M, ...]."""
+    """Pack every expert's matrix of each of the M ``parts`` [E, N, K] by itself; returns [E, M, ...]."""
     shape = torch.ops.yggdrasil.packed_shape(parts[0][0])
     packed = arena.zeros((parts[0].shape[0], len(parts), *shape), parts[0].dtype)
     for expert, places in enumerate(packed):

@@ -1,4 +1,4 @@
-"""What can be known of a model without its weights: configuration and tokenizer; what cannot be served is refused."""
+"""Load a model's configuration and tokenizer, and reject unsupported models before their weights are read."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _MOST_POSITIONS = 2**31 - 1
-MOST_LAYERS = 1024  # far more than any model has; what counts more would be made before its weights are missed
+MOST_LAYERS = 1024  # far more than any model has; bounds the memory that a damaged configuration can allocate
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "recurrent", "conv", "hybrid", "rwkv"}
 _POSITIONS = (None, "absolute", "rotary", "rope", "nope")  # by name; Granite's hybrids have none
 _NO_TREE = (
@@ -25,8 +25,12 @@ _NO_TREE = (
 
 
 def load_config(source: str | Path | Source) -> "PretrainedConfig":
-    """The configuration of a folder, GGUF file or hub id, with one sentence where there is none or it is odd."""
-    from transformers import AutoConfig  # here: nothing that was opened before needs it
+    """Load the configuration of a folder, GGUF file or hub id.
+
+    Raises:
+        YggdrasilError: if it is missing, unreadable or inconsistent.
+    """
+    from transformers import AutoConfig  # imported late: later starts do not need it
 
     found = Source.find(source)
     register_family(found.folder)
@@ -35,7 +39,7 @@ def load_config(source: str | Path | Source) -> "PretrainedConfig":
         text = config.get_text_config()
         layers = layer_configs(text) if getattr(text, "is_heterogeneous", False) else [text]
         fault = next((fault for layer in layers if (fault := _fault(layer)) is not None), None)
-    except Exception as error:  # a field of another type fails wherever it is first used
+    except Exception as error:  # a field of a wrong type may raise anything where it is first used
         raise YggdrasilError(f"{found.given}: config.json could not be read: {one_line(error)}") from error
     if fault is not None:
         raise YggdrasilError(f"{found.given}: config.json does not fit together: {fault}")
@@ -43,10 +47,10 @@ def load_config(source: str | Path | Source) -> "PretrainedConfig":
 
 
 def _fault(config: "PretrainedConfig") -> str | None:
-    """What about the sizes of a model with attention cannot be; None where there is nothing."""
+    """Return a description of what is inconsistent in the sizes of a model with attention; None if nothing is."""
     heads = getattr(config, "num_attention_heads", None)
     if not isinstance(heads, int) or not hasattr(config, "hidden_size"):
-        return None  # a family of another kind, which is refused by name
+        return None  # without attention; ``refuse_unverifiable`` rejects it
     kv_heads = getattr(config, "num_key_value_heads", None)
     kv_heads = heads if kv_heads is None else kv_heads
     if min(heads, kv_heads, config.vocab_size, config.hidden_size, config.num_hidden_layers) < 1:
@@ -64,7 +68,10 @@ def _fault(config: "PretrainedConfig") -> str | None:
 
 
 def refuse_unverifiable(config: "PretrainedConfig", name: str) -> None:
-    """Refuse encoder-decoder models, those without attention and layers that are not served, with the reason."""
+    """Raise YggdrasilError if a tree of tokens cannot be verified in one pass of the model ``name``.
+
+    This holds for encoder-decoder models, models without attention, and unsupported layers or positions.
+    """
     if config.is_encoder_decoder:
         raise YggdrasilError(f"{name} is an encoder-decoder model; Yggdrasil decodes decoder-only causal models")
     text = config.get_text_config()
@@ -90,21 +97,25 @@ def refuse_unverifiable(config: "PretrainedConfig", name: str) -> None:
 
 
 def load_tokenizer(source: str | Path | Source) -> Tokenizer:
-    """The tokenizer beside a checkpoint, or the one in a GGUF file."""
+    """Load the tokenizer of a checkpoint folder, hub id or GGUF file.
+
+    Raises:
+        YggdrasilError: if it cannot be loaded.
+    """
     found = Source.find(source)
     try:
         tokenizer = open_tokenizer(found.folder)
-        tokenizer.decode(tokenizer.encode("a b"))  # a setting of another type fails where it is first used
-    except Exception as error:  # whatever its files made of it: the parser in Rust raises a bare Exception
-        load_config(found)  # which a tokenizer reads too: it may be what is wrong
+        tokenizer.decode(tokenizer.encode("a b"))  # a setting of a wrong type fails where it is first used
+    except Exception as error:  # the parser in Rust raises a bare Exception
+        load_config(found)  # raises if the configuration, which tokenizers read too, is at fault
         raise YggdrasilError(f"{found.given}: the tokenizer could not be loaded: {one_line(error)}") from error
     return tokenizer
 
 
 def check_same_tokenizer(target: Tokenizer, drafter: Tokenizer, names: tuple[str, str]) -> None:
-    """Refuse a pair whose token ids mean different texts, naming the first difference.
+    """Raise YggdrasilError if the two tokenizers differ; the message has the first difference.
 
-    Padded vocabularies (more rows in a model than tokens in its tokenizer) do not matter here.
+    Padded vocabularies (embeddings with more rows than the tokenizer has tokens) do not matter here.
     """
     ours, theirs = target.get_vocab(), drafter.get_vocab()
     if ours != theirs:

@@ -1,4 +1,4 @@
-"""What differs between model families in transformers: names of classes, and of the argument that takes a cache."""
+"""Differences between model families in transformers: unregistered classes, and the name of the cache argument."""
 
 import inspect
 from functools import cache
@@ -12,9 +12,9 @@ _MIMO = "mimo"
 
 
 def register_family(folder: Path) -> None:
-    """Let transformers know the family of the model in ``folder``, if it is one of these.
+    """Register the model classes for ``folder`` with transformers if it lacks them (MiMo).
 
-    What is wrong with a configuration is said when it is read.
+    An unreadable configuration is ignored here; reading it later raises.
     """
     try:
         config = parse_json((folder / "config.json").read_bytes())
@@ -26,7 +26,7 @@ def register_family(folder: Path) -> None:
 
 @cache
 def _register_mimo() -> None:
-    """MiMo is Qwen2; only the drafting layers that lie beside it are its own."""
+    """Register MiMo as Qwen2, which it equals except for its drafting layers."""
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
     class MiMoConfig(Qwen2Config):
@@ -40,5 +40,5 @@ def _register_mimo() -> None:
 
 
 def cache_name(model: nn.Module) -> str:
-    """What the model's forward and its output call a cache; transformers 5.24 renamed it and warns of the old name."""
+    """Return the name of the cache in the arguments and output of the model's forward; transformers 5.24 renamed it."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

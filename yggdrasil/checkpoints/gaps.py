@@ -1,22 +1,25 @@
-"""Checkpoints that are not of their model, tensor for tensor, are refused."""
+"""Reject checkpoints whose tensors are not exactly those of their model."""
 
 import re
 from collections.abc import Sequence
 
 from yggdrasil.errors import YggdrasilError
 
-# Buffers that older checkpoints hold and every loader computes anew, and heads that draft for the model.
+# Buffers in older checkpoints that loaders recompute, and draft heads stored with the model.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$|^medusa_head\.|^model\.mtp_")
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def refuse_gaps(name: str, missing: Sequence[str], unexpected: Sequence[str], misshapen: Sequence[str]) -> None:
-    """Refuse the checkpoint ``name`` that lacks weights of its model or holds others; else gaps would stay random.
+    """Raise if the checkpoint ``name`` lacks weights or has others: missing ones would be left at random values.
 
-    ``misshapen`` say of each what its shape is and should be.
+    Args:
+        missing: names of weights that the model has and the checkpoint lacks.
+        unexpected: names that the model does not have.
+        misshapen: names of weights with the stored and the expected shape.
 
     Raises:
-        YggdrasilError: any of the three is not empty.
+        YggdrasilError: if any of the three is not empty.
     """
     faults = (("lacks", missing), ("holds, beyond what the model has,", unexpected), ("has misshapen", misshapen))
     said = [f"{verb} {_listed(keys)}" for verb, keys in faults if keys]
@@ -27,10 +30,14 @@ def refuse_gaps(name: str, missing: Sequence[str], unexpected: Sequence[str], mi
 
 
 def is_ignored(key: str, num_layers: int, num_drafting: int) -> bool:
-    """Whether a tensor is none of the model's own: also where layers that draft are counted on behind its layers."""
+    """Return whether tensor ``key`` may be in the checkpoint without being a weight of the model.
+
+    These are obsolete buffers, draft heads, and drafting layers numbered from ``num_layers`` on.
+    """
     found = _LAYER.match(key)
     return (found is not None and 0 <= int(found[1]) - num_layers < num_drafting) or _IGNORED.search(key) is not None
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first ``most`` names and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

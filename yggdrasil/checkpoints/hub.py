@@ -1,4 +1,4 @@
-"""A model of the Hugging Face hub as a folder: from the local cache, else fetched."""
+"""Models of the Hugging Face hub: return a snapshot folder from the local cache, or download it."""
 
 import os
 import re
@@ -14,10 +14,11 @@ _PROBE_SECONDS = 5.0
 
 
 def hub_folder(name: str) -> Path:
-    """The snapshot of the hub id ``name`` in the local cache, fetched first if need be and possible.
+    """Return the snapshot folder of the hub id ``name``, downloading it unless it is in the local cache.
 
     Raises:
-        YggdrasilError: not a hub id, unknown to the hub, or not in the cache while the hub cannot be reached.
+        YggdrasilError: if ``name`` is no hub id, the hub does not have it, or it is not cached and the hub cannot be
+            reached.
     """
     if not _HUB_ID.fullmatch(name):
         raise YggdrasilError(f"there is no folder or .gguf file {name}, and it is no hub id (owner/name)")
@@ -37,20 +38,20 @@ def hub_folder(name: str) -> Path:
         raise YggdrasilError(f"{absent}, which cannot be reached from here; give the path of a model")
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES))
-    except (HfHubHTTPError, ValueError) as error:  # an answer, which stays the same
+    except (HfHubHTTPError, ValueError) as error:  # the hub answered; retrying does not help
         raise YggdrasilError(f"{name} could not be fetched from the hub: {first_line(error)}") from error
-    except Exception as error:  # a lost connection is no OSError: it is whatever the hub's own client raises
+    except Exception as error:  # a lost connection: the hub's client raises classes other than OSError
         raise YggdrasilError(
             f"{name} could not be fetched from the hub ({first_line(error)}); run again, the download goes on"
         ) from error
 
 
 def _is_reachable(endpoint: str) -> bool:
-    """Whether the hub answers within seconds; its own client would try again for a minute."""
+    """Return whether the hub answers within 5 s; its client would retry for a minute."""
     try:
         urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=_PROBE_SECONDS).close()
     except urllib.error.HTTPError:
-        return True  # an answer all the same
+        return True  # an HTTP error is an answer too
     except (OSError, ValueError):
         return False
     return True

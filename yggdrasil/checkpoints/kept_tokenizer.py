@@ -1,8 +1,8 @@
-"""A folder's tokenizer, opened by transformers once and kept in the user's cache for later starts.
+"""Open a folder's tokenizer with transformers once, and cache it for later starts without transformers.
 
-Kept are the rules and the vocabulary as transformers' class has made them of the files, and the facts of its settings.
-A tokenizer that was built without transformers lies in its folder in the same form.
-A tokenizer whose kept form does not do the same is kept as the name of its class alone.
+The cache stores the rules and vocabulary (tokenizer.json as transformers' class builds it) and the settings. If a
+tokenizer restored from these behaves differently, only its class name is cached. Tokenizers that were built without
+transformers are stored in their own folder in the same form.
 """
 
 import hashlib
@@ -25,26 +25,27 @@ from yggdrasil.errors import ArtifactError, YggdrasilError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_FORMAT = 2  # raised when what is kept changes
-_READ = (".json", ".jinja", ".model", ".txt")  # files that a tokenizer and its class may be made of
-# What a first opening may take. Vocabularies of 262,144 tokens take 3 s and 1 GB; damaged files may have no end, and
-# some have the parser in Rust panic, which is no Exception.
+_FORMAT = 2  # version of the cached form
+_READ = (".json", ".jinja", ".model", ".txt")  # suffixes of files that transformers may read for a tokenizer
+# Limits for the first opening. Vocabularies of 262,144 tokens take 3 s and 1 GB; damaged files may never end, and some
+# make the parser in Rust panic, which is no Exception.
 _CPU_SECONDS, _MEGABYTES = 20, 3072
 _SAMPLES = ("a b, " + 64 * "a" + 64 * " " + "\n1", " Hello, wörld 123! <b>if (x):\n\treturn</b>", "数 🙂 \u00a0x .")
 _CHAT: tuple[dict[str, Any], ...] = (
     {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
 )  # fmt: skip
-_BUILT = "built_tokenizer.json"  # in the folder of a tokenizer that ``write_tokenizer`` wrote
-_THEIRS = "transformers."  # the only modules that are imported for a name in the cache
+_BUILT = "built_tokenizer.json"  # the record that ``write_tokenizer`` writes
+_THEIRS = "transformers."  # a class named in the cache is imported only from these modules
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of ``folder``, which does what ``AutoTokenizer`` makes of it; raises what that raises.
+    """Return the tokenizer of ``folder``, equivalent to that of ``AutoTokenizer``.
 
-    Files that were never opened before are tried in a process of its own.
+    Files that were never opened before are first opened in a fork with limited time and memory.
 
     Raises:
-        YggdrasilError: they break the parser, or take too much time or memory.
+        YggdrasilError: if the files crash the parser, or take too much time or memory.
+        Exception: what ``AutoTokenizer`` raises.
     """
     built = _read(folder / _BUILT)
     if built is not None and (ours := _kept_tokenizer(folder, folder / "tokenizer.json", built)) is not None:
@@ -52,7 +53,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     kept = cache_root() / "tokenizers" / f"{_digest(folder)}.json"
     record = _read(kept)
     if record is None:
-        from transformers import AutoTokenizer  # noqa: F401 - a first use needs it here too, and the fork inherits it
+        from transformers import AutoTokenizer  # noqa: F401 - this process needs it too, and the fork inherits it
 
         if not ends_within(lambda: _keep(folder, kept), _CPU_SECONDS, _MEGABYTES):
             raise YggdrasilError(
@@ -65,13 +66,10 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, facts: Mapping[str, Any]) -> None:
-    """Write a tokenizer's files to ``folder``, which ``open_tokenizer`` and transformers read.
-
-    ``facts`` are those of a ``Tokenizer``.
-    """
+    """Write a tokenizer to ``folder``, for ``open_tokenizer`` and transformers. ``facts`` as for ``Tokenizer``."""
     rules = backend.to_str().encode()
     named = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token")) | facts["special_tokens"]
-    settings = {"tokenizer_class": "TokenizersBackend", **named}  # null where a class would have one of its own
+    settings = {"tokenizer_class": "TokenizersBackend", **named}  # null overrides the class's default token
     record = {"module": _THEIRS, "name": "", **facts, "rules": hashlib.sha256(rules).hexdigest()}
     (folder / "tokenizer.json").write_bytes(rules)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -81,12 +79,15 @@ def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, facts: Mapping[
 
 
 def _keep(folder: Path, kept: Path) -> None:
-    """Write the tokenizer as far as its kept form does what transformers' own does."""
+    """Open the tokenizer of ``folder`` with transformers and write it to the cache, with record ``kept``.
+
+    Rules and settings are written only if a tokenizer restored from them behaves the same.
+    """
     theirs = _by_transformers(folder, None)
     theirs.decode(theirs.encode(_SAMPLES[0]))
     kind = type(theirs)
     record: dict[str, Any] = {"module": kind.__module__, "name": kind.__qualname__}
-    with suppress(ArtifactError):  # the next start takes as long as this one
+    with suppress(ArtifactError):  # if the cache cannot be written, the next start opens it again
         if getattr(theirs, "backend_tokenizer", None) is not None:
             rules = theirs.backend_tokenizer.to_str().encode()
             facts = {**record, **_facts(theirs), "rules": hashlib.sha256(rules).hexdigest()}
@@ -98,6 +99,7 @@ def _keep(folder: Path, kept: Path) -> None:
 
 
 def _facts(theirs: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    """Return the ``facts`` of a ``Tokenizer``."""
     return {
         "chat_template": theirs.chat_template,
         "special_tokens": {name: _plain(value) for name, value in theirs.special_tokens_map.items()},
@@ -106,11 +108,12 @@ def _facts(theirs: "PreTrainedTokenizerBase") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    """Convert a special token, or a list of them, to plain strings."""
     return [str(each) for each in value] if isinstance(value, list | tuple) else str(value)
 
 
 def _is_alike(ours: Tokenizer, theirs: "PreTrainedTokenizerBase") -> bool:
-    """Whether both encode and decode samples to the same, and render the same chats."""
+    """Return whether both tokenizers encode and decode the samples equally and render the same chats."""
     if not isinstance(ours.chat_template, str | None) or getattr(theirs, "split_special_tokens", False):
         return False
     for text in _SAMPLES:
@@ -125,14 +128,15 @@ def _is_alike(ours: Tokenizer, theirs: "PreTrainedTokenizerBase") -> bool:
 
 
 def _rendered(tokenizer: Any, chat: tuple[dict[str, Any], ...]) -> str | None:
+    """Return the rendered chat, None if the template raises or there is none."""
     try:
         return str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True))
-    except Exception:  # noqa: BLE001  (a template is a program: it raises what it likes)
+    except Exception:  # noqa: BLE001  (a template is a program that may raise anything)
         return None
 
 
 def _read(kept: Path) -> dict[str, Any] | None:
-    """What was kept; None where there is nothing, or not what it must be."""
+    """Read the cached record; None if it is missing or invalid."""
     try:
         record = parse_json(kept.read_bytes())
         is_ours = isinstance(record, dict) and str(record["module"]).startswith(_THEIRS)
@@ -142,7 +146,7 @@ def _read(kept: Path) -> dict[str, Any] | None:
 
 
 def _kept_tokenizer(folder: Path, file: Path, record: Mapping[str, Any]) -> Tokenizer | None:
-    """The tokenizer by its kept rules in ``file``; None where none were kept, or they are damaged."""
+    """Build the tokenizer from its record and the rules in ``file``; None if these are missing or damaged."""
     try:
         rules = file.read_bytes()
         if hashlib.sha256(rules).hexdigest() != record["rules"]:
@@ -154,11 +158,12 @@ def _kept_tokenizer(folder: Path, file: Path, record: Mapping[str, Any]) -> Toke
 
 
 def _rules(kept: Path) -> Path:
+    """Return the path of the rules that belong to the record ``kept``."""
     return kept.with_suffix(".tokenizer.json")
 
 
 def _by_transformers(folder: Path, record: Mapping[str, Any] | None) -> "PreTrainedTokenizerBase":
-    """transformers' own, of the class that ``record`` names, else of the one that it finds."""
+    """Open the tokenizer with transformers, by the class named in ``record`` or else by ``AutoTokenizer``."""
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
     from transformers.utils import logging
 
@@ -174,14 +179,14 @@ def _by_transformers(folder: Path, record: Mapping[str, Any] | None) -> "PreTrai
 
 
 def _of(theirs: "PreTrainedTokenizerBase") -> Tokenizer:
-    """transformers' tokenizer itself: it has every method of ``Tokenizer``."""
+    """Cast transformers' tokenizer, which has all methods of ``Tokenizer``, to that type."""
     ours: Any = theirs
     tokenizer: Tokenizer = ours
     return tokenizer
 
 
 def _digest(folder: Path) -> str:
-    """Of all that transformers may read for a tokenizer."""
+    """Hash all files that transformers may read for a tokenizer, and the versions of the libraries."""
     hasher = hashlib.sha256(f"{_FORMAT} {version('transformers')} {version('tokenizers')}".encode())
     for file in sorted(folder.iterdir()):
         hasher.update(f"\n{file.name}\n".encode())

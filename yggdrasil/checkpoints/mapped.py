@@ -1,4 +1,4 @@
-"""The weights of safetensors files where they lie: mapped, and read once on their way to packed layers."""
+"""Read weights from memory-mapped safetensors files, to pack them without a second copy in memory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +14,21 @@ from yggdrasil.checkpoints.packable import release
 
 
 class MappedSafetensors:
-    """A folder's weights by name."""
+    """The memory-mapped weights of a checkpoint folder, by name."""
 
     def __init__(
         self, folder: Path, name: str, shapes: Mapping[str, tuple[int, ...]], optional: str, num_drafting: int
     ) -> None:
-        """``name`` is what errors call it; ``optional`` is a weight of ``shapes`` that a folder may lack.
+        """Open the files of ``folder`` and check their tensors.
 
-        YggdrasilError where tensors and ``shapes`` are not of one model; ``num_drafting`` are its drafting layers.
+        Args:
+            name: the model's name in error messages.
+            shapes: expected shapes by weight name.
+            optional: a weight of ``shapes`` that the folder may lack.
+            num_drafting: number of drafting layers after the model's own, which are ignored.
+
+        Raises:
+            YggdrasilError: if a tensor is missing, unexpected or has another shape.
         """
         self._files: dict[str, Any] = {}
         for file in sorted(folder.glob("*.safetensors")):
@@ -42,17 +49,17 @@ class MappedSafetensors:
         return name in self._files
 
     def blocks(self, name: str) -> QuantisedRows | None:
-        """None: nothing here is stored in blocks."""
+        """Return None: safetensors weights are not stored in quantised blocks."""
         return None
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The weight in ``dtype``; where it is stored so, the mapped one until it is released."""
+        """Return the weight in ``dtype``. If that is the stored dtype, it is a view of the file's mapping."""
         self._mapped[name] = mapped = self._files[name].get_tensor(name)
         values: Tensor = mapped.to(dtype)
         return values
 
     def release(self, name: str) -> None:
-        """Give up the memory of the mapped weight: a process holds the file's pages no longer than it reads them."""
+        """Drop the pages of the mapped weight from memory; values that still view it are read from the file again."""
         mapped = self._mapped.pop(name, None)
         if mapped is not None:
             release(mapped)

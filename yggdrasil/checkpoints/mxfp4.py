@@ -1,7 +1,7 @@
-"""Experts that a checkpoint folder stores in MXFP4, as gpt-oss is published: tensors of blocks and of their scales.
+"""Experts stored in MXFP4 in a checkpoint folder, as in the published gpt-oss models.
 
-A block holds 32 inputs in 4 bits each; two tensors of a weight [E, N, K] are its blocks [E, N, K / 32, 16], neighbours
-in one byte, and their exponents [E, N, K / 32].
+A weight [E, N, K] is stored as two uint8 tensors: blocks [E, N, K / 32, 16] of 32 inputs in 4 bits each, with adjacent
+inputs in one byte, and one exponent per block [E, N, K / 32].
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ _METHOD = "mxfp4"
 
 
 def holds_mxfp4(folder: Path) -> bool:
-    """Whether the configuration in ``folder`` says that its experts are stored so."""
+    """Return whether the configuration in ``folder`` specifies MXFP4 quantisation."""
     try:
         config = parse_json((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -30,7 +30,7 @@ def holds_mxfp4(folder: Path) -> bool:
 
 
 class Mxfp4Experts:
-    """The experts' weights of a folder, where they lie."""
+    """Reader of the MXFP4 weights in a folder's safetensors files."""
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, Any] = {}
@@ -39,10 +39,10 @@ class Mxfp4Experts:
             self._files |= {name: opened for name in opened.keys() if name.endswith((BLOCKS, SCALES))}  # noqa: SIM118
 
     def part(self, name: str, weight: Tensor) -> QuantisedRows | None:
-        """The gate, up or down weight called ``name`` as rows of GGUF's blocks; None of another weight."""
+        """Return the gate, up or down weight ``name`` [E, N, K] in GGUF's block format; None if it is not MXFP4."""
         stem = name.removesuffix(".weight")
         experts, _, part = stem.rpartition(".")
-        if part in ("gate_proj", "up_proj"):  # in turns
+        if part in ("gate_proj", "up_proj"):  # stored interleaved
             rows = self._rows(f"{experts}.gate_up_proj")
             return (
                 None
@@ -52,8 +52,8 @@ class Mxfp4Experts:
         return self._rows(stem)
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        """The parameter called ``name``, [E, K, N], as numbers; None of another."""
-        from gguf import GGMLQuantizationType, dequantize  # here: blocks that stay need no such package
+        """Return the dequantised parameter ``name`` [E, K, N] in ``dtype``; None if it is not stored in MXFP4."""
+        from gguf import GGMLQuantizationType, dequantize  # imported late: packed blocks do not need it
 
         rows = self._rows(name)
         if rows is None:
@@ -62,6 +62,7 @@ class Mxfp4Experts:
         return torch.from_numpy(numbers).transpose(1, 2).to(dtype).contiguous()
 
     def _rows(self, name: str) -> QuantisedRows | None:
+        """Read the weight ``name`` [E, N, K] as GGUF blocks of 17 bytes: the exponent, then 32 inputs."""
         blocks, scales = f"{name}{BLOCKS}", f"{name}{SCALES}"
         if blocks not in self._files or scales not in self._files:
             return None
@@ -71,6 +72,6 @@ class Mxfp4Experts:
 
 
 def _in_halves(blocks: Tensor) -> Tensor:
-    """Blocks [..., 16] whose bytes hold neighbours as blocks whose bytes hold an input of each half (GGUF's)."""
+    """Reorder blocks [..., 16] uint8 so that byte i holds inputs i and i + 16 (as in GGUF), not 2i and 2i + 1."""
     values = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)  # [..., 32]
     return values[..., :16] | values[..., 16:] << 4

@@ -1,6 +1,6 @@
-"""What decoding asks of a model's configuration, as plain data: it can be kept, so that a later start reads no more.
+"""Sizes of a model as plain data, which can be cached so that later starts do not read its configuration.
 
-Reading a configuration with transformers imports PyTorch's compiler, which takes longer than reading the model.
+Reading a configuration with transformers imports PyTorch's compiler, which takes longer than reading the weights.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from yggdrasil.checkpoints.recurrent import Recurrence, attending_layers
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_UNLIMITED = 1 << 20  # positions, where a model names no limit
+_UNLIMITED = 1 << 20  # positions, for models without a limit
 
 
 def longest_text(config: "PretrainedConfig") -> int | None:
-    """Positions that a traced model computes as its own code does; None where there is no limit.
+    """Return the number of positions for which traced steps compute the same as the model; None without a limit.
 
-    Of LongRoPE those of its first training: behind them all earlier rows would have to turn otherwise. Of Llama 4 those
-    before its queries are scaled, by numbers that its code takes from rows and not from positions.
+    LongRoPE is limited to its original context: beyond it, the rotation of all earlier positions would change. Llama 4
+    is limited to positions before its queries are scaled, since its code scales by row numbers and not positions.
     """
     text = config.get_text_config()
     limits = [getattr(text, "max_position_embeddings", None)]
@@ -33,46 +33,47 @@ def longest_text(config: "PretrainedConfig") -> int | None:
 
 
 def layer_configs(text: Any) -> list[Any]:
-    """The configuration of every layer; they differ where a model says so (Gemma 4)."""
+    """Return the configuration of every layer; they differ in heterogeneous models such as Gemma 4."""
     if getattr(text, "is_heterogeneous", False):
         return list(text.per_layer_config)
     return [text] * int(text.num_hidden_layers)
 
 
 def _key_heads(layer: Any) -> tuple[int, int]:
-    """Key heads of a layer by its configuration, and the greater of the sizes that its keys and values have."""
+    """Return (number of key heads, head size) of a layer; the size is the larger of keys and values."""
     heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
     heads = 1 if getattr(layer, "multi_query", False) else heads
-    if getattr(layer, "kv_lora_rank", None):  # latent attention: keys and values of every head are made of a latent
+    if getattr(layer, "kv_lora_rank", None):  # latent attention expands the latent to keys and values per head
         return heads, max(layer.qk_nope_head_dim + layer.qk_rope_head_dim, layer.v_head_dim)
     return heads, getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A model's sizes, and where it says its text ends."""
+    """Sizes and end-of-text token of a model."""
 
-    max_context: int  # positions the model was built for
-    vocab_size: int  # rows of the embedding: at least the tokens of the tokenizer, often padded
+    max_context: int  # positions, see ``longest_text``
+    vocab_size: int  # rows of the embedding: at least the tokenizer's tokens, often padded
     hidden_size: int
     query_heads: int
-    key_heads: tuple[tuple[int, int], ...]  # (key heads, head size) of every layer; no heads where it does not attend
-    eos: Any  # as the configuration has it
-    recurrence: Recurrence | None = None  # of a hybrid model
+    key_heads: tuple[tuple[int, int], ...]  # (key heads, head size) per layer; 0 heads for layers without attention
+    eos: Any  # ``eos_token_id`` of the configuration: int, list or None
+    recurrence: Recurrence | None = None  # for hybrid models
 
     @property
     def attention(self) -> tuple[int, int]:
-        """(key heads, head size) of the last layer that attends."""
+        """(key heads, head size) of the last layer with attention."""
         return next(pair for pair in reversed(self.key_heads) if pair[0])
 
     @property
     def remembering_layers(self) -> set[int]:
-        """Numbers of the layers that attend or recur."""
+        """Indices of the layers with a KV cache or a recurrent state."""
         attending = {number for number, (heads, _) in enumerate(self.key_heads) if heads}
         return attending if self.recurrence is None else attending | set(self.recurrence.layers)
 
     @classmethod
     def of(cls, config: "PretrainedConfig") -> "Outline":
+        """Build from transformers' configuration."""
         text = config.get_text_config()
         layers = layer_configs(text)
         return cls(
@@ -87,7 +88,7 @@ class Outline:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any], rope: Mapping[str, Any]) -> "Outline":
-        """Of a decoder's configuration as a mapping in which nothing is left out, and its rotary parameters."""
+        """Build from config.json as a mapping ``facts`` without missing fields, and its rotary parameters ``rope``."""
         limits = [facts.get("max_position_embeddings")]
         if rope.get("rope_type") == "longrope":
             limits.append(rope.get("original_max_position_embeddings"))
@@ -100,6 +101,6 @@ class Outline:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Outline":
-        """What ``dataclasses.asdict`` and JSON made of one."""
+        """Restore from a record that ``dataclasses.asdict`` and JSON wrote."""
         recurrence = Recurrence.from_record(record["recurrence"])
         return cls(**record | {"key_heads": tuple(map(tuple, record["key_heads"])), "recurrence": recurrence})

@@ -1,4 +1,4 @@
-"""Which weights can be packed, and the memory of those that were."""
+"""Check whether a weight can be packed, and free the memory of memory-mapped weights."""
 
 import ctypes
 import mmap
@@ -8,33 +8,34 @@ import torch
 from torch import Tensor
 
 _DTYPES = (torch.bfloat16, torch.float32)
-_DONT_NEED = 4  # MADV_DONTNEED: the pages are unmapped, and read from the file again if needed
-_PAGE_OUT = 21  # MADV_PAGEOUT: the system may take the pages back; they are read from the file again if needed
+_DONT_NEED = 4  # MADV_DONTNEED: unmap the pages; an access reads them from the file again
+_PAGE_OUT = 21  # MADV_PAGEOUT: ask the system to reclaim the pages; an access reads them again
 
 
 def is_packable(weight: Tensor) -> bool:
-    """Whether kernels know matrices [..., N, K] like these, where K is even.
+    """Return whether the kernels support the dtype and device of ``weight`` [..., N, K]; K must be even too.
 
-    Those of a model on meta tell what will be packed of it.
+    Weights on the meta device count as packable, to find out what would be packed before they are loaded.
     """
     return weight.dtype in _DTYPES and weight.device.type in ("cpu", "meta")
 
 
 def release(weight: Tensor) -> None:
-    """Unmap the pages of a weight that lies in a mapped file; what is read again comes from the file."""
+    """Unmap the pages of a weight in a mapped file. It stays valid: an access reads the file again."""
     _advise(weight, _DONT_NEED)
 
 
 def page_out(weight: Tensor) -> None:
-    """Give up the memory of a weight that was read from a mapped file: else a model is resident twice once packed.
+    """Let the operating system reclaim the pages of a weight, which stays valid: an access reads them again.
 
-    The mapping lives as long as any tensor of the checkpoint does, so dropping the tensor is not enough.
+    Without it, a model would be resident twice after packing. Dropping the tensor is not enough: the mapping of its
+    checkpoint file lives as long as any tensor of that file.
     """
     _advise(weight, _PAGE_OUT)
 
 
 def _advise(weight: Tensor, advice: int) -> None:
-    if sys.platform != "linux" or not weight.is_contiguous():  # one number may stand for all: no memory of its own
+    if sys.platform != "linux" or not weight.is_contiguous():  # an expanded placeholder has no memory of its own
         return
     begin = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (weight.data_ptr() + weight.nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,6 +1,7 @@
-"""Replace a model's linears and experts by packed ones, in place: one packed copy serves the steps of every width.
+"""Replace a model's linear layers and experts, in place, by modules with packed weights.
 
-A packed layer changes neither the module tree's names nor the function; only the weights' layout in memory.
+One packed copy serves the steps of all widths. Packing changes the layout of weights in memory only: module names and
+results stay the same.
 """
 
 from typing import Any
@@ -17,7 +18,7 @@ from yggdrasil.native.arena import Arena
 
 
 class PackedLinear(nn.Module):
-    """``nn.Linear`` over weights in the layout of ``yggdrasil::packed_linear``; inference only."""
+    """``nn.Linear`` with weights in the layout of ``yggdrasil::packed_linear``; inference only."""
 
     packed: Tensor
     bias: Tensor | None
@@ -33,7 +34,7 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def over(cls, packed: Tensor, bias: Tensor | None, shape: tuple[int, int], num_threads: int) -> "PackedLinear":
-        """A layer of ``shape`` [N, K] over weights that another layer packed."""
+        """Build a layer of ``shape`` (N, K) that shares the weights ``packed`` by another layer."""
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         (layer.out_features, layer.in_features), layer.num_threads = shape, num_threads
@@ -43,15 +44,15 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """An empty tensor of the weights' dtype and device, to which some models cast what they give to a linear."""
+        """Empty tensor with the weights' dtype and device: some models cast a layer's input to these."""
         return self.packed.new_empty(0)
 
     def rows(self, outputs: Tensor) -> Tensor:
-        """The weights [R, K] of ``outputs`` [R] int64, bit by bit."""
-        if self.packed.dim() == 2:  # as portable operators keep them
+        """Return the exact weight rows [R, K] of ``outputs`` [R] int64."""
+        if self.packed.dim() == 2:  # the layout of portable operators
             return self.packed[outputs]
         lanes = self.packed.shape[2]
-        found = self.packed[outputs // lanes, :, outputs % lanes]  # of bfloat16 pairs
+        found = self.packed[outputs // lanes, :, outputs % lanes]  # bfloat16 is stored in pairs of inputs
         return found.flatten(1)[:, : self.in_features].contiguous()
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
@@ -62,9 +63,10 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: nn.Module, num_threads: int, quantise: Quantise | None = None) -> None:
-    """Pack linear layers and mixtures' experts of ``model``, and embeddings where ``quantise`` gives their rows.
+    """Replace linear layers and experts of ``model``, in place, by packed ones.
 
-    A quantised table that serves two modules is packed once; else tied embeddings keep their own (unpacked) table.
+    Weights for which ``quantise`` returns quantised rows are packed in that format; embeddings are replaced only then.
+    A quantised weight shared by embedding and LM head is packed once; otherwise a tied embedding stays unpacked.
     """
     packer = _Packer(num_threads, quantise or (lambda name, weight: None))
     for name, child in list(model.named_modules(remove_duplicate=False)):
@@ -74,7 +76,7 @@ def pack_linears(model: nn.Module, num_threads: int, quantise: Quantise | None =
 
 
 def weights_of(name: str, module: Any) -> tuple[str, ...]:
-    """The weights of a layer called ``name`` that may be quantised, all or none; of what is no such layer none."""
+    """Return the names of the weights of layer ``name`` that must be quantised together; empty for other modules."""
     if type(module) in (nn.Embedding, nn.Linear):
         return (f"{name}.weight",)
     form = form_of(module)
@@ -82,13 +84,13 @@ def weights_of(name: str, module: Any) -> tuple[str, ...]:
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """Whether ``module`` is transformers' Conv1D, a linear layer that is stored transposed; found without importing."""
+    """Return whether ``module`` is transformers' Conv1D, a linear layer stored transposed; does not import it."""
     kind = type(module)
     return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
 
 
 class _Packer:
-    """Packed modules in the place of a model's own, side by side in one arena."""
+    """Build packed modules whose weights share one arena."""
 
     def __init__(self, num_threads: int, quantise: Quantise) -> None:
         self._num_threads = num_threads
@@ -97,8 +99,8 @@ class _Packer:
         self._quantised: dict[int, PackedRows] = {}  # by address of the weight
 
     def packed(self, name: str, module: nn.Module) -> nn.Module | None:
-        """The module over packed weights; None for what stays as it is."""
-        # Exact types only: a subclass (an adapted layer, a scaled embedding) computes something else.
+        """Return the packed replacement of ``module``; None to keep it."""
+        # Exact types only: a subclass (an adapted layer, a scaled embedding) may compute something else.
         if type(module) is nn.Embedding:
             found = self._quantised_weight(name, module.weight, module.weight)
             return None if found is None else QuantisedEmbedding(found, module.weight.dtype)
@@ -120,7 +122,10 @@ class _Packer:
         return packed
 
     def _quantised_weight(self, name: str, parameter: Tensor, weight: Tensor) -> PackedRows | None:
-        """``weight`` [N, K] holds the values of ``parameter``, which may serve several modules."""
+        """Return the packed quantised rows of ``weight`` [N, K]; None if it is not quantised.
+
+        ``parameter`` is the parameter it views; one that several modules share is packed once.
+        """
         place = parameter.data_ptr()
         if place not in self._quantised:
             rows = self._quantise(f"{name}.weight", weight)

@@ -1,6 +1,6 @@
-"""A model beside whose weights blocks are read: one number stands in for all of a weight that no layer will read.
+"""Load a model whose quantised weights are read elsewhere: these get placeholders, one NaN expanded to full shape.
 
-Loaded the usual way, a mixture of 18 GB would take 60 GB of disk and, until it is packed, of memory.
+Dequantised instead, an 18 GB mixture would take 60 GB of disk and, until it is packed, of memory.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from yggdrasil.checkpoints.mxfp4 import BLOCKS, SCALES
 _PARTS = (BLOCKS, SCALES)
 
 
-def load_beside_blocks(
+def load_with_placeholders(
     folder: Path, dtype: torch.dtype, values: Callable[[str, torch.dtype], Tensor | None] | None = None, **options: Any
 ) -> Any:
-    """What ``from_pretrained`` gives of a folder, where placeholders take the place of weights that it lacks.
+    """Load a folder as ``from_pretrained`` does, with placeholders for the weights that it lacks.
 
-    ``values`` may give the numbers of such a weight by its name.
+    ``values`` (name, dtype) -> tensor may return the values of such a weight, or None.
     """
     config = AutoConfig.from_pretrained(folder)
-    vars(config).pop("quantization_config", None)  # blocks are ours to read
+    vars(config).pop("quantization_config", None)  # transformers must not read the quantised blocks
     weights: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as stored:
@@ -38,18 +38,18 @@ def load_beside_blocks(
         known = None if values is None else values(name, dtype)
         if known is not None:
             weights[name] = known
-        else:  # not a number: should it be read after all, it is seen
+        else:  # NaN, so that reading it by mistake is noticed
             weights[name] = torch.full((), torch.nan, dtype=dtype).expand(weight.shape)
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
     return kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)
 
 
-def stands_in(weight: Tensor) -> bool:
-    """Whether ``weight`` is one number for all."""
+def is_placeholder(weight: Tensor) -> bool:
+    """Return whether ``weight`` is a placeholder: a single number expanded to its shape."""
     return weight.numel() > 1 and not any(weight.stride())
 
 
-def refuse_placeholders(model: PreTrainedModel) -> None:
-    """AssertionError where a layer still holds one after packing."""
-    left = [name for name, weight in model.named_parameters() if stands_in(weight)]
+def check_no_placeholders(model: PreTrainedModel) -> None:
+    """Raise AssertionError if a layer still holds a placeholder after packing."""
+    left = [name for name, weight in model.named_parameters() if is_placeholder(weight)]
     assert not left, f"blocks were to be read in the place of {left}"

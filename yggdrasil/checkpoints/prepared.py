@@ -1,4 +1,4 @@
-"""Folders of the user's cache that are made once of a model, and made again where they are damaged or out of date."""
+"""Folders in the user's cache that are derived from a model once, and rebuilt if damaged or out of date."""
 
 import hashlib
 import json
@@ -12,19 +12,19 @@ from yggdrasil.artifacts.lock import locked, tell
 
 MARKER = "prepared.json"
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 2**16
-_HEAD_BYTES = 2**20  # where a large file says what it holds: all of it is looked at
+_HEAD_BYTES = 2**20  # the beginning of a large file, with its metadata, which is hashed completely
 _SMALL_BYTES = _NUM_SAMPLES * _SAMPLE_BYTES
 
 
 def prepared_root() -> Path:
-    """Where they lie, by the fingerprint of the model."""
+    """Return the folder of all prepared folders, which are grouped by the model's fingerprint."""
     return cache_root() / "models"
 
 
 def is_whole(folder: Path, layout: int | str, sampled: str | None = None) -> bool:
-    """Whether the folder was prepared to the end in this layout, and has not changed since.
+    """Return whether the folder was completely prepared in this layout, and has not changed since.
 
-    Of the file called ``sampled`` only parts are looked at: whoever reads it sees the rest.
+    Of the file ``sampled``, only samples are hashed; its reader must check the rest.
     """
     try:
         marker = parse_json((folder / MARKER).read_text())
@@ -34,9 +34,10 @@ def is_whole(folder: Path, layout: int | str, sampled: str | None = None) -> boo
 
 
 def prepare(folder: Path, layout: int | str, write: Callable[[Path], None], sampled: str | None = None) -> None:
-    """Let ``write`` fill the folder, which takes its place when all is there; ``sampled`` as in ``is_whole``.
+    """Create the folder by calling ``write`` on a temporary one, which replaces it atomically when complete.
 
-    One process at a time: who comes second takes what the first one made meanwhile, and which it may be reading.
+    ``sampled`` is as in ``is_whole``. A lock admits one process at a time; a process that waited uses the folder that
+    another one finished meanwhile.
     """
     before = _made(folder)
     with locked(folder.with_name(f"{folder.name}.lock"), f"preparing {shown(folder)}", wait=tell):
@@ -48,7 +49,7 @@ def prepare(folder: Path, layout: int | str, write: Callable[[Path], None], samp
 
 
 def _made(folder: Path) -> tuple[int, int] | None:
-    """What tells one making of the folder from another."""
+    """Return inode and modification time of the marker, which differ between two builds; None if there is none."""
     try:
         stat = (folder / MARKER).stat()
     except OSError:
@@ -57,7 +58,7 @@ def _made(folder: Path) -> tuple[int, int] | None:
 
 
 def _digest(folder: Path, sampled: str | None) -> str:
-    """Of every file's size and content; of ``sampled``, of its beginning, its end and some parts between."""
+    """Hash the name, size and content of every file; of ``sampled``, the beginning and samples up to the end."""
     hasher = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.name != MARKER:
@@ -75,7 +76,7 @@ def _digest(folder: Path, sampled: str | None) -> str:
 
 
 def _checksum(file: Path) -> int:
-    """CRC-32 of a large file: three times as fast as a digest that nobody can forge."""
+    """Return the CRC-32 of a large file, three times as fast as a cryptographic hash."""
     checksum = 0
     with file.open("rb") as stream:
         while part := stream.read(_SMALL_BYTES):

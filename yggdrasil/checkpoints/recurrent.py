@@ -1,4 +1,4 @@
-"""The recurrent layers of a hybrid model, as far as its configuration describes them."""
+"""Sizes of the recurrent layers of a hybrid model, read from its configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 CONVOLUTION, GATED_DELTA, STATE_SPACE = "short convolution", "gated delta network", "Mamba-2"
-# What families call the same size; the first that a configuration has counts.
+# Names of the same size in different model families; the first one present is used.
 _STATE_SPACE_NAMES = {
     "conv_kernel": ("mamba_d_conv", "conv_kernel"),
     "heads": ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"),
@@ -22,20 +22,20 @@ _RECURRENT = ("linear_attention", "conv", "hybrid", "mamba")
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Sizes of the recurrent layers, which are alike: a causal convolution, and a state [heads, K, V] or none."""
+    """Sizes common to all recurrent layers: a causal convolution and, except for LFM2, a state [heads, K, V]."""
 
     kind: str
-    layers: tuple[int, ...]  # their numbers
+    layers: tuple[int, ...]  # layer indices
     conv_kernel: int  # taps
     conv_channels: int
-    heads: int = 0  # of values and of the state; 0 where there is only the convolution
+    heads: int = 0  # value heads, also of the state; 0 if there is only the convolution
     key_heads: int = 0
     key_size: int = 0
     value_size: int = 0
 
     @classmethod
     def of(cls, config: "PretrainedConfig") -> "Recurrence | None":
-        """The recurrent layers of ``config``, a text model's; None where there are none, or of a kind unknown here."""
+        """Build from a text model's ``config``; None if it has no recurrent layers or they are unsupported."""
         layers = tuple(number for number, kind in enumerate(layer_types(config)) if kind in _RECURRENT)
         if not layers:
             return None
@@ -63,22 +63,22 @@ class Recurrence:
 
     @property
     def num_buffers(self) -> int:
-        """Number of state tensors that a step takes for each layer (``runtime/states/buffers.py``)."""
+        """Number of state tensors per layer that a step takes (``runtime/states/buffers.py``)."""
         return 6 if self.heads else 2
 
     @property
     def state_size(self) -> int:
-        """Elements of the state of one layer."""
+        """Number of elements of one layer's state."""
         return self.heads * self.key_size * self.value_size
 
 
 def layer_types(config: "PretrainedConfig") -> tuple[str, ...]:
-    """The kind of every layer of ``config``, a text model's; empty where it names none."""
+    """Return the kind of every layer of a text model's ``config``; empty if it does not specify them."""
     return tuple(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
 
 
 def attending_layers(config: "PretrainedConfig") -> tuple[bool, ...]:
-    """For each layer, whether it has keys and values; True for all layers of a model without recurrent ones."""
+    """Return for each layer whether it has attention; True for all layers of a model without recurrent layers."""
     kinds = layer_types(config)
     if not any(kind in _RECURRENT for kind in kinds):
         return (True,) * int(config.num_hidden_layers)

@@ -1,4 +1,4 @@
-"""Write a checkpoint's weights one shard in memory at a time."""
+"""Write a checkpoint's weights as safetensors, holding one shard in memory at a time."""
 
 import json
 from collections.abc import Iterator
@@ -14,19 +14,19 @@ from yggdrasil.errors import first_line
 
 @contextmanager
 def faults_of_disks() -> Iterator[None]:
-    """Let safetensors and tokenizers say as an OSError, as all other writers do, that a file cannot be written."""
+    """Convert write errors of safetensors and tokenizers to OSError, which other writers raise."""
     try:
         yield
     except SafetensorError as error:
         raise OSError(first_line(error)) from error
     except Exception as error:
-        if type(error) is Exception and "(os error " in str(error):  # all that tokenizers tell of a fault of the disk
+        if type(error) is Exception and "(os error " in str(error):  # how tokenizers report a disk error
             raise OSError(first_line(error)) from error
         raise
 
 
 class ShardWriter:
-    """Writes weights as safetensors shards of at most ``max_bytes`` each; only a weight larger than that exceeds it."""
+    """Write weights as safetensors shards of at most ``max_bytes`` each; only a single larger weight exceeds it."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.num_parameters = 0
@@ -38,6 +38,7 @@ class ShardWriter:
         self._shards: list[list[str]] = []  # the weight names of each shard written
 
     def add(self, name: str, tensor: Tensor) -> None:
+        """Add a weight; writes the pending shard first if the weight would exceed its size."""
         if self._pending and self._pending_bytes + tensor.nbytes > self._max_bytes:
             self._flush()
         self._pending[name] = tensor
@@ -46,7 +47,7 @@ class ShardWriter:
         self.num_parameters += tensor.numel()
 
     def close(self) -> None:
-        """Write what is pending, give the shards their final names and write the index."""
+        """Write the pending shard, give all shards their final names and write the index."""
         self._flush()
         if len(self._shards) == 1:
             self._shard_path(0).rename(self._folder / "model.safetensors")
@@ -60,7 +61,7 @@ class ShardWriter:
         (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 
     def _shard_path(self, number: int) -> Path:
-        return self._folder / f"shard-{number}"  # until their count is known
+        return self._folder / f"shard-{number}"  # renamed once their count is known
 
     def _flush(self) -> None:
         with faults_of_disks():

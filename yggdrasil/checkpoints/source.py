@@ -1,7 +1,7 @@
-"""Where a model comes from: a checkpoint folder, a hub id, or a GGUF file.
+"""Find a model given as checkpoint folder, hub id or GGUF file, as folders in Hugging Face layout.
 
-Whatever was given becomes folders in Hugging Face layout. A GGUF file is prepared once: its facts and tokenizer, and
-its weights dequantised to a dtype, lie in the user's cache under the file's fingerprint.
+A GGUF file is converted once: its configuration and tokenizer, and its weights dequantised to a dtype, are stored in
+the user's cache under the file's fingerprint.
 """
 
 import sys
@@ -20,26 +20,26 @@ from yggdrasil.checkpoints.hub import hub_folder
 from yggdrasil.checkpoints.prepared import MARKER, is_whole, prepare, prepared_root
 from yggdrasil.errors import YggdrasilError
 
-_LAYOUT = 5  # raised when what is prepared changes
+_LAYOUT = 5  # version of the prepared folders
 _FINGERPRINT = (
-    "tokenizer.fingerprint"  # beside a GGUF file's facts: of what the file says, which nobody need read again
+    "tokenizer.fingerprint"  # file with the fingerprint of a GGUF file's tokenizer, stored with its configuration
 )
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model as it was given, and where its parts lie."""
+    """A model as the user named it, and the paths of its parts."""
 
     given: str
-    folder: Path  # config.json, generation_config.json and the tokenizer
-    gguf: Path | None = None  # the weights as they are, where a GGUF file was given
+    folder: Path  # with config.json, generation_config.json and the tokenizer
+    gguf: Path | None = None  # the GGUF file, if one was given
 
     @classmethod
     def find(cls, given: "str | Path | Source") -> "Source":
-        """What ``given`` (a folder, a GGUF file, a hub id) names; a hub id is fetched unless it is in the cache.
+        """Find the model ``given`` as folder, GGUF file or hub id; a hub id is downloaded unless it is cached.
 
         Raises:
-            YggdrasilError: there is no such model, or it cannot be read.
+            YggdrasilError: if there is no such model, or it cannot be read.
         """
         if isinstance(given, Source):
             return given
@@ -61,21 +61,21 @@ class Source:
 
     @property
     def path(self) -> Path:
-        """The folder or file whose fingerprint is the model's."""
+        """The GGUF file, or else the folder, whose fingerprint identifies the model."""
         return self.gguf or self.folder
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits over configuration and weights."""
+        """Return the fingerprint of configuration and weights, 16 hexadecimal digits."""
         return model_fingerprint(self.path)
 
     def tokenizer_fingerprint(self) -> str:
-        """16 hexadecimal digits over what the tokenizer does."""
+        """Return the fingerprint of the tokenizer's content, 16 hexadecimal digits."""
         return tokenizer_fingerprint(self.folder) if self.gguf is None else (self.folder / _FINGERPRINT).read_text()
 
     def checkpoint(self, dtype: torch.dtype, *, keeps_blocks: bool = False) -> Path:
-        """The folder to load weights from; those of a GGUF file are dequantised to ``dtype`` when first asked for.
+        """Return the folder to load weights from; those of a GGUF file are dequantised to ``dtype`` on the first call.
 
-        With ``keeps_blocks`` it lacks the weights of a GGUF file whose layers read its blocks.
+        With ``keeps_blocks``, it lacks the weights whose layers read the GGUF file's quantised blocks.
         """
         if self.gguf is None:
             return self.folder
@@ -84,6 +84,8 @@ class Source:
 
 @lru_cache(maxsize=8)
 def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
+    """Return the cached folder with configuration and tokenizer of a GGUF file; size and mtime are part of the key."""
+
     def write(header: GgufHeader, partial: Path) -> None:
         from yggdrasil.checkpoints.gguf.facts import write_facts
         from yggdrasil.checkpoints.shards import faults_of_disks
@@ -98,6 +100,7 @@ def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
 
 @lru_cache(maxsize=8)
 def _gguf_weights(path: Path, facts: Path, dtype: torch.dtype, keeps_blocks: bool) -> Path:
+    """Return the cached folder with the weights of a GGUF file in ``dtype``, see ``Source.checkpoint``."""
     name = str(dtype).removeprefix("torch.") + ("-beside-blocks" if keeps_blocks else "")
 
     def write(header: GgufHeader, partial: Path) -> None:
@@ -118,15 +121,15 @@ def _gguf_weights(path: Path, facts: Path, dtype: torch.dtype, keeps_blocks: boo
 
 
 def _prepared(path: Path, folder: Path, write: Callable[[GgufHeader, Path], None], what: str) -> Path:
-    """``folder`` as ``write`` fills it from the GGUF file: kept from an earlier time if it is whole, else written now.
+    """Return ``folder``; unless it is whole, let ``write`` fill it from the GGUF file ``path`` first.
 
-    Written in a fork, whose memory goes with it, and said so.
+    Writing runs in a fork, which returns its memory, and is announced on standard error with the text ``what``.
     """
     if not is_whole(folder, _LAYOUT):
         again = " again, since what was kept is damaged or of an older version" if folder.exists() else ", once"
 
         def fill() -> str:
-            header = read_gguf_header(path)  # before a word is said: it may be damaged
+            header = read_gguf_header(path)  # before the announcement: it raises for a damaged file
             print(f"yggdrasil: {what}{again}", file=sys.stderr)  # noqa: T201
             prepare(folder, _LAYOUT, lambda partial: write(header, partial))
             return str(folder)

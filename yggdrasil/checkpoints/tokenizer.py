@@ -1,6 +1,6 @@
-"""A tokenizer by the ``tokenizers`` library and Jinja alone: transformers takes longer to import than a model to load.
+"""A tokenizer on the ``tokenizers`` library and Jinja alone: importing transformers takes longer than loading a model.
 
-What it reads is written by ``kept_tokenizer``, which checks it against transformers' own tokenizer.
+``kept_tokenizer`` writes its files and checks them against transformers' tokenizer.
 """
 
 import json
@@ -19,12 +19,12 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a messag
 
 
 class Tokenizer:
-    """The methods of transformers' tokenizers that decoding calls; any other is looked up in ``whole``.
+    """The methods of transformers' tokenizers that decoding uses; other attributes are looked up in ``whole``.
 
     Args:
         backend: the tokenizer's vocabulary and rules.
         facts: ``chat_template`` (text or None), ``special_tokens`` (text by name), ``eos_token_id``, ``bos_token_id``.
-        load: opens the same tokenizer by transformers.
+        load: opens the same tokenizer with transformers.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Tokenizer:
 
     @cached_property
     def whole(self) -> "PreTrainedTokenizerBase":
-        """The same tokenizer as transformers has it, imported and opened when first needed."""
+        """The same tokenizer as a transformers object, opened on first access."""
         return self._load()
 
     def __getattr__(self, name: str) -> Any:
@@ -48,40 +48,40 @@ class Tokenizer:
         return getattr(self.whole, name)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Whatever transformers' tokenizer returns."""
+        """Call transformers' tokenizer."""
         return self.whole(*arguments, **options)
 
     def __len__(self) -> int:
-        """Tokens of the vocabulary, added ones included."""
+        """Return the number of tokens in the vocabulary, added tokens included."""
         return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        """Added tokens by their ids, as ``tokenizers.AddedToken``."""
+        """Added tokens by id, as ``tokenizers.AddedToken``."""
         found: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
         return found
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokens of ``text``."""
+        """Return the token ids of ``text``."""
         (encoded,) = self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of ``tokens``."""
+        """Detokenise ``tokens`` and return their text."""
         return str(self.backend_tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def get_vocab(self) -> dict[str, int]:
-        """Ids of all tokens by their texts."""
+        """Return the ids of all tokens by their text, added tokens included."""
         return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
 
     def convert_ids_to_tokens(self, tokens: int | Sequence[int]) -> Any:
-        """The vocabulary's text of a token, or of each of several; None where there is no such token."""
+        """Return the vocabulary's string for one id, or a list of strings for several; None for an unknown id."""
         if isinstance(tokens, int):
             return self.backend_tokenizer.id_to_token(tokens)
         return [self.backend_tokenizer.id_to_token(int(token)) for token in tokens]
 
     def apply_chat_template(self, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-        """The chat as text, where ``tokenize`` is false; anything else is left to transformers."""
+        """Render a chat; the result is text if ``tokenize`` is False. Other cases are delegated to transformers."""
         wanted = {"tokenize": True, "continue_final_message": False, "tools": None, "add_generation_prompt": False}
         wanted |= options
         if wanted.pop("tokenize") or wanted.pop("continue_final_message") or not self.chat_template or not turns:
@@ -95,7 +95,7 @@ class Tokenizer:
 
 
 def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """``turn`` without fields that are None, its reasoning under each name that templates read."""
+    """Return ``turn`` without fields that are None, with its reasoning under every name that templates read."""
     given = {name: value for name, value in turn.items() if value is not None}
     reasoning = next((given[name] for name in _REASONING if name in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
@@ -103,7 +103,7 @@ def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> "Template":
-    """The program that ``template`` is, in a sandbox, with the names that transformers gives to templates."""
+    """Compile ``template`` in Jinja's sandbox, with the functions and filters that transformers provides."""
     import jinja2
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -122,7 +122,7 @@ def _compiled(template: str) -> "Template":
 
 
 def _generation_block() -> Any:
-    """Jinja's extension for ``{% generation %}``, by which templates mark answers for training."""
+    """Return a Jinja extension that parses ``{% generation %}`` blocks, which mark answers for training."""
     from jinja2.ext import Extension
     from jinja2.parser import Parser
 

@@ -1,4 +1,4 @@
-"""Which weights a model is decoded with unless something else is asked for."""
+"""The default weight format of a model."""
 
 from yggdrasil.artifacts.gguf import read_gguf_layout
 from yggdrasil.checkpoints.formats.names import Weights
@@ -9,9 +9,9 @@ from yggdrasil.native import is_native
 
 
 def usual_weights(model: str | Source, dtype: str, device: str) -> Weights:
-    """The blocks of a quantised GGUF file or of experts in MXFP4, where kernels read them; else full weights.
+    """Return "file" if the kernels read the model's quantised blocks (GGUF, MXFP4 experts) directly, else "full".
 
-    In float32, the arithmetic of comparisons, a model is what transformers makes of it.
+    It is "full" in float32, which serves to compare with transformers, and on a GPU.
     """
     found = Source.find(model)
     has_kernels = device == "cpu" and dtype == "bfloat16" and is_native()

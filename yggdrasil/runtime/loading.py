@@ -21,7 +21,7 @@ from yggdrasil.checkpoints.gguf.rows import rows_of_file
 from yggdrasil.checkpoints.mxfp4 import Mxfp4Experts, holds_mxfp4
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.packing import pack_linears
-from yggdrasil.checkpoints.placeholders import load_beside_blocks, refuse_placeholders
+from yggdrasil.checkpoints.placeholders import check_no_placeholders, load_with_placeholders
 from yggdrasil.checkpoints.recurrent import Recurrence
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError, first_line
@@ -60,7 +60,7 @@ def load_model(
     folder = found.checkpoint(dtype, keeps_blocks=keeps_blocks)
     check_weights(folder)
     experts = Mxfp4Experts(folder) if holds_mxfp4(folder) else None
-    load: Any = load_beside_blocks if keeps_blocks or experts else AutoModelForCausalLM.from_pretrained
+    load: Any = load_with_placeholders if keeps_blocks or experts else AutoModelForCausalLM.from_pretrained
     if experts is not None and not keeps_blocks:
         load = partial(load, values=experts.values)
     try:
@@ -75,7 +75,7 @@ def load_model(
     loaded = prepare_model(
         model.to(device), found.given, num_threads, pack=pack, quantise=_quantise(model, found, weights, experts)
     )
-    refuse_placeholders(model)
+    check_no_placeholders(model)
     return loaded
 
 

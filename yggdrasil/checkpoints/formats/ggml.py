@@ -1,6 +1,6 @@
-"""K formats rounded by ggml itself, from the library that the package ``llama-cpp-python`` brings.
+"""Quantise to GGUF's K formats with the ggml library that the package ``llama-cpp-python`` includes.
 
-The ``gguf`` package reads these formats and rounds to none of them: the search for scales is ggml's own.
+The ``gguf`` package can dequantise these formats but not quantise to them.
 """
 
 import ctypes
@@ -18,15 +18,17 @@ _NAMES = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
 
 
 def has_ggml() -> bool:
-    """Whether the library is there; it is not loaded."""
+    """Return whether the library is installed, without loading it."""
     return _library() is not None
 
 
 def quantise_by_ggml(weight: npt.NDArray[np.float32], form: Format) -> npt.NDArray[np.uint8]:
-    """``weight`` [N, K], K whole blocks, as rows of blocks [N, bytes] of any format that needs no importance matrix.
+    """Quantise ``weight`` [N, K] with ggml and return its rows of blocks, [N, bytes] uint8.
+
+    K must be a multiple of the format's block size. The format must not require an importance matrix.
 
     Raises:
-        YggdrasilError: the library is not installed.
+        YggdrasilError: if the library is missing or cannot be loaded.
     """
     block_inputs, block_bytes = BLOCKS[form]
     num_rows, num_inputs = weight.shape
@@ -39,6 +41,7 @@ def quantise_by_ggml(weight: npt.NDArray[np.float32], form: Format) -> npt.NDArr
 
 
 def _library() -> Path | None:
+    """Return the path of the library, None if it is not installed."""
     spec = find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return None
@@ -48,6 +51,7 @@ def _library() -> Path | None:
 
 @cache
 def _quantize_chunk() -> "ctypes._NamedFuncPointer":
+    """Load the library and return ``ggml_quantize_chunk``. Raises YggdrasilError if that fails."""
     path = _library()
     if path is None:
         raise YggdrasilError("K formats are rounded by ggml, which is not there: pip install llama-cpp-python")

@@ -1,10 +1,10 @@
-"""GGUF's numbers for the formats that our kernels read, and the sizes of their blocks."""
+"""Quantisation formats that the kernels read: GGUF's type numbers and block sizes."""
 
 from enum import IntEnum
 
 
 class Format(IntEnum):
-    """Formats of quantised weights, numbered as in GGUF files."""
+    """Formats of quantised weights; the values are GGUF's type numbers."""
 
     Q4_0 = 2
     Q4_1 = 3
@@ -17,8 +17,8 @@ class Format(IntEnum):
     MXFP4 = 39
 
 
-FORMATS = tuple(Format)  # what the kernels of `quantised_format.h` read
-BLOCKS: dict[int, tuple[int, int]] = {  # format -> weights a block, bytes a block
+FORMATS = tuple(Format)  # all are supported by the kernels of `quantised_format.h`
+BLOCKS: dict[int, tuple[int, int]] = {  # format -> weights per block, bytes per block
     Format.Q4_0: (32, 18),
     Format.Q4_1: (32, 20),
     Format.Q5_0: (32, 22),

@@ -1,7 +1,7 @@
-"""Modules over quantised weights, in the place of a model's own: names and shapes stay, the bytes read shrink.
+"""Modules with quantised weights that replace a model's layers, with the same names and shapes.
 
-Rows are rounded to int8 with a scale every 32 inputs before they meet the weights. The rounding is part of the
-function: it depends on the row alone and is the same at every width.
+Inputs are rounded to int8 with one scale per 32 inputs before they are multiplied. The rounding of a row depends on
+that row alone, so it is the same at every width.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from yggdrasil.checkpoints.formats.rows import PackedRows
 
 
 class QuantisedLinear(nn.Module):
-    """``nn.Linear`` over quantised weights; inference only."""
+    """``nn.Linear`` with quantised weights; inference only."""
 
     packed: Tensor
     bias: Tensor | None
@@ -30,11 +30,11 @@ class QuantisedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """As that of ``PackedLinear``, in the dtype of the rows."""
+        """Empty tensor with the inputs' dtype, see ``PackedLinear.weight``."""
         return self.packed.new_empty(0, dtype=self._dtype)
 
     def rows(self, outputs: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weights [R, K] of ``outputs`` [R] int64 as numbers."""
+        """Return the dequantised weight rows [R, K] of ``outputs`` [R] int64 in ``dtype``."""
         found: Tensor = torch.ops.yggdrasil.quantised_rows(
             outputs, self.packed, self.format, self.in_features, self.out_features, dtype
         )
@@ -47,22 +47,22 @@ class QuantisedLinear(nn.Module):
         return output
 
 
-_BIASES = ("gate_bias", "up_bias", "down_bias")  # of experts
+_BIASES = ("gate_bias", "up_bias", "down_bias")  # buffer names of experts' biases
 
 
 def keep_biases(experts: nn.Module, biases: Sequence[Tensor]) -> None:
-    """Register the experts' biases, three or none, as buffers."""
+    """Register the experts' biases (gate, up and down, or none) as buffers."""
     for name, bias in zip(_BIASES, biases, strict=bool(biases)):
         experts.register_buffer(name, bias)
 
 
 def kept_biases(experts: nn.Module) -> list[Tensor]:
-    """What ``keep_biases`` registered."""
+    """Return the biases that ``keep_biases`` registered."""
     return [getattr(experts, name) for name in _BIASES if hasattr(experts, name)]
 
 
 class QuantisedExperts(nn.Module):
-    """A mixture's experts over quantised weights, as ``PackedExperts`` over full ones; inference only."""
+    """A mixture's experts with quantised weights, the counterpart of ``PackedExperts``; inference only."""
 
     PARTS = ("gate_proj", "up_proj", "down_proj")
     gate_proj: Tensor
@@ -77,7 +77,10 @@ class QuantisedExperts(nn.Module):
         biases: Sequence[Tensor] = (),
         clamp: Sequence[float] = (),
     ) -> None:
-        """``weights`` are those of gate, up and down, ``biases`` theirs or none; ``clamp`` as the operator takes it."""
+        """Register ``weights`` (gate, up, down) and their ``biases`` (three or none).
+
+        ``clamp`` is empty or (limit, alpha), see ``native.portable.clamped_gate``.
+        """
         super().__init__()
         self.clamp = list(clamp)
         keep_biases(self, biases)
@@ -88,7 +91,7 @@ class QuantisedExperts(nn.Module):
             self.register_buffer(name, weight.packed)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Of rows [W, H], experts [W, K] int64 and their weights [W, K] the weighted sums [W, H]."""
+        """Return the weighted sums [W, H] of expert outputs; inputs [W, H], expert ids [W, K] int64, weights [W, K]."""
         output: Tensor = torch.ops.yggdrasil.quantised_experts(
             hidden_states, top_k_index, top_k_weights, [self.gate_proj, self.up_proj, self.down_proj], self.formats,
             kept_biases(self), self.inner_features, self.is_gelu, self.clamp, self.num_threads,
@@ -97,7 +100,7 @@ class QuantisedExperts(nn.Module):
 
 
 class QuantisedEmbedding(nn.Module):
-    """``nn.Embedding`` over a quantised table; a tied head reads the same ``packed``."""
+    """``nn.Embedding`` with a quantised weight; a tied LM head shares ``packed``."""
 
     packed: Tensor
 
@@ -115,7 +118,7 @@ class QuantisedEmbedding(nn.Module):
 
 
 def formats_of(model: nn.Module) -> dict[str, int]:
-    """GGUF's numbers for the formats of the quantised layers, by the layer's name; of experts, by each weight's."""
+    """Return the GGUF type number of every quantised layer by its name; for experts, by the names of their weights."""
     formats: dict[str, int] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, QuantisedLinear | QuantisedEmbedding):

@@ -1,8 +1,8 @@
-"""Which weights a model runs on, by name. Imports no torch."""
+"""Names of weight formats, as in the option ``--weights``. Imports no torch."""
 
 from typing import Literal
 
-# "full": a number each, in the arithmetic's dtype; "file": the blocks of a GGUF file as they are; else rounded at load.
+# "full": unquantised, in the arithmetic's dtype; "file": the quantised blocks of the file; others: quantised at load.
 Weights = Literal["full", "file", "q8_0", "q6_k", "q5_k_m", "q5_1", "q5_0", "q4_k_m", "q4_1", "q4_0"]
-K_FORMATS = ("q6_k", "q5_k_m", "q4_k_m")  # mixes of blocks of 256, whose rounding needs ggml
-AUTO = "auto"  # what is asked for where nothing is: "file" where that is faster, else "full"
+K_FORMATS = ("q6_k", "q5_k_m", "q4_k_m")  # mixes of formats with blocks of 256 weights; quantised by ggml
+AUTO = "auto"  # the default: "file" if that is faster, else "full"

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint rounded to a format of fewer bits when it is loaded: another model than the checkpoint's."""
+"""Quantise the weights of a checkpoint when it is loaded. The output is that of the quantised model."""
 
 import re
 from typing import TYPE_CHECKING
@@ -15,18 +15,19 @@ from yggdrasil.checkpoints.formats.names import K_FORMATS, Weights
 from yggdrasil.checkpoints.formats.rows import Quantise, QuantisedRows
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel  # brings a compiler along, which a second start has no use for
+    from transformers import PreTrainedModel  # imports PyTorch's compiler, which later starts do not need
 
-_IN_BLOCKS_OF_32 = {Q.Q4_K: Q.Q5_0, Q.Q5_K: Q.Q5_1, Q.Q6_K: Q.Q8_0}  # where inputs are not whole blocks of 256
+_IN_BLOCKS_OF_32 = {Q.Q4_K: Q.Q5_0, Q.Q5_K: Q.Q5_1, Q.Q6_K: Q.Q8_0}  # if K is not a multiple of 256
 _LAYER = re.compile(r"\.(\d+)\.")
-_DEAR = ("v_proj.", "down_proj.")  # layers that suffer more than others
+_DEAR = ("v_proj.", "down_proj.")  # layers whose quantisation harms the output more than others'
 
 
 def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
-    """Round every linear layer as the ``gguf`` package does; the embedding and the head to no less than 8 bits.
+    """Return a function that quantises the linear layers of ``model`` to the format ``weights``, for ``pack_linears``.
 
-    The mixes of K formats are llama.cpp's: 6 bits for the embedding and the head, and in every third layer and those
-    near both ends for what suffers most. A layer whose inputs are not whole blocks stays as it is.
+    Embedding and LM head get Q8_0. The mixes of K formats are llama.cpp's: Q6_K for embedding and LM head, and for
+    sensitive projections in every third layer and in the first and last eighth. Experts, and layers whose K is not a
+    multiple of the block size, stay unquantised.
     """
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     tables = {id(end.weight) for end in ends if isinstance(end, nn.Embedding | nn.Linear)}
@@ -54,20 +55,21 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
 
 
 def in_four_bits(name: str, weight: Tensor) -> QuantisedRows | None:
-    """Round a layer's weight to Q4_1; experts, and one whose inputs are not whole blocks, stay as they are."""
+    """Quantise a weight [N, K] to Q4_1; return None, to keep it, for experts or K not a multiple of 32."""
     if weight.dim() != 2 or weight.shape[1] % BLOCKS[Q.Q4_1][0]:
         return None
     return QuantisedRows(Q.Q4_1, torch.from_numpy(_quantise(weight.detach().float().numpy(), Q.Q4_1)))
 
 
 def _quantise(values: npt.NDArray[np.float32], form: Q) -> npt.NDArray[np.uint8]:
-    from gguf import GGMLQuantizationType, quants  # here: full weights need no such package
+    """Quantise ``values`` [N, K] with the ``gguf`` package; returns [N, bytes]."""
+    from gguf import GGMLQuantizationType, quants  # imported late: only quantised weights need it
 
     return quants.quantize(values, GGMLQuantizationType(form))
 
 
 def _mixed(base: Q, name: str, num_layers: int) -> Q:
-    """The format of a layer in a mix around ``base``, by its place: some get more bits than others."""
+    """Return the format of layer ``name`` in llama.cpp's mix of formats around ``base``."""
     if "qkv_proj." in name:
         return Q.Q5_K if base == Q.Q4_K else Q.Q6_K
     place = _LAYER.search(name)

@@ -1,4 +1,4 @@
-"""Quantised weights as GGUF has them: rows of blocks, each a few bits a weight and a scale."""
+"""Quantised weights in GGUF's layout (rows of blocks) and in the kernels' packed layout."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,19 +11,19 @@ from yggdrasil.native.arena import Arena
 
 
 class QuantisedRows(NamedTuple):
-    """A weight [N, K], or one of every expert [E, N, K], whose rows are blocks of ``format``."""
+    """A weight [N, K], or that of all experts [E, N, K], whose rows consist of GGUF blocks of ``format``."""
 
     format: Format
     blocks: Tensor  # [..., N, bytes] uint8
 
     @property
     def num_inputs(self) -> int:
-        """K."""
+        """Number of inputs K of a row."""
         block_inputs, block_bytes = BLOCKS[self.format]
         return int(self.blocks.shape[-1]) // block_bytes * block_inputs
 
     def pack(self, arena: Arena) -> "PackedRows":
-        """The rows in the layout that steps read, written straight to where they read it."""
+        """Pack the rows into the kernels' layout, in memory of ``arena``."""
         *experts, num_outputs, num_bytes = self.blocks.shape
         matrices = self.blocks.view(-1, num_outputs, num_bytes)
         shape = torch.ops.yggdrasil.quantised_shape(matrices[0], int(self.format), self.num_inputs)
@@ -34,13 +34,13 @@ class QuantisedRows(NamedTuple):
 
 
 class PackedRows(NamedTuple):
-    """A quantised weight as the kernels read it."""
+    """A quantised weight in the kernels' layout."""
 
-    format: int  # as GGUF numbers them
+    format: int  # GGUF's type number
     num_outputs: int
     num_inputs: int
     packed: Tensor  # [..., pairs of panels, bytes] uint8
 
 
 Quantise = Callable[[str, Tensor], QuantisedRows | None]
-"""Quantised rows in the place of a parameter, by its name and its values [..., N, K]; None leaves it as it is."""
+"""Function (parameter name, its values [..., N, K]) -> quantised rows, or None to keep the parameter unquantised."""

@@ -1,4 +1,4 @@
-"""The configuration that a GGUF file's facts make; what an architecture leaves to readers is as llama.cpp has it."""
+"""Convert a GGUF file's metadata to a transformers configuration; values missing in the file are llama.cpp's."""
 
 from collections.abc import Mapping
 from math import inf
@@ -15,16 +15,15 @@ from yggdrasil.checkpoints.gguf.recurrent import recurrent_facts
 from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.errors import YggdrasilError
 
-# Architectures whose every fact is understood here, by the name that transformers has for them; each is tested against
-# the model that was written.
+# transformers' model types of the supported architectures. Each is tested: a file written from a model must load as it.
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2", "gemma3": "gemma3_text",
     "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5",
     "gpt-oss": "gpt_oss", "lfm2": "lfm2", "qwen35": "qwen3_5_text",
 }  # fmt: skip
-# Those whose configuration is complete without the defaults of transformers' class, unless they are mixtures.
+# Architectures whose configuration needs no defaults of transformers' class, unless they are mixtures.
 _COMPLETE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5")
-# Facts by the words of transformers: counts, and other numbers.
+# transformers' names of metadata: integers, then floats.
 _COUNTS = {
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size", "embedding_length": "hidden_size",
@@ -41,17 +40,18 @@ _MULTIPLIERS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
 }  # fmt: skip
-# Gemma's models of 27B, by their layers: scores are scaled by another number than the width of a head.
+# Number of layers of Gemma's 27B models, whose attention scale is not derived from the head size.
 _MOST_LAYERS_OF_GEMMA = {"gemma2": 46, "gemma3": 62}
 ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def read_config(header: GgufHeader) -> dict[str, Any]:
-    """The fields of config.json that the file's facts make, by the words of transformers; ``model_type`` is its name.
+    """Return the fields of config.json, ``model_type`` included, from the file's metadata.
 
     Raises:
-        YggdrasilError: an architecture or a rotary scaling that is not understood, or a fact that is missing.
+        YggdrasilError: if the file is no language model, its architecture or rotary scaling is unsupported, or its
+            metadata is inconsistent.
     """
     refuse_other_kinds(header)
     name = ARCHITECTURES.get(header.architecture)
@@ -63,7 +63,7 @@ def read_config(header: GgufHeader) -> dict[str, Any]:
     known = _OWN.get(name, {}) | _COUNTS | _NUMBERS | (_MULTIPLIERS if name == "granite" else {})
     facts: dict[str, Any] = {"norm_topk_prob": True} if name == "qwen3_moe" else {}
     facts |= {ours: header.fact(theirs) for theirs, ours in known.items() if header.fact(theirs) is not None}
-    facts["sliding_window"] = header.fact("attention.sliding_window") or None  # 0: layers see everything before them
+    facts["sliding_window"] = header.fact("attention.sliding_window") or None  # 0: full attention
     facts |= {ours: header.facts.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in _TOKENS.items()}
     facts["tie_word_embeddings"] = "output.weight" not in header.tensors
     embedding = header.tensors.get("token_embd.weight")
@@ -85,7 +85,7 @@ def read_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def is_complete(header: GgufHeader, config: Mapping[str, Any]) -> bool:
-    """Whether ``config``, as ``read_config`` gives it, is whole and sound without transformers' class for it."""
+    """Return whether ``config``, a result of ``read_config``, is complete and valid without transformers' defaults."""
     counts = [config[name] for name in _COUNTS.values() if name in config]
     numbers = [config[name] for name in (*_NUMBERS.values(), *_MULTIPLIERS.values()) if name in config]
     heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads", 1)
@@ -102,7 +102,7 @@ def is_complete(header: GgufHeader, config: Mapping[str, Any]) -> bool:
 
 
 def _facts_of_gemma(header: GgufHeader, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What Gemma's files leave to their readers, and rotary positions of their two kinds of layers."""
+    """Return fields of Gemma: soft-capping, attention scale, and Gemma 3's two sets of rotary parameters."""
     bounds = {name: header.fact(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
     found: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
     width = _head_width(header)
@@ -119,14 +119,18 @@ def _facts_of_gemma(header: GgufHeader, facts: Mapping[str, Any]) -> dict[str, A
 
 
 def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
-    """What the rotary positions of the file's architecture are stretched by, in the words of transformers."""
+    """Return transformers' ``rope_parameters`` if the file scales rotary positions, else an empty dict.
+
+    Raises:
+        YggdrasilError: if the scaling is unsupported.
+    """
     theta = _number(header, "rope.freq_base", 10000.0)
     factor = _number(header, "rope.scaling.factor", _number(header, "rope.scale_linear", 1.0))  # the older name
-    # As llama.cpp has it, which stretches evenly unless told otherwise.
+    # llama.cpp's default is linear scaling.
     kind = header.fact("rope.scaling.type", "none" if factor == 1.0 else "linear")
     rotated, width = header.fact("rope.dimension_count"), _head_width(header)
     if header.architecture == "qwen35":
-        return {}  # its own facts say so
+        return {}  # ``recurrent_facts`` returns them
     if rotated is not None and width is not None and rotated != width:
         raise _unread_rotation(header, f"of {rotated} of {width} channels")
     if ROPE_FACTORS in header.tensors:
@@ -145,7 +149,7 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
 
 
 def _yarn(header: GgufHeader, theta: float, factor: float) -> dict[str, Any]:
-    """YaRN's parameters. gpt-oss alone does not round where its ramp begins and ends, which no file says."""
+    """Return YaRN's parameters. ``truncate`` is not in the metadata; only gpt-oss has it off."""
     found = {
         "rope_type": "yarn", "rope_theta": theta, "factor": factor, "truncate": header.architecture != "gpt-oss",
         "original_max_position_embeddings": int(_number(header, "rope.scaling.original_context_length", 0)),
@@ -165,14 +169,14 @@ def _unread_rotation(header: GgufHeader, rule: object) -> YggdrasilError:
 
 
 def _head_width(header: GgufHeader) -> Any:
-    """Channels of an attention head: where the file does not say, its share of the state."""
+    """Return the size of an attention head; by default the hidden size divided by the number of heads."""
     size, heads = header.fact("embedding_length"), header.fact("attention.head_count")
     share = size // heads if isinstance(size, int) and isinstance(heads, int) and heads > 0 else None
     return header.fact("attention.key_length", share)
 
 
 def _number(header: GgufHeader, name: str, default: float) -> float:
-    """The fact ``name``; YggdrasilError where it is no positive number."""
+    """Return metadata ``name`` as float, ``default`` if missing. Raises YggdrasilError unless it is positive."""
     value = header.fact(name, default)
     if isinstance(value, bool | str | list) or not 0.0 < value < inf:
         raise YggdrasilError(
@@ -182,7 +186,7 @@ def _number(header: GgufHeader, name: str, default: float) -> float:
 
 
 def _llama3_factors(scaling: dict[str, Any], count: int) -> npt.NDArray[np.float64]:
-    """What llama.cpp divides each rotary frequency by, for these parameters."""
+    """Return the divisors [count] that llama.cpp applies to the rotary frequencies for ``scaling``."""
     wavelength = 2 * np.pi * scaling["rope_theta"] ** (np.arange(count) / count)
     turns = scaling["original_max_position_embeddings"] / wavelength
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]

@@ -1,6 +1,6 @@
-"""A mixture's experts in a GGUF file: its facts, and gate and up, one weight in the model and two tensors in the file.
+"""Mixture-of-experts in GGUF files: metadata, and weights. Gate and up are one weight in the model, two in the file.
 
-Dims: E experts, I inner size of one, H hidden size.
+Dims: E experts, I intermediate size of an expert, H hidden size.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from yggdrasil.errors import YggdrasilError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What transformers calls that which files of mixtures say: how many experts there are, how many a row chooses, and I.
+# transformers' names of GGUF metadata, by architecture: number of experts, experts per token, and I.
 _WORDS = {
     "llama": {
         "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
@@ -34,12 +34,12 @@ _WORDS = {
 
 
 def expert_facts(header: GgufHeader) -> dict[str, Any]:
-    """What the file says of its experts, in the words of transformers; nothing where it is of no mixture.
+    """Return the configuration fields of a mixture, by transformers' names; empty if the model is no mixture.
 
-    Mixtral's files are of the architecture llama, and only their experts tell.
+    Mixtral's files have the architecture llama and differ from Llama's only by their number of experts.
 
     Raises:
-        YggdrasilError: something is not said, or rows would choose more experts than there are.
+        YggdrasilError: if metadata is missing or inconsistent.
     """
     words = _WORDS.get(header.architecture)
     if words is None or (header.architecture == "llama" and not header.fact("expert_count")):
@@ -53,8 +53,8 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
     return {words[name]: fact for name, fact in facts.items()}
 
 
-def apart(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """The model's weights by name, tied ones once and those of experts as files hold them."""
+def split_experts(model: "PreTrainedModel") -> dict[str, Tensor]:
+    """Return the model's weights by name, with gate and up of experts split as in GGUF files; tied weights once."""
     found = own_weights(model)
     for name, module in model.named_modules():
         form = form_of(module)
@@ -68,8 +68,11 @@ def apart(model: "PreTrainedModel") -> dict[str, Tensor]:
     return found
 
 
-def together(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
-    """What ``apart`` took apart as the model has it; of a gate or up, until the other comes, one is held."""
+def join_experts(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
+    """Join gate and up weights of experts, the inverse of ``split_experts``; yield other weights unchanged.
+
+    The first of the two is held in memory until the other one arrives.
+    """
     forms = {name: form for name, module in model.named_modules() if (form := form_of(module)) is not None}
     waiting: dict[str, Tensor] = {}
     for name, weight in weights:
@@ -91,6 +94,6 @@ def together(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel") ->
 
 
 def own_weights(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """Its parameters by name; tied ones once."""
+    """Return the model's parameters by name; tied ones once."""
     tied = set(model.all_tied_weights_keys)
     return {name: parameter for name, parameter in model.named_parameters() if name not in tied}

@@ -1,4 +1,4 @@
-"""What a GGUF file says beside its weights, in Hugging Face layout: configuration, tokenizer, what ends an answer."""
+"""Convert the metadata of a GGUF file to Hugging Face layout: configuration, tokenizer and end-of-text tokens."""
 
 import json
 from collections.abc import Mapping
@@ -12,22 +12,22 @@ from yggdrasil.checkpoints.gguf.tokenizer import build_tokenizer
 from yggdrasil.checkpoints.kept_tokenizer import write_tokenizer
 from yggdrasil.errors import YggdrasilError, first_line, one_line
 
-# Metadata of GGUF that names a token which ends a text, a turn, a message, or a file of code.
+# GGUF metadata for tokens that end a text, a turn, a message or a source file.
 _END_TOKENS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-# Spellings of such tokens in vocabularies whose metadata leaves them out; llama.cpp knows the same.
+# The texts of such tokens, for files whose metadata lacks them; the same list as llama.cpp's.
 _END_SPELLINGS = frozenset((
     "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>",
     "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "< EOT >", "<|fim_pad|>", "<fim-pad>", "<fim_pad>",
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<|file_sep|>",
 ))  # fmt: skip
-_HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))  # where both exist, "<|end|>" ends a message and no answer
+_HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))  # if both exist, "<|end|>" ends a message but not the answer
 
 
 def write_facts(header: GgufHeader, folder: Path) -> None:
-    """Write config.json, generation_config.json and the tokenizer's files, chat template included.
+    """Write config.json, generation_config.json and the tokenizer's files, chat template included, to ``folder``.
 
     Raises:
-        YggdrasilError: an architecture or a fact that is not understood, or no tokenizer in the file.
+        YggdrasilError: if the architecture or its metadata is unsupported, or the file has no tokenizer.
     """
     config = read_config(header)
     if is_complete(header, config):
@@ -52,7 +52,7 @@ def write_facts(header: GgufHeader, folder: Path) -> None:
 
 
 def _write_config(header: GgufHeader, facts: Mapping[str, Any], folder: Path) -> None:
-    """Write the configuration as transformers' class completes it."""
+    """Write config.json with missing fields filled from the defaults of transformers' class."""
     from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
     try:
@@ -69,9 +69,9 @@ def _write_json(file: Path, value: object) -> None:
 
 
 def _end_tokens(header: GgufHeader) -> list[int]:
-    """Ids of the tokens that end an answer: those that the metadata names, and the usual spellings in the vocabulary.
+    """Return the ids of the tokens that end an answer, from the metadata and by known texts in the vocabulary.
 
-    A model of code otherwise writes on into another document behind ``<|endoftext|>`` or ``<|file_sep|>``.
+    Without the latter, a code model may continue with another document after ``<|endoftext|>`` or ``<|file_sep|>``.
     """
     named = (header.facts.get(f"tokenizer.ggml.{name}_token_id") for name in _END_TOKENS)
     ends = {int(token) for token in named if isinstance(token, int)}

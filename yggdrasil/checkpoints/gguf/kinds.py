@@ -1,4 +1,4 @@
-"""GGUF files that are no language model: adapters, parts of multimodal models, embedding models and others."""
+"""Detect GGUF files that are not language models: adapters, multimodal projectors, embedding models and others."""
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
@@ -17,10 +17,11 @@ _GIVE = "give the .gguf file of a language model"
 
 
 def refuse_other_kinds(header: GgufHeader) -> None:
-    """Refuse a file that holds something else than a language model, with the kind of what it holds.
+    """Raise if the file is not a language model; the message has what it is.
 
     Raises:
-        YggdrasilError: an adapter, a projector, an embedding or other model, a matrix of statistics, or no weights.
+        YggdrasilError: if it is an adapter, a multimodal projector, an embedding or other model, an importance matrix,
+            or has no weights.
     """
     file, kind, architecture = shown(header.path), str(header.facts.get("general.type", "model")), header.architecture
     if kind == "adapter" or any(name.endswith(".lora_a") for name in header.tensors):
@@ -41,6 +42,6 @@ def refuse_other_kinds(header: GgufHeader) -> None:
 
 
 def _pools(header: GgufHeader) -> bool:
-    """Whether the model reduces a text to one vector, or sees what follows a token."""
+    """Return whether the model pools a text to one vector, or its attention is not causal."""
     pooling = header.fact("pooling_type")
     return (isinstance(pooling, int) and pooling > 0) or header.fact("attention.causal") is False

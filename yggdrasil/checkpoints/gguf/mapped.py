@@ -1,6 +1,6 @@
-"""The weights of a GGUF file where they lie: mapped, and read once on their way to packed layers.
+"""Read weights from a memory-mapped GGUF file, to pack them without a second copy in memory.
 
-Names and the order of rows are those of llama.cpp's conversion, for models whose layers are a decoder's usual ones.
+Translates tensor names and row orders of llama.cpp's conversion, for decoders with standard layers.
 """
 
 import mmap
@@ -20,8 +20,8 @@ from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.errors import YggdrasilError
 
 ROPE_FACTORS = "rope_freqs.weight"
-_TURNS_NEIGHBOURS = ("llama", "smollm3", "granite")  # rows of queries and keys lie so that neighbours turn
-_ADDS_ONE = ("gemma", "gemma2", "gemma3")  # to its norms, before they are written
+_INTERLEAVED_ROTARY = ("llama", "smollm3", "granite")  # query and key rows are stored for rotary pairs (2i, 2i + 1)
+_ADDS_ONE = ("gemma", "gemma2", "gemma3")  # the file stores norm weights plus 1
 _PLACES = {"model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm"}
 _PARTS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -32,39 +32,44 @@ _PARTS = {
 }  # fmt: skip
 _BEHIND_ATTENTION = "post_attention_layernorm"
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.(.+)$")
-_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by GGUF's numbers
+_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by GGUF's type numbers
 
 
 def keeps_blocks(header: GgufHeader) -> bool:
-    """Whether the layers of the file are in formats that the kernels read."""
+    """Return whether any layer weight of the file is in a quantised format that the kernels read."""
     return any(tensor.kind in FORMATS for name, tensor in header.tensors.items() if name.startswith("blk."))
 
 
 class MappedGguf:
-    """A file's weights by the names that checkpoints have for them."""
+    """The memory-mapped weights of a GGUF file, by their names in Hugging Face checkpoints."""
 
     def __init__(self, header: GgufHeader, shapes: Mapping[str, tuple[int, ...]], heads: tuple[int, int]) -> None:
-        """``heads``: of queries and of keys. YggdrasilError where tensors and ``shapes`` are not of one model."""
+        """Map the file. ``shapes`` are the expected shapes by weight name, ``heads`` the query and key head counts.
+
+        Raises:
+            YggdrasilError: if a tensor is missing, unknown or has another shape.
+        """
         self._header, self._heads = header, heads
         self._places = _places(header, shapes)
         with header.path.open("rb") as file:
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # tensors over it are writable; none is
+            # ACCESS_COPY: torch.frombuffer warns about read-only memory; nothing writes to it.
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
     def blocks(self, name: str) -> QuantisedRows | None:
-        """The weight [N, K] as blocks that steps read; None where it is stored in another way."""
+        """Return the weight [N, K] as quantised rows in the model's row order; None if it is not in such a format."""
         place = self._places[name]
         if place.kind not in FORMATS or len(place.shape) != 2:
             return None
         rows = self._bytes(place).view(place.shape[0], -1)
         order = self._order(place)
-        # NumPy's, which wakes no threads: PyTorch's would spin on the cores that packing runs on.
+        # Indexed by NumPy: PyTorch would wake threads that spin on the cores that packing runs on.
         return QuantisedRows(Format(place.kind), rows if order is None else torch.from_numpy(rows.numpy()[order]))
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The weight in ``dtype``, in memory of its own."""
+        """Return a dequantised copy of the weight in ``dtype``, in the model's row order."""
         place = self._places[name]
         if place.kind in _DTYPES:
             values = self._bytes(place).view(_DTYPES[place.kind]).view(place.shape)
@@ -77,7 +82,7 @@ class MappedGguf:
         return values.to(dtype, copy=True)
 
     def release(self, name: str) -> None:
-        """Give up the memory of the mapped weight: a process holds the file's pages no longer than it reads them."""
+        """Drop the pages of the mapped weight from memory; a later access reads the file again."""
         place = self._places[name]
         begin = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
         size = (place.start + place.num_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -85,20 +90,25 @@ class MappedGguf:
             self._data.madvise(mmap.MADV_DONTNEED, begin, size)
 
     def _bytes(self, place: GgufTensor) -> Tensor:
+        """Return a uint8 view [num_bytes] of the mapped tensor."""
         with memoryview(self._data) as view, view[place.start : place.start + place.num_bytes] as part:
             return torch.frombuffer(part, dtype=torch.uint8)
 
     def _order(self, place: GgufTensor) -> npt.NDArray[np.int64] | None:
-        """Which of the file's rows each of the model's is; None where they are in one order."""
+        """Return the permutation [N] with ``model_rows = file_rows[permutation]``; None if it is the identity."""
         part = place.name.rpartition(".")[0].rpartition(".")[2]
-        if self._header.architecture not in _TURNS_NEIGHBOURS or part not in ("attn_q", "attn_k"):
+        if self._header.architecture not in _INTERLEAVED_ROTARY or part not in ("attn_q", "attn_k"):
             return None
         heads = self._heads[part == "attn_k"]
         return np.arange(place.shape[0]).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
 
 
 def _places(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, GgufTensor]:
-    """Where each weight lies; those that a file may lack are the caller's to leave out of ``shapes``."""
+    """Return the file's tensor of every weight in ``shapes``, from which callers omit weights a file may lack.
+
+    Raises:
+        YggdrasilError: if a tensor is missing, unknown or has another shape.
+    """
     has_four = any("pre_feedforward_layernorm" in name for name in shapes)
     is_behind = has_four or not any("input_layernorm" in name for name in shapes)
     names = {_name(name, "post_attention_norm" if is_behind else "ffn_norm"): name for name in shapes}
@@ -121,7 +131,7 @@ def _places(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
 
 
 def _name(name: str, behind_attention: str) -> str:
-    """What GGUF calls the weight ``name``."""
+    """Return GGUF's name of the weight ``name``; ``behind_attention`` is that of the norm after attention."""
     stem, _, kind = name.rpartition(".")
     found = _LAYER.match(stem)
     if found is None:

@@ -1,9 +1,9 @@
-"""Recurrent layers in a GGUF file: their facts, and weights that llama.cpp's converter writes in another form.
+"""Recurrent layers in GGUF files: metadata, and weights that llama.cpp's converter transforms.
 
-Of gated delta networks a file has the heads of values in turns of the heads of keys (0, 2, 4, .., 1, 3, ..), where the
-model has those of one key side by side; and the decay as it is multiplied, where the model has its logarithm.
+For gated delta networks, the file interleaves value heads across key heads (0, 2, 4, .., 1, 3, ..), while the model
+stores the value heads of one key head contiguously. The file stores the decay, the model its logarithm.
 
-Dims: Hk heads of keys, Hv of values, Dk and Dv their sizes.
+Dims: Hk key heads, Hv value heads, Dk and Dv their sizes.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,10 @@ RECURRENT = (_SHORT, _DELTA)
 
 
 def recurrent_facts(header: GgufHeader) -> dict[str, Any]:
-    """What the file says of its recurrent layers, in the words of transformers; nothing where it has none.
+    """Return the configuration fields of the recurrent layers, by transformers' names; empty if there are none.
 
     Raises:
-        YggdrasilError: something is not said, or the sizes do not fit together.
+        YggdrasilError: if metadata is missing or inconsistent.
     """
     if header.architecture == _SHORT:
         return _short_facts(header)
@@ -77,26 +77,30 @@ def _delta_facts(header: GgufHeader) -> dict[str, Any]:
 
 
 def _unsaid(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
+    """Return the error for metadata ``name`` with an unsupported or missing value."""
     return YggdrasilError(
         f"{shown(header.path)}: its {name} is {fact!r}, of which no model is made; fetch the file again, or give the "
         "checkpoint folder"
     )
 
 
-def has_columns_in_turns(config: "PretrainedConfig", name: str) -> bool:
-    """Whether columns of the file's tensor ``name`` lie in another order than the model's."""
+def has_permuted_columns(config: "PretrainedConfig", name: str) -> bool:
+    """Return whether the columns of the file's tensor ``name`` are permuted relative to the model's."""
     is_grouped = getattr(config, "linear_num_key_heads", 0) != getattr(config, "linear_num_value_heads", 0)
     return is_grouped and ".ssm_out." in name
 
 
 def as_in_model(config: "PretrainedConfig", name: str, values: _Values) -> _Values:
-    """``values`` of the file's tensor ``name`` as the model has them; rows alone where ``values`` are their numbers."""
+    """Transform ``values`` of the file's tensor ``name`` to the model's layout.
+
+    Row indices [N, 1] are permuted like the rows, which gives the row order of a weight.
+    """
     if ".shortconv.conv." in name:
         return values[:, None]
     if config.model_type != "qwen3_5_text":
         return values
     part = name.rpartition(".weight")[0].rpartition(".")[2] or name.rpartition(".")[2]
-    values = _rows_in_turn(config, name, values)
+    values = _in_model_order(config, name, values)
     if part == "ssm_conv1d":
         return values[:, None]
     if name.endswith("ssm_a"):
@@ -105,10 +109,10 @@ def as_in_model(config: "PretrainedConfig", name: str, values: _Values) -> _Valu
     return values - 1 if is_norm and values.ndim == 1 else values
 
 
-def _rows_in_turn(config: "PretrainedConfig", name: str, values: _Values) -> _Values:
-    """Rows, or columns, of values by the heads of keys."""
+def _in_model_order(config: "PretrainedConfig", name: str, values: _Values) -> _Values:
+    """Reorder the rows, or columns, of ``values`` that belong to value heads into the model's order."""
     keys, heads, size = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
-    first = 2 * keys * config.linear_key_head_dim  # of a convolution, and of what it reads
+    first = 2 * keys * config.linear_key_head_dim  # rows of queries and keys, which precede the values
     if keys == heads:
         return values
     if ".attn_qkv." in name or ".ssm_conv1d." in name:
@@ -123,5 +127,5 @@ def _rows_in_turn(config: "PretrainedConfig", name: str, values: _Values) -> _Va
 
 
 def _grouped(rows: _Values, keys: int, heads: int, size: int) -> _Values:
-    """Rows [Hv * size, ..] with those of one head of keys side by side."""
+    """Reorder rows [Hv * size, ..] so that the value heads of one key head are contiguous."""
     return rows.reshape(heads // keys, keys, size, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)

@@ -1,4 +1,4 @@
-"""The blocks of a GGUF file as they are, in the place of the numbers they stand for."""
+"""Read a GGUF file's quantised blocks unchanged, for layers with quantised weights."""
 
 import numpy as np
 import torch
@@ -9,16 +9,16 @@ from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.formats.kinds import FORMATS, Format
 from yggdrasil.checkpoints.formats.rows import Quantise, QuantisedRows
 from yggdrasil.checkpoints.gguf.checkpoint import empty_model, row_order, tensor_names
-from yggdrasil.checkpoints.gguf.recurrent import has_columns_in_turns
+from yggdrasil.checkpoints.gguf.recurrent import has_permuted_columns
 from yggdrasil.checkpoints.packing import weights_of
 
 _HEAD, _TABLE = "lm_head.weight", "token_embd.weight"
 
 
 def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, GgufTensor]:
-    """Where the blocks lie of every weight whose layer reads them, by the weight's name."""
+    """Return the file's tensors of all weights whose layers read quantised blocks, by the model's weight name."""
     places = {ours: header.tensors[theirs] for theirs, ours in tensor_names(header, config).items()}
-    if config.tie_word_embeddings:  # one table, which is a name of its own where the embedding is not read in blocks
+    if config.tie_word_embeddings:  # the LM head reads the embedding's tensor
         places.setdefault(_HEAD, header.tensors[_TABLE])
     found: dict[str, GgufTensor] = {}
     for name, module in empty_model(config).named_modules():
@@ -29,12 +29,15 @@ def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, GgufTen
 
 
 def _is_read(place: GgufTensor, config: PretrainedConfig) -> bool:
-    """Whether a layer reads the blocks as they lie: their order may change by rows, and never within one."""
-    return place.kind in FORMATS and not has_columns_in_turns(config, place.name)
+    """Return whether kernels can read the tensor's blocks: rows may be permuted, but not the inputs within a row."""
+    return place.kind in FORMATS and not has_permuted_columns(config, place.name)
 
 
 def rows_of_file(header: GgufHeader, config: PretrainedConfig) -> Quantise:
-    """Every weight whose layer reads blocks, its rows in the order that the model has them in."""
+    """Return a function (name, weight) -> QuantisedRows or None that reads a weight's quantised blocks from the file.
+
+    Rows are permuted to the model's order. It returns None for weights whose layers do not read blocks.
+    """
     places = blocks_of(header, config)
 
     def read(name: str, weight: Tensor) -> QuantisedRows | None:

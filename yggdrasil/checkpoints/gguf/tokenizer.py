@@ -1,6 +1,6 @@
-"""A GGUF file's tokenizer by the ``tokenizers`` library alone: the one that transformers makes of the file, in seconds.
+"""Build a GGUF file's tokenizer with the ``tokenizers`` library alone, equal to the one transformers builds.
 
-transformers is imported for as long, and makes and opens a vocabulary of 262,144 tokens for longer.
+This saves the import of transformers, and is faster: transformers takes long to convert a vocabulary of 262,144 tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,34 +11,34 @@ from tokenizers.models import BPE
 
 from yggdrasil.artifacts.gguf import GgufHeader
 
-_QWEN = "qwen2"  # which transformers opens by a class of its own
+_QWEN = "qwen2"  # transformers uses a special class for it
 _GEMMA = ("gemma2", "gemma3")
 _TESTED = ("llama", "phi3", "smollm3", "granite", "olmo2", "ernie4_5", "qwen3", _QWEN, *_GEMMA)  # against transformers
-_SPACE = "\u2581"  # what SentencePiece writes for a space
-_CONTROL, _USER_DEFINED = 3, 4  # types of tokens
+_SPACE = "\u2581"  # SentencePiece's character for a space
+_CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types
 _NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 _LLAMA_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-# How text is split before merging, by ``tokenizer.ggml.pre``. Left to transformers are files with ``_OTHER_SPLITS``.
+# Patterns that split text into words before merging, by ``tokenizer.ggml.pre``.
 _SPLITS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_SPLIT),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "dbrx", "smaug-bpe"), _LLAMA_SPLIT),
 }
-_USUAL_SPLITS = ("default", "gpt-2", "smollm")  # GPT-2's
+_USUAL_SPLITS = ("default", "gpt-2", "smollm")  # these use the pattern of GPT-2
 
 
 class BuiltTokenizer(NamedTuple):
-    """A tokenizer, and the facts that a ``Tokenizer`` is made of."""
+    """A tokenizer of the ``tokenizers`` library, and the ``facts`` of ``checkpoints.tokenizer.Tokenizer``."""
 
     backend: Tokenizer
     facts: dict[str, Any]
 
 
 def build_tokenizer(header: GgufHeader) -> BuiltTokenizer | None:
-    """The tokenizer of the file; None where it is of a kind that is not tested, or damaged."""
+    """Build the tokenizer of the file; None if its kind is not tested against transformers, or it is damaged."""
     facts = {name.removeprefix("tokenizer.ggml."): value for name, value in header.facts.items()}
     if header.architecture not in _TESTED or header.fact("expert_count"):
         return None
@@ -86,7 +86,7 @@ def _built(architecture: str, facts: Mapping[str, Any]) -> BuiltTokenizer | None
 
 
 def _template(backend: Tokenizer, begin: str, end: str) -> Any:
-    """What stands around one text, and around two."""
+    """Return a post-processor that adds the tokens ``begin`` and ``end`` (or empty) around one text or a pair."""
     single = f"{f'{begin}:0 ' if begin else ''}$A:0{f' {end}:0' if end else ''}"
     pair = f"{single}{f' {begin}:1' if begin else ''} $B:1{f' {end}:1' if end else ''}"
     special = [(token, backend.token_to_id(token)) for token in (begin, end) if token]
@@ -94,7 +94,10 @@ def _template(backend: Tokenizer, begin: str, end: str) -> Any:
 
 
 def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, Sequence[str]] | None:
-    """Byte-level BPE, and the special tokens that its class in transformers always has."""
+    """Build a byte-level BPE tokenizer; return it with the special tokens that transformers' class always adds.
+
+    Returns None if its way of splitting words is unknown or two tokens are equal.
+    """
     split = _QWEN_SPLIT if architecture == _QWEN else _SPLITS.get(facts.get("pre", "default"))
     if split is None and facts.get("pre", "default") not in _USUAL_SPLITS:
         return None
@@ -116,9 +119,12 @@ def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, S
 
 
 def _of_pieces(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, Sequence[str]] | None:
-    """SentencePiece's BPE, and the special tokens that its class in transformers always has."""
+    """Build a SentencePiece BPE tokenizer; return it with the special tokens that transformers' class always adds.
+
+    Returns None if two tokens are equal or the file has merges.
+    """
     tokens, is_gemma = facts["tokens"], architecture in _GEMMA
-    if is_gemma:  # files hold runs of spaces as they are
+    if is_gemma:  # files store runs of spaces without SentencePiece's character
         tokens = [_SPACE * len(token) if " " in token and not token.strip() else token for token in tokens]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens) or "merges" in facts:
@@ -143,7 +149,10 @@ def _of_pieces(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, 
 def _merges(
     tokens: Sequence[str], vocabulary: Mapping[str, int], scores: Sequence[float] | None
 ) -> list[tuple[str, str]]:
-    """Every pair of tokens whose text is a token: by that token's score, or its number; longer left parts first."""
+    """Return all pairs of tokens whose concatenation is a token, in the order of merging.
+
+    They are sorted by that token's score, descending, or without ``scores`` by its id; then by longer left parts.
+    """
     found = [
         (token[:cut], token[cut:], number)
         for number, token in enumerate(tokens)
@@ -156,7 +165,7 @@ def _merges(
 
 
 def _alphabet() -> dict[int, str]:
-    """The character that byte-level vocabularies write for each byte: its own where that is printable."""
+    """Return GPT-2's byte-to-character table of byte-level vocabularies: printable bytes map to themselves."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}

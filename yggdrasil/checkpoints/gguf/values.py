@@ -1,4 +1,4 @@
-"""The numbers that a tensor of a GGUF file stands for."""
+"""Dequantise tensors of GGUF files."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,11 @@ _F32 = 0
 
 
 def values_of(header: GgufHeader, tensor: GgufTensor) -> npt.NDArray[np.float32]:
-    """One tensor in float32."""
+    """Read and dequantise one tensor.
+
+    Raises:
+        YggdrasilError: if its format is unsupported.
+    """
     data = np.fromfile(header.path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.start)
     if tensor.kind == _F32:
         return data.view(np.float32).reshape(tensor.shape)
