@@ -41,7 +41,8 @@ class _Apart(torch.Tensor):
         self.inner = inner
 
     def __getitem__(self, index):
-        return super().__getitem__(torch.tensor(index) if isinstance(index, list) else index)
+        index = tuple(map(_as_tensor, index)) if isinstance(index, tuple) else _as_tensor(index)
+        return super().__getitem__(index)
 
     def tolist(self):
         return self.cpu().tolist()
@@ -54,6 +55,11 @@ class _Apart(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
         return _run(operator, args, kwargs or {})
+
+
+def _as_tensor(index):
+    """PyTorch cannot make a tensor of a list there."""
+    return torch.tensor(list(index)) if isinstance(index, list | range) else index
 
 
 _WITH_TENSORS_OF_ITS_OWN = ("yggdrasil::run_layer",)  # reads weights and caches that are no arguments

@@ -21,6 +21,7 @@ from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, ModelFreePolicy
 from yggdrasil.policy.policy import Policy
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import TreeShape
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -41,6 +42,10 @@ SAMPLED = {
         logit_bias={11: 2.0},
         seed=3,
     ),
+}
+AHEAD = {
+    "tail ahead": {"tail_draft": "ahead", "bookkeeping": "overlapped"},
+    "head ahead, depth late": {"head_draft": "ahead", "depth_prediction": "late", "bookkeeping": "overlapped"},
 }
 TREES = (TreeShape(4, 4, 16), TreeShape(1, 3, 4))
 
@@ -77,6 +82,10 @@ def _other_decodes(
     for name, head in _heads(pair[0]).items():
         measure = partial(_tokens, pair, device, mode, FixedPolicy(TREES[0]), wanted, drafter=head)
         notes.attempt(f"head {name}", measure, seconds=8)
+    for name, variants in list(AHEAD.items())[-1 if len(sampled) == 1 else 0 :]:
+        stages = Schedule.of(variants).labels
+        measure = partial(_tokens, pair, device, mode, FixedPolicy(TREES[0]), wanted, stages=stages)
+        notes.attempt(f"schedule {name}", measure, seconds=8)
     for name, sampling in sampled.items():
         notes.attempt(f"sampled {name}", partial(_sampled, pair, device, mode, sampling, count), seconds=8)
     for name, sampling in (("decoding", SamplingParams()), ("sampling", SAMPLED["all"])):

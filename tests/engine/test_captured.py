@@ -41,18 +41,44 @@ def test_a_depth_chosen_after_the_head_draft(pair):
     assert decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS).tokens == pair.reference(PROMPT, NUM_TOKENS)
 
 
-OTHER_VARIANTS = [
-    (name, variant)
-    for name, variants in STAGES.items()
-    for variant in list(variants)[1:]
-    if (name, variant) != ("depth_prediction", "informed")
-]
+SCHEDULES = {  # launches of an iteration: head draft, levels and verification, and what runs ahead of time
+    "late depths, books kept while a pass runs": ({"depth_prediction": "late", "bookkeeping": "overlapped"}, 3),
+    "tail ahead": ({"tail_draft": "ahead"}, 5),  # accepted rows are moved
+    "tail read after acceptance": ({"tail_draft": "conditional"}, 5),
+    "head ahead": ({"head_draft": "ahead", "bookkeeping": "overlapped"}, 3),
+    "head ahead, which tells the depth": ({"head_draft": "ahead", "depth_prediction": "informed"}, 4),
+    "all ahead": (
+        {"depth_prediction": "late", "head_draft": "ahead", "tail_draft": "ahead", "bookkeeping": "overlapped"}, 3,
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "variant"), OTHER_VARIANTS, ids="=".join)
-def test_other_schedules_are_refused(pair, name, variant):
-    stages = Schedule.of({name: variant}).labels
-    message = f"cannot run the stage {name}={variant}; take a plan with {name}="
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=5.0, seed=2)], ids=["", "sampled"])
+def test_schedules_give_the_same_tokens_and_wait_once(pair, monkeypatch, name, sampling):
+    variants, most = SCHEDULES[name]
+    usual = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="eager")
+    expected = usual.generate(PROMPT, max_new_tokens=NUM_TOKENS, sampling=sampling)
+    refuse_waiting(monkeypatch)
+    calls = count_calls(monkeypatch)
+    stages = Schedule.of(variants).labels
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph", stages=stages)
+    decoder.generate(PROMPT, max_new_tokens=2, sampling=sampling)
+    num_reading = calls["Capture"]  # of the prompt by both models, and an iteration
+    decoder.assembly.forget()
+    calls.clear()
+    generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, sampling=sampling)
+
+    assert generation.tokens == expected.tokens
+    iterations = generation.metrics.iterations
+    assert iterations == expected.metrics.iterations
+    assert calls["Readback"] <= iterations + 4  # of the prompt's chunks, of a first token, and of a pass past the end
+    assert calls["Capture"] <= most * iterations + num_reading
+
+
+def test_acceptance_on_the_host_is_refused(pair):
+    stages = Schedule.of({"accept": "host"}).labels
+    message = "cannot run the stage accept=host; take a plan with accept=device"
     for options in ({"stages": stages}, {"other_stages": [stages]}):
         with pytest.raises(YggdrasilError, match=message):
             pair.decoder(PLAIN_POLICY, backend="cudagraph", **options)
@@ -121,21 +147,27 @@ def test_sampled_trees_give_the_plain_tokens_without_waiting(pair, monkeypatch, 
     assert tree.metrics.iterations < plain.metrics.iterations
 
 
-def counting(calls, name, original):
-    def counted(self, *arguments):
-        calls[name] += 1
-        return original(self, *arguments)
+def count_calls(monkeypatch):
+    """Launches of captures and transfers to the host from now on, by class."""
+    calls = Counter()
 
-    return counted
+    def counting(name, original):
+        def counted(self, *arguments):
+            calls[name] += 1
+            return original(self, *arguments)
+
+        return counted
+
+    for owner, name in ((Capture, "__call__"), (Readback, "begin")):
+        monkeypatch.setattr(owner, name, counting(owner.__name__, getattr(owner, name)))
+    return calls
 
 
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(), SamplingParams(temperature=6.0, top_k=9, frequency_penalty=1.0, seed=1)]
 )
 def test_an_iteration_launches_three_captures_and_waits_once(pair, monkeypatch, sampling):
-    calls = Counter()
-    for owner, name in ((Capture, "__call__"), (Readback, "read")):
-        monkeypatch.setattr(owner, name, counting(calls, owner.__name__, getattr(owner, name)))
+    calls = count_calls(monkeypatch)
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
     for _ in range(2):
         calls.clear()

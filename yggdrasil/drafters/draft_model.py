@@ -1,6 +1,6 @@
 """A small language model as drafter: grows an Equal-Growth Tree with one compiled step a level."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +10,8 @@ from yggdrasil.drafters.draft_model_steps import FinishStep, GrowStep, GuessStep
 from yggdrasil.drafters.level_drafter import LevelDrafter, LevelSteps
 from yggdrasil.drafters.protocol import Capabilities, DraftSteps
 from yggdrasil.runtime.buffers import HostBuffer
-from yggdrasil.runtime.moves import row_mover
+from yggdrasil.runtime.graphs import Capture
+from yggdrasil.runtime.moves import CapturedMover, row_mover
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.traced import PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
@@ -49,9 +50,12 @@ class DraftModel(LevelDrafter):
         self._tokens = HostBuffer(max(head_width, *prefill_widths), device)
         self._span = HostBuffer(2, device)
         self._last = HostBuffer(1, device)
-        self._move = row_mover(runner.cache)
+        self._move = row_mover(runner.cache, runner.recorder, most=head_width + 1)
         self._place = HostBuffer(2, device)
-        self.levels = LevelSteps(runner, self._place)
+        plants = self._move_and_plant if guess_widths and runner.recorder is not None else None
+        self.levels = LevelSteps(runner, self._place, plants)
+        self._keep = None if plants is None or runner.recorder is None else runner.recorder.capture(plants)
+        self._is_waiting = False  # accepted rows and a guess are still to be kept
         self._num_nodes = tree.num_nodes
         self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level: attached, not read
         self._text = runner.text  # certain tokens; those with rows have been read
@@ -89,11 +93,13 @@ class DraftModel(LevelDrafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Rows of the last request's text are kept up to the first token that differs."""
+        self._finish_keeping()
         self._text.begin(tokens, self._text.shared(tokens))
         self._headed = None
 
     def place_at(self, length: int, token: int) -> None:
         """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
+        self._finish_keeping()
         self._text.pretend([token] * (length + 1), length)
         self._place.write(length, 1)
 
@@ -106,6 +112,7 @@ class DraftModel(LevelDrafter):
 
     def _draft_head(self) -> None:
         """The last tokens, root included, are read in the head step."""
+        self._finish_keeping()
         widest = self.head_widths[-1]
         while len(self._text.tokens) - self._text.num_rows > widest:
             self._prefill(len(self._text.tokens) - self._text.num_rows - widest)
@@ -115,40 +122,68 @@ class DraftModel(LevelDrafter):
         pending = self._text.tokens[start:]
         self._tokens.write(*pending)
         self._span.write(start, len(pending))
-        self.runner.launch("head", fitting(self.head_widths, len(pending)))
+        self.runner.launch(("head", fitting(self.head_widths, len(pending))))
         self._text.num_rows = len(self._text.tokens)
 
     def grow(self, width: int, depth: int) -> None:
         self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
-        super().grow(width, depth)
+        self.levels.run(self.root_position, width, depth, after_work=self._is_waiting)
+        self._is_waiting = False
 
     def read_leaves(self) -> None:
         self._place.write(len(self._text.tokens) - 1, self._first_leaf)
-        self.runner.step("read", self._num_leaves)()
+        self.runner.launch(("read", self._num_leaves))
 
     def read_leaf(self, node: int) -> None:
         if node >= self._first_leaf:
             self._place.write(len(self._text.tokens) - 1, node)
-            self.runner.step("read", 1)()
+            self.runner.launch(("read", 1))
 
-    def guess(self, nodes: Tensor, tokens: Tensor) -> None:
+    def guess(self, nodes: Tensor, tokens: Tensor, *, reads_leaves: bool) -> None:
         width = nodes.shape[0]
         self._guesses.nodes[:width] = nodes
         self._guesses.tokens[:width] = tokens
-        self._place.write(len(self._text.tokens) - 1)
-        self.runner.step("guess", width)()
+        self._place.write(len(self._text.tokens) - 1, self._first_leaf)
+        self.runner.launch(*([("read", self._num_leaves)] if reads_leaves else []), ("guess", width))
 
-    def keep(self, nodes: Sequence[int], guess: int | None, token: int) -> None:
+    def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
         root = len(self._text.tokens) - 1
-        came_true = guess is not None and int(self._guesses.tokens[guess]) == token
-        rows = [*nodes, self._num_nodes + guess] if came_true and guess is not None else list(nodes)
-        if rows and rows[-1] > len(rows):  # they ascend: else every one is where it belongs
-            self._move([root + row for row in rows], root + 1)
+        rows = list(nodes) if guess is None else [*nodes, self._num_nodes + guess]
         self._text.num_rows = root + 1 + len(rows)
-        if came_true and guess is not None:
+        sources = [root + row for row in rows]
+        if guess is not None:
             self._last.write(guess)
-            self.runner.step("plant", 1)()
             self._headed = self._text.num_rows  # certain tokens once ``extend`` has brought those of this iteration
+            if isinstance(self._move, CapturedMover):  # the next draft does it, in its own launch
+                self._move.write(sources, root + 1)
+                self._is_waiting = True
+                if at_once:
+                    self._finish_keeping()
+                return
+            self.runner.step("plant", 1)()
+        if rows and rows[-1] > len(rows):  # they ascend: else every one is where it belongs
+            self._move(sources, root + 1)
+
+    def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
+        yield from super().captures(depths)
+        defined = self.runner.defined
+        for guess in (step for step in defined if step[0] == "guess"):
+            for read in (step for step in defined if step[0] == "read"):
+                yield self.runner.captured(read, guess)
+        if self._keep is not None:
+            yield self._keep
+
+    def _move_and_plant(self) -> Sequence[Tensor]:
+        """What ``keep`` left waiting; part of captures."""
+        assert isinstance(self._move, CapturedMover)
+        self._move.move()
+        return self.runner.step("plant", 1)()
+
+    def _finish_keeping(self) -> None:
+        """Do what ``keep`` left for a draft that did not come."""
+        if self._is_waiting and self._keep is not None:
+            self._is_waiting = False
+            self._keep()
 
     def _prefill(self, count: int) -> None:
         width = fitting_or_widest(self.prefill_widths, count)
@@ -156,7 +191,7 @@ class DraftModel(LevelDrafter):
         self._tokens.write(*chunk)
         self._span.write(self._text.num_rows)
         self._last.write(len(chunk) - 1)
-        self.runner.launch("prefill", width)
+        self.runner.launch(("prefill", width))
         self._text.num_rows += len(chunk)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from yggdrasil.drafters.protocol import Budget, Step
 from yggdrasil.runtime.buffers import HostBuffer
-from yggdrasil.runtime.graphs import Capture
+from yggdrasil.runtime.graphs import Capture, Launch
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -17,17 +17,18 @@ class LevelSteps:
 
     Args:
         place: [2] int64, which the steps read: the root's position or slot, and the number of a level's first node.
+        before: work that drafts may begin with, in the same capture; None where there is none.
     """
 
-    def __init__(self, runner: ModelRunner, place: HostBuffer) -> None:
-        self._runner, self._place = runner, place
-        self._captures: dict[tuple[int, int], Capture] = {}
+    def __init__(self, runner: ModelRunner, place: HostBuffer, before: Launch | None = None) -> None:
+        self._runner, self._place, self._before = runner, place, before
+        self._captures: dict[tuple[int, int, bool], Capture] = {}
 
-    def run(self, root: int, width: int, depth: int) -> None:
+    def run(self, root: int, width: int, depth: int, *, after_work: bool = False) -> None:
         """Attach ``depth`` levels of ``width`` nodes; the nodes of the last level are not read."""
         if self._runner.recorder is not None:
             self._place.write(root)
-            self.capture(width, depth)()
+            self.capture(width, depth, after_work=after_work)()
             return
         grow = self._runner.step("grow", width)
         for level in range(depth - 1):
@@ -36,22 +37,24 @@ class LevelSteps:
         self._place.write(root, 1 + (depth - 1) * width)
         self._runner.step("finish", width)()
 
-    def capture(self, width: int, depth: int) -> Capture:
+    def capture(self, width: int, depth: int, *, after_work: bool = False) -> Capture:
         """All levels as one capture; the number of the next level's first node is counted on the device."""
-        found = self._captures.get((width, depth))
+        found = self._captures.get((width, depth, after_work))
         if found is None:
             assert self._runner.recorder is not None
             grow, finish = self._runner.step("grow", width), self._runner.step("finish", width)
             first = self._place.tensor[1:]
 
             def levels() -> Sequence[Tensor]:
+                if after_work and self._before is not None:
+                    self._before()
                 first.fill_(1)
                 for _ in range(depth - 1):
                     grow()
                     first.add_(width)
                 return finish()
 
-            found = self._captures[width, depth] = self._runner.recorder.capture(levels)
+            found = self._captures[width, depth, after_work] = self._runner.recorder.capture(levels)
         return found
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
@@ -63,8 +66,10 @@ class LevelSteps:
             if name == "grow":
                 for depth in depths:
                     yield self.capture(width, depth)
+                    if self._before is not None:
+                        yield self.capture(width, depth, after_work=True)
             elif name != "finish":
-                yield self._runner.captured(name, width)
+                yield self._runner.captured((name, width))
 
 
 class LevelDrafter(ABC):
@@ -115,6 +120,10 @@ class LevelDrafter(ABC):
     def root_position(self) -> int:
         """The root's position or slot that the level steps read; 0 where they read none."""
         return 0
+
+    def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
+        """What drafts of ``depths`` launch, to be prepared between requests."""
+        return self.levels.captures(depths)
 
     def grow(self, width: int, depth: int) -> None:
         """Attach ``depth`` levels of ``width`` nodes below the root, whose candidates are in the tree."""

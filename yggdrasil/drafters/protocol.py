@@ -50,14 +50,17 @@ class TailDrafts(Protocol):
     def read_leaf(self, node: int) -> None:
         """Read ``node`` if it was attached and never read."""
 
-    def guess(self, nodes: Tensor, tokens: Tensor) -> None:
-        """Read ``tokens[i]`` as the successor of ``nodes[i]``, [W] int64 each, and remember its candidates."""
+    def guess(self, nodes: Tensor, tokens: Tensor, *, reads_leaves: bool) -> None:
+        """Read ``tokens[i]`` as the successor of ``nodes[i]``, [W] int64 each, and remember its candidates.
 
-    def keep(self, nodes: Sequence[int], guess: int | None, token: int) -> None:
+        ``reads_leaves``: read all nodes of the last level first.
+        """
+
+    def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
         """Keep the rows of accepted ``nodes``, a path below the root.
 
-        Where ``guess`` names the guess that follows the last one and it is ``token``, keep its row too and plant it as
-        the next root.
+        Where ``guess`` names the guess that follows the last one and came true, keep its row too and plant it as the
+        next root: now where ``at_once``, else before the next draft.
         """
 
 

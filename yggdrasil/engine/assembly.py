@@ -182,7 +182,7 @@ class Assembly:
         if isinstance(self.engine.target, CapturedTarget):
             yield from self.engine.target.captures.values()
         if isinstance(self.engine.drafter, LevelDrafter):
-            yield from self.engine.drafter.levels.captures(range(1, self.shapes.max_depth + 1))
+            yield from self.engine.drafter.captures(range(1, self.shapes.max_depth + 1))
 
 
 def assemble(

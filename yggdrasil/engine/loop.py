@@ -50,7 +50,8 @@ class DecodeLoop:
         # Trees of a user's drafter are checked; compiled steps attach only known tokens.
         self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
         # Elsewhere a pass is only begun by its stage, and waited for in the next.
-        self._times_passes = target.order.device.type == "cpu" and not isinstance(target, CapturedTarget)
+        self._is_captured = isinstance(target, CapturedTarget)
+        self._times_passes = target.order.device.type == "cpu" and not self._is_captured
         self._choice = ShapeChoice(
             target, self._free, verify_widths[-1] - 1, max_length, has_drafter=drafter is not None
         )
@@ -64,6 +65,9 @@ class DecodeLoop:
             if stage.label in self.ACTIONS
         }
         self._drafts_heads_ahead = self._variants["head_draft"] == "ahead"
+        # Where steps are captured, leaves that are read ahead share a launch with the head draft.
+        is_superset = self._variants["tail_draft"] == "superset"
+        self._reads_leaves_with_head = self._drafts_heads_ahead and (is_superset or self._is_captured)
         self._choice.use(schedule)
 
     def begin(self, policy: Policy, stream: TextStream, trace: Trace, first: Outcome) -> Iteration:
@@ -99,7 +103,7 @@ class DecodeLoop:
         return self._policy.wants_model_free and model_free.can_fill
 
     def _read_leaves(self, state: Iteration) -> None:
-        if state.drafts and self._tail is not None:
+        if state.drafts and self._tail is not None and not self._reads_leaves_with_head:
             self._tail.read_leaves()
 
     def _read_accepted_leaf(self, state: Iteration) -> None:
@@ -109,9 +113,8 @@ class DecodeLoop:
     def _guess_heads(self, state: Iteration) -> None:
         if not state.verifies_drafts or self._tail is None:
             return
-        if self._variants["tail_draft"] == "superset":
-            self._tail.read_leaves()
-        self._tail.guess(*self.target.guesses(state.outputs, state.shape.verify_width))
+        nodes, tokens = self.target.guesses(state.outputs, state.shape.verify_width)
+        self._tail.guess(nodes, tokens, reads_leaves=self._reads_leaves_with_head)
 
     # ==== prune ====
 
@@ -167,7 +170,7 @@ class DecodeLoop:
             drafted = state.accepted_drafts
             is_whole = len(drafted) == len(outcome.nodes) - 1
             guess = outcome.rows[-1] if self._drafts_heads_ahead and is_whole else None
-            self._tail.keep(drafted, guess, outcome.tokens[-1])
+            self._tail.keep(drafted, guess, at_once=self._variants["depth_prediction"] == "informed")
         if self.drafter is not None:
             self.drafter.extend(outcome.tokens, outcome.layers)
         if self._free is not None:
@@ -209,6 +212,8 @@ class DecodeLoop:
         start, built, verified_ns = perf_counter_ns(), BuildClock.ns, trace.stage_ns.get("verify", 0)
         self._choice.decide(state)
         executor.run(self._schedule, self._actions, state, trace.stage_ns)
+        if self._is_captured:  # verification is only launched by its stage; to accept is to wait for it
+            trace.stage_ns["verify"] += trace.stage_ns.pop("accept", 0)
         pass_ns = trace.stage_ns["verify"] - verified_ns
         if state.shape.depth == 0:
             trace.call_plain(verified_ns)

@@ -88,8 +88,7 @@ class ModelFreeDrafts:
         ``outputs`` are those of the verification of ``verify_width`` rows; none where it is 1.
         """
         if self._read_choices is not None and verify_width > 1:
-            nodes, choices = self._target.guesses(outputs, verify_width)
-            self._read_choices(self._tree, nodes.tolist(), choices.tolist())
+            self._read_choices(self._tree, *self._target.read_choices(outputs, verify_width))
         self._free.extend(outcome.tokens, {})
         if self._read_runners_up is not None and outcome.seen is not None:
             self._read_runners_up(*outcome.seen)

@@ -12,30 +12,38 @@ class HostBuffer:
     """An int64 tensor written from the host between steps.
 
     On a CPU the write goes straight to its memory; elsewhere it is staged in pinned memory and copied asynchronously.
+    Copies wait for the device's earlier work, so there are several stages: the host writes ahead without waiting.
     """
+
+    _STAGES = 4
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.tensor: Tensor = torch.zeros(size, dtype=torch.int64, device=device)
         is_cuda = device.type == "cuda"
         self._is_staged = device.type != "cpu"
-        self._staging = torch.zeros(size, dtype=torch.int64, pin_memory=is_cuda) if self._is_staged else self.tensor
-        self._view = self._staging.numpy()
-        self._copied = torch.cuda.Event() if is_cuda else None
+        self._view = self.tensor.numpy() if not self._is_staged else None
+        stages = range(self._STAGES if self._is_staged else 0)
+        self._stages = [torch.zeros(size, dtype=torch.int64, pin_memory=is_cuda) for _ in stages]
+        self._copied = [torch.cuda.Event() for _ in stages] if is_cuda else []
+        self._stage = 0
 
     def write(self, *values: int) -> None:
         """Set the first entries."""
-        if not self._is_staged:
+        if self._view is not None:
             if len(values) == 1:  # a slice would take it by way of an array
                 self._view[0] = values[0]
             else:
                 self._view[: len(values)] = values
             return
-        if self._copied is not None:
-            self._copied.synchronize()  # the copy of the last values may not have begun
-        self._view[: len(values)] = values
-        self.tensor.copy_(self._staging, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        before, self._stage = self._stage, (self._stage + 1) % self._STAGES
+        staging = self._stages[self._stage]
+        if self._copied:
+            self._copied[self._stage].synchronize()  # the copy of this stage's last values may not have begun
+        staging.copy_(self._stages[before])  # entries that are not written keep their values
+        staging[: len(values)] = torch.tensor(values)
+        self.tensor.copy_(staging, non_blocking=True)
+        if self._copied:
+            self._copied[self._stage].record()
 
 
 class HostView:
@@ -91,11 +99,19 @@ class Readback:
         self._host = torch.zeros(size, dtype=torch.int64, pin_memory=is_cuda)
         self._copied = torch.cuda.Event() if is_cuda else None
 
-    def read(self, values: Tensor) -> Tensor:
-        """``values`` [n] on the host, n at most the size; they last until the next call."""
-        host = self._host[: values.numel()]
-        host.copy_(values, non_blocking=True)
+    def begin(self, values: Tensor) -> None:
+        """Copy ``values`` [n], n at most the size, behind what the device was given so far."""
+        self._host[: values.numel()].copy_(values, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+
+    def wait(self, size: int) -> Tensor:
+        """The first ``size`` values of the copy that was begun last, on the host; they last until the next one."""
+        if self._copied is not None:
             self._copied.synchronize()
-        return host
+        return self._host[:size]
+
+    def read(self, values: Tensor) -> Tensor:
+        """Copy ``values`` and wait for them."""
+        self.begin(values)
+        return self.wait(values.numel())

@@ -49,7 +49,7 @@ class ModelRunner:
         self.text = KeptText(self.states)  # what the cache holds, whoever reads it
         self._is_complete = self._is_uncompiled = False
         self._steps: dict[tuple[str, int], Step] = {}
-        self._captures: dict[tuple[str, int], Capture] = {}
+        self._captures: dict[tuple[tuple[str, int], ...], Capture] = {}
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]]]] = {}
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -131,16 +131,32 @@ class ModelRunner:
         if self._is_complete:
             self.complete()
 
-    def launch(self, name: str, width: int) -> Sequence[Tensor]:
-        """Run the step, as a capture of its own where there is a recorder; outputs then last until the next launch."""
-        return (self.step(name, width) if self.recorder is None else self.captured(name, width))()
+    def launch(self, *steps: tuple[str, int]) -> Sequence[Tensor]:
+        """Run the steps (name, width) one after another, as one capture where there is a recorder.
 
-    def captured(self, name: str, width: int) -> Capture:
-        """The step as a capture of its own, recorded when used a second time."""
-        found = self._captures.get((name, width))
+        Returns the last one's outputs; those of a capture last until its next launch.
+        """
+        if self.recorder is not None:
+            return self.captured(*steps)()
+        outputs: Sequence[Tensor] = ()
+        for step in steps:
+            outputs = self.step(*step)()
+        return outputs
+
+    def captured(self, *steps: tuple[str, int]) -> Capture:
+        """The steps, one after another, as one capture, recorded when used a second time. Outputs are the last's."""
+        found = self._captures.get(steps)
         if found is None:
             assert self.recorder is not None
-            found = self._captures[name, width] = self.recorder.capture(self.step(name, width))
+            work = [self.step(*step) for step in steps]
+
+            def run() -> Sequence[Tensor]:
+                outputs: Sequence[Tensor] = ()
+                for step in work:
+                    outputs = step()
+                return outputs
+
+            found = self._captures[steps] = self.recorder.capture(run)
         return found
 
     @property

@@ -80,7 +80,7 @@ class ChosenDrafter:
             assert size + width <= tree.num_nodes, f"{size} + {width} nodes in a tree that holds {tree.num_nodes}"
             self._place.write(self._drafter.root_position, size, len(part))
             self._entries.write(*part, *[part[-1]] * (width - len(part)))
-            self._drafter.runner.launch(step, width)
+            self._drafter.runner.launch((step, width))
             size += len(part)
         return size
 

@@ -75,7 +75,7 @@ def _drafter_steps(assembly: Assembly, context: int, token: int) -> list[TimedSt
         steps.head()
 
     def run(step: str, width: int) -> object:
-        return runner.launch(step, width)
+        return runner.launch((step, width))
 
     return [
         TimedStep("drafter", step, width, context, *_setting(assembly), prepare, partial(run, step, width))

@@ -7,12 +7,12 @@ Dims: W rows of a pass, V vocabulary, H hidden size.
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from yggdrasil.runtime.buffers import HostBuffer, HostCopies
+from yggdrasil.runtime.buffers import HostCopies
 from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.runtime.graphs import Capture
+from yggdrasil.runtime.moves import CapturedMover
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree
@@ -28,17 +28,15 @@ class CapturedLogits:
         device = runner.loaded.device
         self._runner, self._tree, self._order, self._start = runner, tree, order, start
         self._gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # the last of a step's outputs then
-        self._rows, self._count = HostBuffer(max(1, *widths), device), HostBuffer(1, device)
-        self._keep_start = HostBuffer(1, device)
+        self._move = CapturedMover(runner.cache, runner.recorder, max(1, *widths))
         self._plain = runner.recorder.capture(runner.step("plain-logits", 1))
         self._trees = {width: runner.recorder.capture(partial(self._tree_pass, width)) for width in widths if width > 1}
-        self._keep = runner.recorder.capture(self._keep_rows)
         self._copies = HostCopies(device)
         self.expected = 1.0  # tokens of the last tree, the bonus token included
 
     def captures(self) -> Iterator[Capture]:
         """All of them, to be prepared between requests."""
-        yield from (self._plain, *self._trees.values(), self._keep)
+        yield from (self._plain, *self._trees.values(), self._move.capture)
 
     def plain(self) -> Sequence[Tensor]:
         """Outputs of ``PlainLogitsStep``: on the host, the layers' states for drafters on the device."""
@@ -56,10 +54,7 @@ class CapturedLogits:
     def keep(self, start: int, rows: Sequence[int]) -> None:
         """Move accepted ``rows`` of the last pass, which ascend, to the slots from ``start`` on."""
         if rows and rows[-1] >= len(rows):  # else every one is where it belongs
-            self._keep_start.write(start)
-            self._rows.write(*rows)
-            self._count.write(len(rows))
-            self._keep()
+            self._move([start + row for row in rows], start)
 
     def _on_host(self, wanted: list[Tensor], layers: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         if self._gives_runners_up:
@@ -71,8 +66,3 @@ class CapturedLogits:
         order, expected = rank_nodes(self._tree)
         self._order.copy_(order)
         return expected[width - 1 : width], *self._runner.step("verify-logits", width)()
-
-    def _keep_rows(self) -> Sequence[Tensor]:
-        arguments = self._keep_start.tensor, self._rows.tensor, self._count.tensor
-        torch.ops.yggdrasil.keep_rows(self._runner.cache.rows(), *arguments)
-        return ()

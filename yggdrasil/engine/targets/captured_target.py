@@ -20,23 +20,18 @@ from yggdrasil.runtime.buffers import Readback
 from yggdrasil.runtime.forward import NUM_RUNNERS_UP
 from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
+from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree
-
-# The depth may be chosen before or after the head draft; nothing else differs from the default on captured steps.
-_FREE_VARIANTS = {"depth_prediction": ("now", "informed")}
-_VARIANTS = {name: (variant,) for name, variant in Schedule.parse(DEFAULT_ORDER).variants.items()} | _FREE_VARIANTS
 
 
 def check_capturable(schedule: Schedule) -> None:
     """YggdrasilError unless captured steps can run ``schedule``: they accept and commit within verification."""
-    for name, variant in schedule.variants.items():
-        if variant not in _VARIANTS[name]:
-            raise YggdrasilError(
-                f"captured steps, which a GPU runs, cannot run the stage {name}={variant}; take a plan with "
-                f"{name}={_VARIANTS[name][0]}, such as calibrate --device cuda writes"
-            )
+    if schedule.variants["accept"] == "host":
+        raise YggdrasilError(
+            "captured steps, which a GPU runs, accept on the device and cannot run the stage accept=host; take a plan "
+            "with accept=device, such as calibrate --device cuda writes"
+        )
 
 
 class CapturedTarget(PromptReader):
@@ -120,14 +115,19 @@ class CapturedTarget(PromptReader):
         return self._outcome(outputs[0], 1)._replace(layers=self._layers(outputs, slice(1)), seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Rank, verify, accept and commit the ``width`` best nodes; waits here, so the stage's time is the device's."""
+        """Launch ranking, verification, acceptance and commit of the ``width`` best nodes; ``accept`` waits for it."""
         self._start.write(self.length)
-        return self._launch(self._step("verify"), width)
+        packed, *layers = self.captures[self._step("verify"), width]()
+        self._readback.begin(packed)
+        return packed, *layers
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """What verification accepted."""
-        outcome = self._outcome(outputs[0], width)
-        seen = self._seen(outputs[0], width)
+        packed = self._readback.wait(outputs[0].numel())
+        outcome = self._outcome(packed, width)
+        nodes = packed[2 + 3 * width : 2 + 4 * width].tolist()
+        outcome = outcome._replace(nodes=[nodes[row] for row in outcome.rows])
+        seen = self._seen(packed, width)
         return outcome._replace(layers=self._layers(outputs, outcome.rows), seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
@@ -135,9 +135,13 @@ class CapturedTarget(PromptReader):
         raise YggdrasilError("captured steps accept on the device; take a plan with accept=device")
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Each verified row's node and the target's choice after it, [W] int64 each, on the host."""
-        choices, nodes = outputs[0][2 + 2 * width : 2 + 4 * width].view(2, width)
-        return nodes, choices
+        """Each verified row's node and the target's choice after it, [W] int64 each, on the device."""
+        return _nodes_and_choices(outputs[0], width)
+
+    def read_choices(self, outputs: Sequence[Tensor], width: int) -> tuple[list[int], list[int]]:
+        """The same on the host, after ``accept``."""
+        nodes, choices = _nodes_and_choices(self._readback.wait(outputs[0].numel()), width)
+        return nodes.tolist(), choices.tolist()
 
     def commit(self, rows: Sequence[int]) -> None:
         """Count the accepted rows; the device has moved them."""
@@ -202,6 +206,11 @@ class CapturedTarget(PromptReader):
     def _runners_up(self, tokens: Tensor, exist: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
         """Tokens of the rows [W], whether each exists [W], and the likeliest tokens after it [W, K], if wanted."""
         return [tokens, exist, layers[-1].flatten()] if self.gives_runners_up else []
+
+
+def _nodes_and_choices(packed: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    choices, nodes = packed[2 + 2 * width : 2 + 4 * width].view(2, width)
+    return nodes, choices
 
 
 def _pack(summary: Tensor, expected: Tensor, hidden: Tensor, others: Sequence[Tensor]) -> Tensor:

@@ -126,6 +126,10 @@ class LogitTarget:
         layout, logits, *_ = outputs
         return layout[0], logits.argmax(-1)
 
+    def read_choices(self, outputs: Sequence[Tensor], width: int) -> tuple[list[int], list[int]]:
+        nodes, choices = self.guesses(outputs, width)
+        return nodes.tolist(), choices.tolist()
+
     def commit(self, rows: Sequence[int]) -> None:
         if self.captured is not None:
             self.captured.keep(self.length, rows)

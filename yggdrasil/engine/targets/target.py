@@ -90,6 +90,9 @@ class Target(Protocol):
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Node of each verified row and the likely next token after it, [W] int64 each."""
 
+    def read_choices(self, outputs: Sequence[Tensor], width: int) -> tuple[list[int], list[int]]:
+        """The same on the host, once ``accept`` was called."""
+
     def commit(self, rows: Sequence[int]) -> None:
         """Keep the outcome's rows."""
 
@@ -224,6 +227,10 @@ class TargetModel(PromptReader):
         """Each verified row's node and the target's choice after it, [W] int64 each, on the device."""
         summary = outputs[0]
         return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]
+
+    def read_choices(self, outputs: Sequence[Tensor], width: int) -> tuple[list[int], list[int]]:
+        nodes, choices = self.guesses(outputs, width)
+        return nodes.tolist(), choices.tolist()
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep the keys and values of the accepted rows, in place and in order."""

@@ -59,9 +59,9 @@ class BlockDrafter(TextHeadDrafter):
         first = len(tokens) - len(self._waiting)
         for count in self._waiting.chunks() if len(self._waiting) else ():
             self._start.write(first)
-            self.runner.launch("read", fitting(self.read_widths, count))
+            self.runner.launch(("read", fitting(self.read_widths, count)))
             first += count
         self._text.num_rows = len(tokens)
         self._token.write(tokens[-1])
         self._root.write(len(tokens))
-        self.runner.launch("head", 1)
+        self.runner.launch(("head", 1))

@@ -72,7 +72,7 @@ class HeadDrafter(TextHeadDrafter):
         for count in self._waiting.chunks():
             self._tokens.write(*tokens[first : first + count])
             self._span.write(first, count)
-            self.runner.launch("head", fitting(self.head_widths, count))
+            self.runner.launch(("head", fitting(self.head_widths, count)))
             first += count
         self._text.num_rows = len(tokens)
 

@@ -61,4 +61,4 @@ class MedusaDrafter(LevelDrafter):
 
     def _draft_head(self) -> None:
         self._token.write(self._last)
-        self.runner.launch("head", 1)
+        self.runner.launch(("head", 1))
