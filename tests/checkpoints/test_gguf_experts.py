@@ -96,7 +96,9 @@ def test_what_is_read_as_blocks_is_widened_nowhere(tmp_path):
         f"model.layers.{layer}.{name}.weight" for layer in (0, 1) for name in ("mlp.gate", "self_attn.q_proj")
     }
     assert not [folder for folder in kept(file).parent.iterdir() if folder.name == "float32"]
-    blocks = sum(place.num_bytes for place in blocks_of(read_gguf_header(file), load_config(file)).values())
+    blocks = sum(
+        place.num_bytes for places in blocks_of(read_gguf_header(file), load_config(file)).values() for place in places
+    )
     packed = sum(tensor.nbytes for tensor in loaded.tensors.values() if tensor.dtype == torch.uint8)
     assert packed == pytest.approx(blocks, rel=0.05)  # 97 rows of tables fill no whole panels
     assert {tensor.dtype for name, tensor in loaded.tensors.items() if "experts" in name} == {torch.uint8}

@@ -5,6 +5,7 @@ builds its table of names once per module: 30 s for 135M parameters, 5 s here.
 """
 
 from collections.abc import Collection, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.gguf.config import ROPE_FACTORS
-from yggdrasil.checkpoints.gguf.experts import join_experts, split_experts
-from yggdrasil.checkpoints.gguf.recurrent import RECURRENT, as_in_model
+from yggdrasil.checkpoints.gguf.experts import join_experts, split_experts, whole_of
+from yggdrasil.checkpoints.gguf.recurrent import RECURRENT, as_in_model, name_in_table
 from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.checkpoints.shards import ShardWriter
 from yggdrasil.errors import YggdrasilError
 
 _NUM_SHARDS, _LEAST_SHARD = 8, 64 * 2**20
-_LIKE_LLAMAS = ("smollm3", "granite")  # architectures whose query and key rows are permuted as in Llama's files
+_LIKE_LLAMAS = ("smollm3", "granite", "granitehybrid")  # with query and key rows permuted as in Llama's files
 
 
 def write_weights(
@@ -56,19 +57,23 @@ def _weights(
         name = names.get(tensor.name)
         if name is None:
             continue
-        if _without_ones(tensor.shape) != _without_ones(shapes[name]):
+        if not _is_shaped(tensor.shape, shapes[name]):
             raise YggdrasilError(
                 f"{shown(header.path)}: the tensor {tensor.name} has the shape {list(tensor.shape)} where the model "
                 f"({name}) has {list(shapes[name])}; the file is damaged or its facts are of another model"
             )
-        if name not in but:
-            values = _as_in_model(header, config, tensor.name, values_of(header, tensor))
+        if whole_of(name) not in but:
+            values = _as_in_model(header, config, tensor.name, values_of(header, tensor)).reshape(shapes[name])
             yield name, torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
 
 
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Drop dimensions of size 1: a depthwise convolution is [C, 1, K] in the model and [C, K] in the file."""
-    return tuple(size for size in shape if size != 1)
+def _is_shaped(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Return whether a file's shape matches the model's, ignoring dimensions of size 1 and groups of a vector.
+
+    A depthwise convolution is [C, 1, K] in the model and [C, K] in the file, a group norm [G * N] and [G, N].
+    """
+    sizes = [[size for size in shape if size != 1] for shape in (found, wanted)]
+    return sizes[0] == sizes[1] or (len(wanted) == 1 and prod(found) == wanted[0])
 
 
 def _expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
@@ -96,7 +101,9 @@ def row_order(header: GgufHeader, config: PretrainedConfig, tensor: GgufTensor) 
 def _as_in_model(header: GgufHeader, config: PretrainedConfig, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Transform ``values`` of the file's tensor ``name`` to the model's layout."""
     if header.architecture in RECURRENT:
-        return as_in_model(config, name, values)
+        values = as_in_model(config, name, values)
+        if header.architecture not in _LIKE_LLAMAS:
+            return values
     order = "llama" if header.architecture in _LIKE_LLAMAS else header.architecture
     processor: Any = TENSOR_PROCESSORS.get(order, TensorProcessor)
     found: npt.NDArray[Any] = processor(config=config.to_dict()).process(values, name).weights
@@ -122,7 +129,7 @@ def tensor_names(
         bare = table.get_name(name)  # a parameter not named .weight or .bias
         if suffix == "dt_bias":
             stem, suffix, bare = f"{stem}.dt_proj", "bias", None
-        theirs = f"{table.get_name(stem)}.{suffix}" if bare is None else f"{bare}.weight"
+        theirs = f"{table.get_name(name_in_table(config, stem))}.{suffix}" if bare is None else f"{bare}.weight"
         names[bare if bare in header.tensors else theirs] = name
     missing = sorted(names.keys() - header.tensors.keys())
     drafting = {name for name in header.tensors if _layer_of(name) >= config.num_hidden_layers}

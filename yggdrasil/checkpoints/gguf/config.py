@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2", "gemma3": "gemma3_text",
     "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5",
     "gpt-oss": "gpt_oss", "lfm2": "lfm2", "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text", "granitehybrid": "granitemoehybrid",
 }  # fmt: skip
 # Architectures whose configuration needs no defaults of transformers' class, unless they are mixtures.
 _COMPLETE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5")
@@ -60,7 +61,7 @@ def read_config(header: GgufHeader) -> dict[str, Any]:
             f"{shown(header.path)} is of architecture {header.architecture}, which is not read from GGUF; "
             f"those that are: {', '.join(ARCHITECTURES)}. Give the checkpoint folder instead"
         )
-    known = _OWN.get(name, {}) | _COUNTS | _NUMBERS | (_MULTIPLIERS if name == "granite" else {})
+    known = _OWN.get(name, {}) | _COUNTS | _NUMBERS | (_MULTIPLIERS if name.startswith("granite") else {})
     facts: dict[str, Any] = {"norm_topk_prob": True} if name == "qwen3_moe" else {}
     facts |= {ours: header.fact(theirs) for theirs, ours in known.items() if header.fact(theirs) is not None}
     facts["sliding_window"] = header.fact("attention.sliding_window") or None  # 0: full attention
@@ -129,7 +130,7 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
     # llama.cpp's default is linear scaling.
     kind = header.fact("rope.scaling.type", "none" if factor == 1.0 else "linear")
     rotated, width = header.fact("rope.dimension_count"), _head_width(header)
-    if header.architecture == "qwen35":
+    if header.architecture in ("qwen35", "qwen35moe"):
         return {}  # ``recurrent_facts`` returns them
     if rotated is not None and width is not None and rotated != width:
         raise _unread_rotation(header, f"of {rotated} of {width} channels")

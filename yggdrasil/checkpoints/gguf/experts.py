@@ -1,11 +1,14 @@
 """Mixture-of-experts in GGUF files: metadata, and weights. Gate and up are one weight in the model, two in the file.
 
+The same holds for Granite's shared MLP, a linear layer.
+
 Dims: E experts, I intermediate size of an expert, H hidden size.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from yggdrasil.artifacts import shown
@@ -26,11 +29,19 @@ _WORDS = {
         "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
     },
+    "qwen35moe": {
+        "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+    "granitehybrid": {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
     "gpt-oss": {
         "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "intermediate_size",
     },
 }  # fmt: skip
+_MAY_BE_DENSE = ("llama", "granitehybrid")
+_JOINED, _PARTS = ".shared_mlp.input_linear.weight", (".shared_mlp.gate_proj.weight", ".shared_mlp.up_proj.weight")
 
 
 def expert_facts(header: GgufHeader) -> dict[str, Any]:
@@ -42,7 +53,7 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
         YggdrasilError: if metadata is missing or inconsistent.
     """
     words = _WORDS.get(header.architecture)
-    if words is None or (header.architecture == "llama" and not header.fact("expert_count")):
+    if words is None or (header.architecture in _MAY_BE_DENSE and not header.fact("expert_count")):
         return {}
     facts = {name: header.fact(name) for name in words}
     are_counts = all(isinstance(fact, int) and fact > 0 for fact in facts.values())
@@ -51,6 +62,17 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
         said = ", ".join(f"its {name} is {fact!r}" for name, fact in (facts | {"expert_weights_scale": scale}).items())
         raise YggdrasilError(f"{shown(header.path)}: {said}, of which no mixture is made here; fetch the file again")
     return {words[name]: fact for name, fact in facts.items()}
+
+
+def parts_of(weight: str) -> tuple[str, ...]:
+    """Return the names of the file's parts of the model's ``weight``: gate and up of a fused linear, else the name."""
+    whole, is_joined = weight.removesuffix(_JOINED), weight.endswith(_JOINED)
+    return tuple(whole + part for part in _PARTS) if is_joined else (weight,)
+
+
+def whole_of(part: str) -> str:
+    """Return the fused linear that the file's ``part`` belongs to, or the name itself."""
+    return next((part.removesuffix(each) + _JOINED for each in _PARTS if part.endswith(each)), part)
 
 
 def split_experts(model: "PreTrainedModel") -> dict[str, Tensor]:
@@ -65,6 +87,8 @@ def split_experts(model: "PreTrainedModel") -> dict[str, Tensor]:
         found |= expert_parts(name, module, form)
         biases = zip(("gate", "up", "down"), form.biases(module), strict=form.has_bias)
         found |= {f"{name}.{part}_proj.bias": bias for part, bias in biases}
+    for name in [each for each in found if each.endswith(_JOINED)]:
+        found |= zip(parts_of(name), found.pop(name).chunk(2), strict=True)
     return found
 
 
@@ -74,8 +98,16 @@ def join_experts(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel"
     The first of the two is held in memory until the other one arrives.
     """
     forms = {name: form for name, module in model.named_modules() if (form := form_of(module)) is not None}
+    joined = {name for name in own_weights(model) if name.endswith(_JOINED)}
     waiting: dict[str, Tensor] = {}
     for name, weight in weights:
+        if (whole := whole_of(name)) in joined:
+            other = waiting.pop(whole, None)
+            if other is None:
+                waiting[whole] = weight
+            else:
+                yield whole, torch.cat([weight, other] if name == parts_of(whole)[0] else [other, weight])
+            continue
         experts, _, part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")
         form = forms.get(experts)
         if form is None:

@@ -1,7 +1,8 @@
 """Recurrent layers in GGUF files: metadata, and weights that llama.cpp's converter transforms.
 
 For gated delta networks, the file interleaves value heads across key heads (0, 2, 4, .., 1, 3, ..), while the model
-stores the value heads of one key head contiguously. The file stores the decay, the model its logarithm.
+stores the value heads of one key head contiguously. The file stores the decay, the model its logarithm; the same holds
+for Mamba-2.
 
 Dims: Hk key heads, Hv value heads, Dk and Dv their sizes.
 """
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _Values = npt.NDArray[Any]
-_SHORT, _DELTA = "lfm2", "qwen35"
-RECURRENT = (_SHORT, _DELTA)
+_SHORT, _DELTA, _SPACE = "lfm2", ("qwen35", "qwen35moe"), "granitehybrid"
+RECURRENT = (_SHORT, *_DELTA, _SPACE)
+_OF_QWEN = ("qwen3_5_text", "qwen3_5_moe_text")
 
 
 def recurrent_facts(header: GgufHeader) -> dict[str, Any]:
@@ -31,14 +33,65 @@ def recurrent_facts(header: GgufHeader) -> dict[str, Any]:
     """
     if header.architecture == _SHORT:
         return _short_facts(header)
-    return _delta_facts(header) if header.architecture == _DELTA else {}
+    if header.architecture == _SPACE:
+        return _space_facts(header)
+    return _delta_facts(header) if header.architecture in _DELTA else {}
+
+
+def _key_heads(header: GgufHeader) -> list[int]:
+    """Return the key heads of every layer, 0 for recurrent ones."""
+    heads = header.fact("attention.head_count_kv")
+    if not isinstance(heads, list) or len(heads) != header.fact("block_count") or not any(heads):
+        raise _unsaid(header, "attention.head_count_kv", heads)
+    return heads
+
+
+def _sizes(header: GgufHeader, *more: str) -> dict[str, int]:
+    """Return the metadata of the states' sizes and ``more`` fields, all positive integers."""
+    sizes = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
+    facts = {name: header.fact(name) for name in (*more, *(f"ssm.{size}" for size in sizes))}
+    for name, fact in facts.items():
+        if not isinstance(fact, int) or fact < 1:
+            raise _unsaid(header, name, fact)
+    if facts["ssm.inner_size"] % facts["ssm.time_step_rank"] or facts["ssm.time_step_rank"] % facts["ssm.group_count"]:
+        raise _unsaid(header, "ssm.time_step_rank", facts["ssm.time_step_rank"])
+    return facts
+
+
+def _space_facts(header: GgufHeader) -> dict[str, Any]:
+    """Return the configuration fields of Granite 4 hybrid, which has no rotary positions."""
+    heads, facts = _key_heads(header), _sizes(header, "embedding_length", "feed_forward_length")
+    inner, count = facts["ssm.inner_size"], facts["ssm.time_step_rank"]
+    first = next(number for number, each in enumerate(heads) if not each) if not all(heads) else 0
+    return {
+        "num_key_value_heads": int(max(heads)), "num_local_experts": 0,
+        "shared_intermediate_size": header.fact("expert_shared_feed_forward_length", facts["feed_forward_length"]),
+        "layer_types": ["full_attention" if each else "linear_attention" for each in heads],
+        "position_embedding_type": "rope" if header.fact("rope.scaling.finetuned") else None,
+        "mamba_d_conv": facts["ssm.conv_kernel"], "mamba_d_state": facts["ssm.state_size"],
+        "mamba_n_groups": facts["ssm.group_count"], "mamba_n_heads": count, "mamba_d_head": inner // count,
+        "mamba_expand": inner // facts["embedding_length"],
+        "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in header.tensors,
+        "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in header.tensors,
+    }  # fmt: skip
+
+
+def name_in_table(config: "PretrainedConfig", stem: str) -> str:
+    """Return the name that llama.cpp's table has for the model's layer ``stem``."""
+    if config.model_type != "granitemoehybrid":
+        return stem
+    shared = ".mlp.shared_mlp." if getattr(config, "num_local_experts", 0) else ".mlp."
+    for ours, theirs in (
+        (".block_sparse_moe.router", ".block_sparse_moe.router.layer"), (".block_sparse_moe.experts.", ".mlp.experts."),
+        (".shared_mlp.output_linear", f"{shared}down_proj"), (".shared_mlp.", shared),
+    ):  # fmt: skip
+        if ours in stem:
+            return stem.replace(ours, theirs)
+    return stem
 
 
 def _short_facts(header: GgufHeader) -> dict[str, Any]:
-    heads = header.fact("attention.head_count_kv")
-    count = header.fact("block_count")
-    if not isinstance(heads, list) or len(heads) != count or not any(heads):
-        raise _unsaid(header, "attention.head_count_kv", heads)
+    heads = _key_heads(header)
     return {
         "num_key_value_heads": int(max(heads)), "block_auto_adjust_ff_dim": False,
         "layer_types": ["full_attention" if each else "conv" for each in heads],
@@ -47,13 +100,7 @@ def _short_facts(header: GgufHeader) -> dict[str, Any]:
 
 
 def _delta_facts(header: GgufHeader) -> dict[str, Any]:
-    sizes = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
-    facts = {name: header.fact(name) for name in ("block_count", *(f"ssm.{size}" for size in sizes))}
-    for name, fact in facts.items():
-        if not isinstance(fact, int) or fact < 1:
-            raise _unsaid(header, name, fact)
-    if facts["ssm.inner_size"] % facts["ssm.time_step_rank"] or facts["ssm.time_step_rank"] % facts["ssm.group_count"]:
-        raise _unsaid(header, "ssm.time_step_rank", facts["ssm.time_step_rank"])
+    facts = _sizes(header, "block_count")
     count = facts["block_count"] - int(header.fact("nextn_predict_layers", 0))  # a drafting module lies behind
     interval = int(header.fact("full_attention_interval", 4))
     recurrent = header.fact("attention.recurrent_layers", [bool((layer + 1) % interval) for layer in range(count)])
@@ -95,16 +142,12 @@ def as_in_model(config: "PretrainedConfig", name: str, values: _Values) -> _Valu
 
     Row indices [N, 1] are permuted like the rows, which gives the row order of a weight.
     """
-    if ".shortconv.conv." in name:
-        return values[:, None]
-    if config.model_type != "qwen3_5_text":
+    if name.endswith("ssm_a"):
+        values = np.log(-values)
+    if config.model_type not in _OF_QWEN:
         return values
     part = name.rpartition(".weight")[0].rpartition(".")[2] or name.rpartition(".")[2]
     values = _in_model_order(config, name, values)
-    if part == "ssm_conv1d":
-        return values[:, None]
-    if name.endswith("ssm_a"):
-        return np.log(-values)
     is_norm = part.endswith("norm") and part != "ssm_norm"
     return values - 1 if is_norm and values.ndim == 1 else values
 

@@ -1,6 +1,7 @@
 """Read a GGUF file's quantised blocks unchanged, for layers with quantised weights."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -9,28 +10,34 @@ from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.formats.kinds import FORMATS, Format
 from yggdrasil.checkpoints.formats.rows import Quantise, QuantisedRows
 from yggdrasil.checkpoints.gguf.checkpoint import empty_model, row_order, tensor_names
+from yggdrasil.checkpoints.gguf.experts import parts_of
 from yggdrasil.checkpoints.gguf.recurrent import has_permuted_columns
 from yggdrasil.checkpoints.packing import weights_of
 
 _HEAD, _TABLE = "lm_head.weight", "token_embd.weight"
 
 
-def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, GgufTensor]:
-    """Return the file's tensors of all weights whose layers read quantised blocks, by the model's weight name."""
+def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, list[GgufTensor]]:
+    """Return the file's tensors of all weights whose layers read quantised blocks, by the model's weight name.
+
+    A weight has several where the model fuses them: their rows follow each other.
+    """
     places = {ours: header.tensors[theirs] for theirs, ours in tensor_names(header, config).items()}
     if config.tie_word_embeddings:  # the LM head reads the embedding's tensor
         places.setdefault(_HEAD, header.tensors[_TABLE])
-    found: dict[str, GgufTensor] = {}
+    found: dict[str, list[GgufTensor]] = {}
     for name, module in empty_model(config).named_modules():
-        weights = weights_of(name, module)
-        if all(weight in places and _is_read(places[weight], config) for weight in weights):
-            found |= {weight: places[weight] for weight in weights}
+        parts = {weight: parts_of(weight) for weight in weights_of(name, module)}
+        lying = {weight: [places[part] for part in names if part in places] for weight, names in parts.items()}
+        if all(_is_read(lying[weight], len(names), config) for weight, names in parts.items()):
+            found |= lying
     return found
 
 
-def _is_read(place: GgufTensor, config: PretrainedConfig) -> bool:
-    """Return whether kernels can read the tensor's blocks: rows may be permuted, but not the inputs within a row."""
-    return place.kind in FORMATS and not has_permuted_columns(config, place.name)
+def _is_read(places: list[GgufTensor], count: int, config: PretrainedConfig) -> bool:
+    """Return whether kernels can read the ``count`` tensors of a weight: of one format, at most rows permuted."""
+    are_blocks = all(each.kind in FORMATS and not has_permuted_columns(config, each.name) for each in places)
+    return len(places) == count and are_blocks and len({each.kind for each in places}) == 1
 
 
 def rows_of_file(header: GgufHeader, config: PretrainedConfig) -> Quantise:
@@ -40,15 +47,21 @@ def rows_of_file(header: GgufHeader, config: PretrainedConfig) -> Quantise:
     """
     places = blocks_of(header, config)
 
-    def read(name: str, weight: Tensor) -> QuantisedRows | None:
-        place = places.get(name)
-        if place is None:
+    def rows(name: str, weight: Tensor) -> QuantisedRows | None:
+        parts = places.get(name)
+        if parts is None:
             return None
-        assert place.shape == tuple(weight.shape), f"{name}: {place.shape = }, {weight.shape = }"
-        blocks = np.fromfile(header.path, dtype=np.uint8, count=place.num_bytes, offset=place.start)
-        blocks = blocks.reshape(*place.shape[:-1], -1)
-        order = row_order(header, config, place)
-        blocks = blocks if order is None else blocks[order]
-        return QuantisedRows(Format(place.kind), torch.from_numpy(blocks))
+        read = [_blocks(header, config, part) for part in parts]
+        blocks = read[0] if len(read) == 1 else np.concatenate(read, axis=-2)
+        assert blocks.shape[:-1] == tuple(weight.shape[:-1]), f"{name}: {blocks.shape = }, {weight.shape = }"
+        return QuantisedRows(Format(parts[0].kind), torch.from_numpy(blocks))
 
-    return read
+    return rows
+
+
+def _blocks(header: GgufHeader, config: PretrainedConfig, place: GgufTensor) -> npt.NDArray[np.uint8]:
+    """Read the rows of blocks [..., N, bytes] of one tensor, in the model's order."""
+    blocks = np.fromfile(header.path, dtype=np.uint8, count=place.num_bytes, offset=place.start)
+    blocks = blocks.reshape(*place.shape[:-1], -1)
+    order = row_order(header, config, place)
+    return blocks if order is None else blocks[order]
