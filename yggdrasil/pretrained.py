@@ -185,6 +185,11 @@ def _first_use(
         plan, folder, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase,
         check=_check_attention,
     )  # fmt: skip
+    if backend is None and decoder.assembly.target.backend == "eager":
+        _say(
+            "native steps do not cover its architecture, so PyTorch runs its passes uncompiled; `--backend inductor` "
+            "and `yggdrasil calibrate` compile them, which takes minutes"
+        )
     report = reporter.phase("timing steps")
     decoder.use_costs(with_measured_costs(plan, decoder.assembly, tokenizer, report))
     report(1.0)

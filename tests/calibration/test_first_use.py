@@ -1,11 +1,15 @@
 """A model that nobody calibrated: timed within seconds, it decodes what it alone would, and what it shows is kept."""
 
+import shutil
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 
 import pytest
+import torch
 from calibrated_pair import write_pair
+from tiny import new_model
 
 from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.calibration import first_use
@@ -18,6 +22,7 @@ from yggdrasil.engine.online_estimates import OnlineEstimates, refined, state_fi
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.pretrained import Decoder
+from yggdrasil.runtime.runner import ModelRunner, _eager
 from yggdrasil.scheduling.plan import Costs, Plan
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
@@ -64,6 +69,26 @@ def test_a_first_use_times_the_steps_and_decodes_what_the_model_alone_would(mode
     answer = decoder.generate(PROMPT, max_new_tokens=40)
     assert answer.tokens == decoder.generate(PROMPT, max_new_tokens=40, speculation=False).tokens
     assert answer.metrics.iterations < 39 or answer.metrics.accepted == 0
+
+
+def test_a_first_use_compiles_nothing(models, user_cache, capsys, monkeypatch):
+    """Nor does a later one: of an architecture without native steps PyTorch runs the passes."""
+    monkeypatch.setattr(ModelRunner, "_build", lambda runner, *step: _uncompiled(runner, *step))
+    folder = user_cache / "target"
+    new_model("gpt_neox", torch.float32, vocab_size=256).save_pretrained(folder)
+    for file in models[0].glob("tokenizer*"):
+        shutil.copy(file, folder)
+    for is_first in (True, False):
+        decoder = Decoder.from_pretrained(folder, dtype="float32")
+        assert decoder.assembly.target.backend == "eager"
+        assert ("passes uncompiled; `--backend inductor`" in capsys.readouterr().err) == is_first
+    answer = decoder.generate([5, 6, 7, 5, 6], max_new_tokens=8)
+    assert answer.tokens == decoder.generate([5, 6, 7, 5, 6], max_new_tokens=8, speculation=False).tokens
+
+
+def _uncompiled(runner, name, width):
+    assert runner.backend != "inductor", f"{name} of width {width} is compiled"
+    return partial(_eager, *runner._defined[name, width])
 
 
 def test_the_next_use_times_nothing(models, user_cache, capsys, monkeypatch):

@@ -5,8 +5,9 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-# "native": steps made from the configuration where its family is covered, else those of "inductor".
-Backend = Literal["native", "inductor", "eager", "cudagraph"]
+# "native": steps made from the configuration where its family is covered, else those of "inductor"; "uncompiled": else
+# those of "eager", which are there at once.
+Backend = Literal["native", "uncompiled", "inductor", "eager", "cudagraph"]
 Step: TypeAlias = Callable[[], Sequence[Tensor]]  # over tensors fixed at construction: only their values change
 
 

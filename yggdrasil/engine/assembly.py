@@ -51,9 +51,11 @@ def best_device() -> DeviceName:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def default_backend(device: torch.device) -> Backend:
-    """The backend that runs steps fastest on ``device``."""
-    return "cudagraph" if device.type == "cuda" else "native"
+def default_backend(device: torch.device, *, compiles: bool = True) -> Backend:
+    """The backend that runs steps fastest on ``device``; on a CPU one that compiles nothing unless ``compiles``."""
+    if device.type == "cuda":
+        return "cudagraph"
+    return "native" if compiles else "uncompiled"
 
 
 def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | None:
@@ -133,9 +135,10 @@ class Assembly:
         return drafter
 
     @property
-    def is_traced(self) -> bool:
-        """Whether TorchInductor compiles steps of a CPU."""
-        return any(runner is not None and runner.backend == "inductor" for runner in (self.target, self.drafter))
+    def runs_own_code(self) -> bool:
+        """Whether a model's own code computes steps on a CPU, compiled or as it is."""
+        runners = [runner for runner in (self.target, self.drafter) if runner is not None]
+        return any(runner.backend in ("inductor", "eager") and runner.loaded.config for runner in runners)
 
     def complete(self, phase: Phase = silent) -> None:
         """Build every step. Steps of ``logit_target`` and ``expansion_drafter`` are built when these are first used."""

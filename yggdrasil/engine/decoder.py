@@ -118,7 +118,7 @@ class Decoder:
     ) -> "Decoder":
         """As ``from_plan``, for a plan in memory whose drafters' learned files lie in ``folder``.
 
-        ``check`` is called before steps are compiled, where any are.
+        ``check`` is called before any step is made of a model's own code.
 
         Raises:
             YggdrasilError: the plan and the checkpoints do not fit each other.
@@ -132,7 +132,7 @@ class Decoder:
             decoder._table_base = folder / TABLE_FILE
         decoder.tolerance = read_tolerance(folder, dtype or plan.dtype)
         give_back()
-        if check is not None and (plan.device != "cpu" or decoder.assembly.is_traced):
+        if check is not None and (plan.device != "cpu" or decoder.assembly.runs_own_code):
             check(decoder.assembly)
         decoder.assembly.complete(phase)
         return decoder

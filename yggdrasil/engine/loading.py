@@ -72,10 +72,11 @@ def load_parts(
     device = open_device(plan.device)
     if backend == "native":
         refuse_uncovered(source)
-    backend = usable_backend(backend, device) or default_backend(device)
+    backend = usable_backend(backend, device) or default_backend(device, compiles=not plan.is_provisional)
     target = shared_model(
-        source, DTYPES[dtype], device, plan.target.threads, plan.weights_in(dtype), is_described=backend == "native"
-    )
+        source, DTYPES[dtype], device, plan.target.threads, plan.weights_in(dtype),
+        is_described=backend in ("native", "uncompiled"),
+    )  # fmt: skip
     plan, second, model_free = (
         Drafting(plan, planned_drafter(plan, folder, tokenizer, target, dtype), planned_model_free(plan, folder))
         if stand_in is None

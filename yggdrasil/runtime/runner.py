@@ -39,10 +39,11 @@ class ModelRunner:
         self.recorder = recorder
         self.weights = list(loaded.tensors.values())
         self.cache = StaticCache.allocate(loaded.outline, capacity, loaded.dtype, loaded.device, widest)
-        native = native_call(loaded, self.cache, vocab_size, hidden_layers) if backend == "native" else None
+        is_built = backend in ("native", "uncompiled")
+        native = native_call(loaded, self.cache, vocab_size, hidden_layers) if is_built else None
         # Heads are modules of ours over packed layers: a few operators, run as they are.
-        others: Backend = "inductor" if loaded.config else "eager"
-        self.backend: Backend = others if backend == "native" and native is None else backend
+        others: Backend = "inductor" if loaded.config and backend == "native" else "eager"
+        self.backend: Backend = backend if not is_built else "native" if native is not None else others
         self.call: ModelCall = native or TracedCall(loaded, vocab_size, hidden_layers)
         states = self.cache.states
         self.states = None if states is None else TextStates(states, loaded.num_threads)
