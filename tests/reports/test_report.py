@@ -243,7 +243,7 @@ def test_why_a_plan_is_as_it_is(facts):
 
     assert list(table["policy"]) == [plan.predicted.policy, "plain decoding"]
     assert list(table["time_over_chosen"]) == [1.0, 2.0]
-    assert any("plain decoding, would take +100.0% of the time" in line for line in reasons(plan))
+    assert any("plain decoding, would change the time per token by +100.0%" in line for line in reasons(plan))
     first = replace(plan, rejected=[], is_provisional=True)
     assert considered(first).empty
     assert "made at the first use of the model" in reasons(first)[0]

@@ -1,4 +1,4 @@
-"""The depth predictor and the acceptance calibration. Running them needs only numpy; training is in ``training``."""
+"""The depth predictor and the acceptance calibration. Inference needs only numpy; training is in ``training``."""
 
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.depth import DepthPredictor

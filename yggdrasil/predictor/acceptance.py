@@ -1,7 +1,7 @@
 """Monotone map from draft probability to acceptance estimate, P(child accepted | parent accepted).
 
-A fixed table over uniformly spaced log-probabilities, so that at run time it is one linear interpolation on a static
-tensor. Dims: K knots.
+The map is a table over K uniformly spaced log-probabilities (knots), so applying it is one linear interpolation in a
+static tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, eq=False)
 class AcceptanceCalibration:
-    """Log-acceptance at K uniform log-probability knots, strictly increasing and below 0."""
+    """A monotone map from draft log-probability to log-acceptance, given at K uniform knots; never falls, below 0."""
 
     knots: npt.NDArray[np.float32]  # [K] log acceptance at KNOT_LOG_PROBABILITY
 
@@ -40,15 +40,18 @@ class AcceptanceCalibration:
 
     @classmethod
     def identity(cls) -> AcceptanceCalibration:
-        """Return the map that takes the draft probability itself, up to the clipping at both ends."""
+        """Return the map whose acceptance estimate is the draft probability itself, clipped at both ends."""
         return cls(_clip_increasing(KNOT_LOG_PROBABILITY))
 
     @classmethod
     def fit(cls, log_probability: FloatArray, accepted: npt.NDArray[np.bool_]) -> AcceptanceCalibration:
-        """Fit on edges whose parent was accepted: the drafter's log-probability and whether the child was accepted.
+        """Fit the map by isotonic regression on edges whose parent was accepted.
 
-        Isotonic regression; each knot takes the mean of the fit over the edges around it, then neighbouring knots are
-        averaged. Raises ValueError without edges.
+        ``log_probability`` [n] is the drafter's, ``accepted`` [n] whether the target accepted the child. Each knot is
+        the mean of the fitted values around it; neighbouring knots are then averaged.
+
+        Raises:
+            ValueError: there are no edges, or the shapes differ.
         """
         from sklearn.isotonic import IsotonicRegression
 
@@ -63,7 +66,7 @@ class AcceptanceCalibration:
         return cls(_clip_increasing(smooth + TILT * KNOT_LOG_PROBABILITY))
 
     def __call__(self, log_probability: FloatArray) -> npt.NDArray[np.float32]:
-        """Return log-acceptance, same shape; log-probabilities outside the table take the value at its end."""
+        """Return log-acceptance in the input's shape; beyond the first and last knot the end values are used."""
         return np.interp(log_probability, KNOT_LOG_PROBABILITY, self.knots).astype(np.float32)
 
     def to_arrays(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -72,15 +75,15 @@ class AcceptanceCalibration:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> AcceptanceCalibration:
-        """Rebuild from ``to_arrays``; other keys are ignored."""
+        """Rebuild the map from the result of ``to_arrays``; other keys are ignored."""
         return cls(np.ascontiguousarray(arrays["acceptance.knots"]))
 
 
 def _mean_around_knots(inputs: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return at each knot the mean of ``values``, weighted by how near they are; empty knots are interpolated.
+    """Return at each knot the mean of ``values``, weighted by proximity [K]; knots without values are interpolated.
 
-    NOTE: reading an isotonic fit at probability 1 instead would take its last and most overfitted step, where most
-    edges are. The mean of a rising fit under these weights still rises.
+    NOTE: evaluating the isotonic fit at probability 1 instead would use its last step, which is overfitted and has
+    most edges. Under these weights the mean of a rising fit still rises.
     """
     place = (inputs - LOG_PROBABILITY_MIN) / KNOT_STEP
     below = np.minimum(place.astype(np.int64), NUM_KNOTS - 2)
@@ -93,14 +96,14 @@ def _mean_around_knots(inputs: npt.NDArray[np.float64], values: npt.NDArray[np.f
 
 
 def _smooth(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Average over five knots; the ends are reflected through themselves, so a straight line stays as it is."""
+    """Smooth over five knots. Odd reflection at the ends keeps a straight line unchanged."""
     kernel = np.array([1.0, 2.0, 3.0, 2.0, 1.0]) / 9.0
     padded = np.pad(values, len(kernel) // 2, mode="reflect", reflect_type="odd")
     return np.convolve(padded, kernel, mode="valid")
 
 
 def _clip_increasing(log_acceptance: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Clip to the admissible range without making a flat stretch (input: increasing)."""
+    """Clip increasing values to the allowed range and keep them strictly increasing, [K] float32."""
     rising = TILT * (KNOT_LOG_PROBABILITY - LOG_PROBABILITY_MIN)
     falling = TILT * KNOT_LOG_PROBABILITY
     floored = np.maximum(log_acceptance, np.log(MIN_ACCEPTANCE) + rising)

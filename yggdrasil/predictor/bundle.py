@@ -1,4 +1,4 @@
-"""The tables and networks that a calibration fitted for a pair, in one safetensors file beside the plan."""
+"""The tables and networks that a calibration fitted for a target and a drafter, in one safetensors file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,14 @@ KIND, SCHEMA_VERSION, FILE_NAME = "predictor", 2, "predictor.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """Acceptance calibration, depth predictor, and the tables that relate shapes to predicted survival."""
+    """Acceptance calibration, depth predictor, and tables from which accepted lengths of tree shapes follow."""
 
     acceptance: AcceptanceCalibration
     depth: DepthPredictor
-    reads: FeatureSizes  # what the depth predictor's features are made of
-    mean_survival: npt.NDArray[np.float32]  # [D] of the reference tree, on the training documents
+    reads: FeatureSizes  # sizes of the parts of the depth predictor's input
+    mean_survival: npt.NDArray[np.float32]  # [D] P(accepted length >= d) of the reference tree, training documents
     ratios: dict[int, npt.NDArray[np.float32]]  # draft width -> [D budget, D level, V verify widths]
-    # Tokens that drafting adds where model-free drafts expect none; None: not fitted.
+    # Accepted tokens that a drafted tree adds where model-free drafts expect none; None: not fitted.
     added_tokens: float | None = None
 
     def __post_init__(self) -> None:
@@ -33,6 +33,7 @@ class Learned:
             raise ValueError(f"the predictor takes {self.depth.num_features} features, its inputs have {self.reads}")
 
     def save(self, folder: Path) -> None:
+        """Write ``FILE_NAME`` in ``folder``."""
         tables: dict[str, Any] = {f"ratio.{width}": table for width, table in self.ratios.items()}
         arrays = {
             **self.acceptance.to_arrays(),
@@ -47,7 +48,11 @@ class Learned:
 
     @classmethod
     def load(cls, folder: Path) -> "Learned":
-        """Read what ``save`` wrote; ArtifactError where it is missing, damaged or incomplete."""
+        """Load the file that ``save`` wrote in ``folder``.
+
+        Raises:
+            ArtifactError: it is missing, damaged or incomplete.
+        """
         arrays = read_tensors(folder / FILE_NAME, KIND, SCHEMA_VERSION)
         try:
             added_tokens = float(arrays["added_tokens"]) if "added_tokens" in arrays else None

@@ -1,7 +1,7 @@
-"""The depth predictor at run time: P(accepted length >= d) from what is known before drafting. Numpy only.
+"""The depth predictor: estimates P(accepted length >= d) before a tree is drafted. Numpy only.
 
-A two-layer MLP encoder and one logistic head a depth. Head d gives P(length >= d | length >= d - 1); the running
-product over heads is what callers see, so it never rises with depth.
+The network is a two-layer MLP encoder with one logistic output per depth. Output d gives P(length >= d | length >=
+d - 1). Callers get the running product over depths, which never rises.
 
 Dims: F features (see ``features``), E encoder size, D max depth.
 """
@@ -22,7 +22,7 @@ _KEY_PREFIX = "depth."
 
 @dataclass(frozen=True, eq=False)
 class DepthPredictor:
-    """Weights of the predictor. Calibration of the heads is already folded into ``head_weight`` and ``head_bias``."""
+    """The predictor's weights. The outputs' Platt calibration is folded into ``head_weight`` and ``head_bias``."""
 
     mean: Float32Array  # [F] of the training features
     scale: Float32Array  # [F] their standard deviation, never 0
@@ -43,24 +43,24 @@ class DepthPredictor:
 
     @property
     def num_features(self) -> int:
-        """F, the numbers it reads."""
+        """F, the number of input features."""
         return len(self.mean)
 
     @property
     def max_depth(self) -> int:
-        """D, the number of heads."""
+        """D, the number of depths."""
         return len(self.head_bias)
 
     def survival(self, features: Float32Array) -> Float32Array:
-        """Return P(accepted length >= d) for d = 1..D from the features of a position, [..., F] to [..., D]."""
+        """Return P(accepted length >= d) for d = 1..D, [..., D] float32, from ``features`` [..., F]."""
         half_logits = self.conditional_logits(features) * np.float32(0.5)
         conditional = np.tanh(half_logits) * np.float32(0.5) + np.float32(0.5)  # a sigmoid that cannot overflow
         return np.multiply.accumulate(conditional, axis=-1, dtype=np.float32)
 
     def conditional_logits(self, features: Float32Array) -> Float32Array:
-        """Return the logit of P(length >= d | length >= d - 1) for d = 1..D, [..., F] to [..., D]."""
+        """Return the logits of P(length >= d | length >= d - 1) for d = 1..D, [..., D], from ``features`` [..., F]."""
         if features.ndim == 1:
-            # NOTE: a matrix product would wake BLAS's threads, which then spin on the cores of the models' own.
+            # NOTE: a matrix product would start BLAS threads, which then spin on the cores that run the models.
             first = np.einsum("ef,f->e", self._folded_weight, features)
         else:
             first = features @ self._folded_weight.T
@@ -75,7 +75,11 @@ class DepthPredictor:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> DepthPredictor:
-        """Rebuild from ``to_arrays``; other keys are ignored."""
+        """Rebuild the predictor from the result of ``to_arrays``; other keys are ignored.
+
+        Raises:
+            ValueError: an array is missing, or shapes or dtypes disagree.
+        """
         names = [item.name for item in fields(cls) if item.init]
         missing = [_KEY_PREFIX + name for name in names if _KEY_PREFIX + name not in arrays]
         if missing:

@@ -1,8 +1,8 @@
-"""What the depth predictor may read before a tree is grown. Numpy only.
+"""The inputs of the depth predictor, which are known before a tree is drafted. Numpy only.
 
-Three parts, concatenated in this order: the target's hidden state at the end of the text; how the text repeats itself;
-and the drafter's first guesses, which a head draft gives before any depth is chosen. All of them depend on the text
-alone, never on the trees that were drafted before, so what is recorded offline is what decoding sees.
+They have three parts, concatenated in this order: the target's hidden state of the last token; figures of the text's
+repetition; and the drafter's log-probabilities of the first level, which its head draft computes before the depth is
+chosen. All depend on the text alone, not on earlier trees, so features recorded offline equal those during decoding.
 
 Dims: H hidden size, R repetition figures, K candidates of the root, F = H + R + K features.
 """
@@ -21,12 +21,12 @@ from yggdrasil.predictor.repetition import NGRAM, Repetition
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 
 NUM_REPETITION = 6  # R
-_FAST, _SLOW = 0.3, 0.05  # how fast the hit rates forget
-_NO_GUESS = -12.0  # log-probability of an absent candidate, the least that the drafter's calibration knows
+_FAST, _SLOW = 0.3, 0.05  # weight of the newest token in the two moving hit rates
+_NO_GUESS = -12.0  # log-probability of an absent candidate, the lowest knot of the acceptance calibration
 
 
 class FeatureSizes(NamedTuple):
-    """How many numbers of each part a predictor reads; 0 where it does not read that part."""
+    """Sizes of the three parts of a predictor's input; 0 for a part that it does not read."""
 
     hidden: int
     repetition: int
@@ -34,49 +34,49 @@ class FeatureSizes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """F."""
+        """F, the sum of the parts."""
         return sum(self)
 
 
 class Features(Protocol):
-    """The present state of decoding; each part is computed on demand."""
+    """The features of the current position. Each part is computed on demand, so unread parts cost nothing."""
 
     @property
     def context(self) -> int:
-        """Tokens in the target's cache."""
+        """Number of tokens in the target's KV cache."""
 
     def hidden(self) -> Float32Array:
-        """The target's hidden state that chose the last token, [H]."""
+        """Return the target's hidden state from which the last token was chosen, [H] float32."""
 
     def repetition(self) -> Float32Array:
-        """How the text so far repeats itself, [R]."""
+        """Return the figures of ``RepetitionFigures.read``, [R] float32."""
 
     def head(self) -> Float32Array:
-        """The drafter's log-probabilities of the root's candidates, best first, [K]; only after a head draft."""
+        """Return the drafter's log-probabilities of its top-K first tokens, descending, [K]; needs a head draft."""
 
 
 class RepetitionFigures:
-    """A text's repetition in figures. Where it lasts, a drafter is right for as long."""
+    """Tracks how a text repeats itself, as numbers. While a repetition lasts, drafts are usually accepted."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Nothing is certain."""
+        """Clear the text and all figures."""
         self.repetition = Repetition()
-        self._followed = 0  # tokens that found the repetition, and those it told since
+        self._followed = 0  # length of the current repetition in tokens
         self._since_miss = 0
         self._fast_rate = self._slow_rate = 0.0
 
     def resume(self, text: Sequence[int]) -> int:
-        """Another ``text`` is certain; returns how many of its tokens are read: all so far, or none if it differs."""
+        """Return how many tokens of ``text`` are read already; clear all and return 0 if the beginnings differ."""
         read = self.repetition.text
         if list(text[: len(read)]) != read:
             self.forget()
         return len(self.repetition.text)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """More tokens are certain."""
+        """Append accepted tokens."""
         for token in tokens:
             is_hit = self.repetition.append(token)
             self._fast_rate += _FAST * (is_hit - self._fast_rate)
@@ -85,7 +85,9 @@ class RepetitionFigures:
             self._followed = self._followed + 1 if is_hit else NGRAM * (self.repetition.period > 0)
 
     def read(self) -> Float32Array:
-        """Logs of the repetition's length, period and tokens since a miss; hit rates; whether one is on: [R]."""
+        """Return [R] float32: log1p of the repetition's length, its period and tokens since a miss; the fast and the
+        slow hit rate; 1 if a repetition is going on.
+        """
         period = self.repetition.period
         return np.array(
             [
@@ -97,7 +99,7 @@ class RepetitionFigures:
 
 
 def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
-    """Features of a predictor of these sizes, [F]; parts of size 0 are not computed."""
+    """Return the concatenated features, [F] float32; parts of size 0 are not computed."""
     parts = []
     if sizes.hidden:
         parts.append(features.hidden())
@@ -109,13 +111,13 @@ def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
 
 
 def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Array:
-    """The root's candidates within the range that its calibration knows."""
+    """Clip log-probabilities from below at -12, the lowest knot of the acceptance calibration."""
     bounded: Float32Array = np.maximum(log_probabilities, _NO_GUESS, dtype=np.float32)
     return bounded
 
 
 def repetition_figures(text: Sequence[int], first: int) -> Float32Array:
-    """``RepetitionFigures.read`` after each of the tokens from ``first`` on, [len(text) - first, R]."""
+    """Return ``RepetitionFigures.read`` after each token from index ``first`` on, [len(text) - first, R]."""
     figures = RepetitionFigures()
     figures.extend(text[:first])
     rows = []

@@ -1,4 +1,4 @@
-"""Calibration of each head of a depth predictor on positions it was not trained on. scipy is loaded inside.
+"""Platt calibration of a depth predictor's outputs on validation positions. Imports scipy lazily.
 
 Dims: n positions, F features, D max depth.
 """
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from yggdrasil.predictor.depth import DepthPredictor, Float32Array
 from yggdrasil.predictor.report import FloatArray, IntArray
 
-# Pull of (slope, shift) towards (1, 0), in units of one observation: a small validation set changes little.
+# Weight of the prior that pulls (slope, shift) towards (1, 0), in observations: a small validation set changes little.
 PRIOR = 4.0
 MIN_POSITIONS = 20
 MAX_SLOPE = 10.0
@@ -22,9 +22,10 @@ MAX_SLOPE = 10.0
 def calibrate_heads(
     predictor: DepthPredictor, features: Float32Array, lengths: IntArray
 ) -> tuple[DepthPredictor, list[str]]:
-    """Return the predictor with a slope and a shift folded into each head, and notes on heads left as they were.
+    """Return the predictor with calibrated outputs, and a note for each depth that could not be calibrated.
 
-    Head d is fitted on the positions where it is asked: length >= d - 1.
+    ``features`` [n, F] and ``lengths`` [n] are the validation positions. A slope and a shift per depth d are fitted on
+    the positions with length >= d - 1 and folded into the weights.
     """
     logits = predictor.conditional_logits(features)  # [n, D]
     slopes, shifts = np.ones(predictor.max_depth), np.zeros(predictor.max_depth)

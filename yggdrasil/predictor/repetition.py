@@ -1,7 +1,7 @@
-"""How a text repeats an earlier place of it.
+"""Detects that the end of a text repeats an earlier part of it.
 
-Greedy text falls into loops and copies from its prompt; there a drafter is right for long. No torch, no numpy: one
-dictionary look-up a token.
+Greedy text falls into loops and copies from its prompt; there drafts are accepted for long. It costs one dictionary
+lookup per token and imports neither torch nor numpy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,20 +10,20 @@ NGRAM = 3  # tokens that must agree before a repetition is suspected
 
 
 class Repetition:
-    """A repetition is suspected where the last ``NGRAM`` tokens have occurred before, and followed until it errs."""
+    """Follows a repetition, which begins when the last ``NGRAM`` tokens occurred before and ends at a mismatch."""
 
     def __init__(self) -> None:
         self.text: list[int] = []
         self._continuations: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its last occurrence
-        self._guess = -1  # index of the token that should come next, -1 where nothing repeats
+        self._guess = -1  # index of the token that is predicted to come next, -1 without a repetition
 
     @property
     def period(self) -> int:
-        """How far back the earlier place lies; 0 where nothing repeats."""
+        """Distance in tokens to the repeated part; 0 without a repetition."""
         return len(self.text) - self._guess if self._guess >= 0 else 0
 
     def append(self, token: int) -> bool:
-        """Add a certain token; returns whether the suspected repetition predicted it."""
+        """Append a token, and return whether the repetition had predicted it."""
         is_hit = self._guess >= 0 and self.text[self._guess] == token
         self.text.append(token)
         ngram = tuple(self.text[-NGRAM:])

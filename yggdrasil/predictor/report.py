@@ -1,4 +1,4 @@
-"""How good a depth predictor is on documents it has not seen, against two baselines. sklearn is loaded inside.
+"""Scores of a depth predictor and of two baselines on held-out documents. Imports sklearn lazily.
 
 Dims: n positions, D depth levels.
 """
@@ -19,7 +19,7 @@ _BINS = 10  # points of a calibration curve, as many positions each
 
 
 class DocumentSplit(NamedTuple):
-    """Document numbers; the three sets are disjoint. The last two may be empty on tiny data."""
+    """Three disjoint sets of document numbers. The last two may be empty if there are few documents."""
 
     training: tuple[int, ...]
     validation: tuple[int, ...]  # early stopping and calibration
@@ -27,9 +27,9 @@ class DocumentSplit(NamedTuple):
 
 
 def split_documents(documents: IntArray, seed: int, held_out: float = 0.25, validation: float = 0.2) -> DocumentSplit:
-    """Split whole documents at random; ``validation`` is a share of the documents that are not held out.
+    """Split whole documents at random; ``held_out`` and ``validation`` are shares, the latter of the rest.
 
-    Each part gets at least one document as far as they go: training first, then held out, then validation.
+    Each part gets at least one document if there are enough: first training, then held out, then validation.
     """
     order = np.random.default_rng(seed).permutation(np.unique(documents)).tolist()
     num_held_out = min(max(1, round(held_out * len(order))), max(len(order) - 1, 0))
@@ -44,11 +44,11 @@ def split_documents(documents: IntArray, seed: int, held_out: float = 0.25, vali
 
 @dataclass(frozen=True, slots=True)
 class DepthScore:
-    """One scorer at one depth on held-out documents; None where the data cannot say, with the reason in ``note``."""
+    """Scores of one predictor at one depth on held-out documents; None if undefined, with the reason in ``note``."""
 
     depth: int
     scorer: Scorer
-    auc: float | None  # of telling length >= depth from length < depth
+    auc: float | None  # of the classification length >= depth
     brier: float | None  # mean squared error of P(length >= depth)
     positions: int
     positives: int
@@ -57,17 +57,17 @@ class DepthScore:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPoint:
-    """Held-out positions with similar predictions: their mean prediction and the observed share."""
+    """One bin of a calibration curve: held-out positions with similar predictions."""
 
     depth: int
-    predicted: float
+    predicted: float  # mean prediction of the bin
     reached: float  # share whose length >= depth
     positions: int
 
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """Data and held-out scores of a training; ``notes`` lists limits of the data."""
+    """The data split, losses and held-out scores of a training; ``notes`` lists what too little data left out."""
 
     split: DocumentSplit
     training_positions: int
@@ -75,19 +75,19 @@ class TrainingReport:
     held_out_positions: int
     epochs: int
     best_epoch: int  # 0: no epoch beat the constant rates on the validation documents
-    validation_loss: float | None  # negative log-likelihood of the length, nats a position
+    validation_loss: float | None  # negative log-likelihood of the length, nats per position
     scores: list[DepthScore]
     notes: list[str] = field(default_factory=list)
     calibration: list[CalibrationPoint] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one flat dict a (depth, scorer): ``pandas.DataFrame(report.rows())``."""
+        """Return one flat dict per (depth, scorer), as ``pandas.DataFrame`` takes them."""
         return [asdict(score) for score in self.scores]
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledLengths:
-    """Accepted lengths of some positions with the confidence of the tree drafted there, if it was recorded."""
+    """Accepted lengths of positions, with the drafted trees' confidence if it was recorded."""
 
     lengths: IntArray  # [n]
     confidence: FloatArray | None  # [n, D] best-path log-score at each depth, known only after drafting
@@ -118,7 +118,7 @@ def score_depths(survival: FloatArray, fitted_on: LabelledLengths, held_out: Lab
 
 
 def calibration_points(survival: FloatArray, held_out: LabelledLengths) -> list[CalibrationPoint]:
-    """The predictor's calibration curve at each depth: positions in order of prediction, in parts of one size."""
+    """Return the calibration curve of ``survival`` [n, D] per depth, in bins of equally many positions."""
     points = []
     for depth in range(1, survival.shape[1] + 1):
         reached, column = held_out.reaches(depth), survival[:, depth - 1]

@@ -1,7 +1,7 @@
-"""Training of the depth predictor on recorded features and accepted lengths. torch is loaded inside.
+"""Training of the depth predictor on recorded features and accepted lengths. Imports torch lazily.
 
-The loss of a position is the negative log-likelihood of its length under the heads: head d is asked only where
-length >= d - 1, so the class balance of each head is the true conditional rate.
+The loss is the negative log-likelihood of a position's accepted length. Output d contributes only if length >= d - 1,
+so its class balance is the true conditional rate.
 
 Dims: n positions, F features, D depths.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 ENCODER_SIZE = 64
-HIDDEN_WEIGHT = 0.1  # of a standardised hidden state beside standardised features of other kinds
+HIDDEN_WEIGHT = 0.1  # initial scale of the standardised hidden state relative to the other features
 BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 1e-2
@@ -46,7 +46,7 @@ EPOCHS_WITHOUT_VALIDATION = 5
 
 
 class TrainingProgress(NamedTuple):
-    """Reported after each epoch; losses are nats a position."""
+    """Progress after an epoch; losses are in nats per position."""
 
     epoch: int
     max_epochs: int
@@ -67,13 +67,15 @@ def train_depth_predictor(
     confidence: FloatArray | None = None,
     sizes: FeatureSizes | None = None,
 ) -> tuple[DepthPredictor, TrainingReport]:
-    """Train on [n, F] features (see ``features``) and accepted lengths [n]; report on documents that were held out.
+    """Train the predictor, and return it with a report on held-out documents.
 
-    ``sizes`` says where the hidden state ends: its many numbers start with a tenth of the others' weight, or they would
-    be learned by heart before the few that tell more are heard. ``confidence`` [n, D], the best-path log-score of the
-    drafted tree at each depth, adds a baseline to the report.
-    Small data never fails: what it cannot support is left out and said in ``report.notes``. Raises ValueError on
-    shapes that do not agree, non-finite features, or no positions at all.
+    ``features`` are [n, F] float32 (see ``features``), ``lengths`` [n] accepted lengths, ``documents`` [n] document
+    numbers. With ``sizes`` the hidden state is scaled down by ``HIDDEN_WEIGHT``: otherwise its many values overfit
+    before the few other features are used. ``confidence`` [n, D], the drafted tree's best-path log-score at each depth,
+    adds a baseline to the report. What too little data does not support is left out and listed in ``report.notes``.
+
+    Raises:
+        ValueError: shapes disagree, features are not finite, or there are no positions.
     """
     _check_inputs(features, lengths, documents, max_depth, confidence)
     split = split_documents(documents, seed)
@@ -133,7 +135,7 @@ def _check_inputs(
 
 
 def _data_notes(split: DocumentSplit, training_lengths: IntArray, max_depth: int) -> list[str]:
-    """Say what the data could not support."""
+    """Return a note for each part that the data are too few for."""
     notes: list[str] = []
     if not split.held_out:
         notes.append("only one document: nothing held out, so no scores")
@@ -161,7 +163,7 @@ class _Data(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The best weights so far. Epoch 0 are the constant rates."""
+    """The best weights so far. Epoch 0 predicts constant rates."""
 
     state: dict[str, Any]
     epoch: int
@@ -181,7 +183,7 @@ def _fit(
     validation: npt.NDArray[np.intp],
     settings: _FitSettings,
 ) -> _Fit:
-    """Train with early stopping on the validation rows; without any, for a few epochs, and keep the last."""
+    """Train with early stopping on the validation rows, or for a fixed number of epochs if there are none."""
     import torch
 
     from yggdrasil.native.one_thread import one_thread
@@ -196,7 +198,7 @@ def _fit(
 
     data, held_back = tensors(training), tensors(validation)
     max_epochs = MAX_EPOCHS if len(validation) else EPOCHS_WITHOUT_VALIDATION
-    # Steps this small lose more to threads that wait for each other than they gain.
+    # Steps this small lose more time to thread synchronisation than they gain.
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(settings.seed)
         model = _new_model(features.shape[1], lengths[training], settings.max_depth)
@@ -222,7 +224,7 @@ def _normalisation(features: Float32Array) -> tuple[Float32Array, Float32Array]:
 
 
 def _new_model(num_features: int, lengths: IntArray, max_depth: int) -> nn.Sequential:
-    """Return the network; before training it gives the (smoothed) constant rates of ``lengths``."""
+    """Return the initial network, which predicts the smoothed constant rates of ``lengths``."""
     import torch
     from torch import nn
 
@@ -273,7 +275,7 @@ def _train_epoch(model: nn.Sequential, optimizer: Optimizer, data: _Data) -> flo
 
 
 def _loss(model: nn.Sequential, data: _Data) -> float:
-    """Return the mean loss without dropout; infinite where there is nothing to measure it on."""
+    """Return the mean loss without dropout; infinity without data."""
     import torch
 
     if not len(data.inputs):

@@ -1,4 +1,4 @@
-"""What a step must do, what this machine can do, and so how near a step is to the limit (the roofline model).
+"""The roofline model: a step's bytes and operations, the machine's measured rates, and the lower bound of its time.
 
 Dims: W rows of a step, C context length.
 """
@@ -19,12 +19,12 @@ from yggdrasil.runtime.loaded import LoadedModel
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
 _EXPERTS = PackedExperts | QuantisedExperts
 _MATRICES = 3  # of an expert: gate, up and down
-_LEAST_BUFFER = 8 << 20  # bytes; a smaller buffer measures a cache that no step has to itself
+_LEAST_BUFFER = 8 << 20  # bytes; a smaller buffer would measure a CPU cache that steps share with other data
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """The least a step must move and compute."""
+    """The least memory traffic and arithmetic of a step."""
 
     num_bytes: int
     operations: int  # multiplications and additions
@@ -32,21 +32,21 @@ class StepWork:
 
 @dataclass(frozen=True)
 class MachineRates:
-    """Measured limits, for one model's threads, dtype and size."""
+    """Measured memory bandwidth and matrix throughput, for one model's threads, dtype and size."""
 
     bytes_per_s: float
     operations_per_s: float
 
     def least_ms(self, work: StepWork) -> float:
-        """Milliseconds below which no step can be that does this work."""
+        """Return the lower bound of the time of ``work``, in milliseconds."""
         return 1e3 * max(work.num_bytes / self.bytes_per_s, work.operations / self.operations_per_s)
 
 
 def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
-    """Bytes and operations of a step: every weight once, the context's keys and values once, W rows of embeddings.
+    """Return the work of a step: each weight and each KV entry of the context is read once, and W embedding rows.
 
-    Of a mixture's experts as many as its rows can choose; all where they are transformers' own, or where nothing says
-    how many a row chooses.
+    Of a mixture of experts it counts as many experts as W rows can select at most, or all of them if they are
+    transformers' modules or the configuration lacks ``num_experts_per_tok``.
     """
     num_bytes, operations = 0, 0
     chosen_by_row = getattr(getattr(loaded.model, "config", None), "num_experts_per_tok", None)
@@ -69,7 +69,7 @@ def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
             num_bytes += 2 * key_heads * head_size * (context + width) * element
             operations += 4 * loaded.outline.query_heads * head_size * width * (context + width)
     recurrence = loaded.outline.recurrence
-    if recurrence is not None:  # a state is read by the pass, and read and written by the commit
+    if recurrence is not None:  # the pass reads each state; the commit reads and writes it
         size = recurrence.state_size * len(recurrence.layers)
         num_bytes += 3 * 4 * size
         operations += 6 * size * width
@@ -77,11 +77,13 @@ def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
 
 
 def measure_rates(loaded: LoadedModel, repeats: int = 7) -> MachineRates:
-    """Bandwidth over a buffer as large as the model, so that a model in the cache is held to the cache's; and the
-    matrix rate of PyTorch's own multiplication. Both at the model's number of threads, and in its dtype, which is int8
-    for quantised layers, or in float32 where a processor multiplies that faster.
+    """Measure the machine's rates for the steps of ``loaded``, with its number of threads.
+
+    The bandwidth is that of reading a buffer of the model's size, so a model that fits the CPU cache is compared with
+    the cache's bandwidth. The throughput is that of PyTorch's matrix product in the model's dtype (int8 for quantised
+    layers) or in float32, whichever is faster. Each is the median of ``repeats`` runs.
     """
-    # Of a mixture a step reads some experts, but other ones each time: as many rows as choose all.
+    # A step reads only some experts of a mixture, but different ones each time: count rows enough to select all.
     rows = max((len(module.down_proj) for module in loaded.model.modules() if isinstance(module, _EXPERTS)), default=1)
     num_bytes = max(step_work(loaded, rows, 0).num_bytes, _LEAST_BUFFER)
     buffer = torch.ones(num_bytes // 8, dtype=torch.int64, device=loaded.device)
@@ -104,7 +106,7 @@ def measure_rates(loaded: LoadedModel, repeats: int = 7) -> MachineRates:
 
 
 def wait_for(device: torch.device) -> Callable[[], None]:
-    """What a measurement calls before it reads the clock: a GPU's launches return before their work is done."""
+    """Return a function that waits for the device; call it before reading the clock, as GPU launches return early."""
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 

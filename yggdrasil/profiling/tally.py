@@ -1,4 +1,4 @@
-"""Iterations added up: tokens, milliseconds and the shapes that were decided on."""
+"""Sums over iterations: tokens, milliseconds and histograms of tree shapes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Histogram: TypeAlias = dict[int, int]
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of iterations. ``histograms`` counts iterations by width, depth, verify_width and accepted.
+    """Sums over all iterations of some documents.
 
-    ``document_ms``: of each document, in their order.
+    ``histograms`` counts iterations by "width", "depth", "verify_width" and "accepted". ``document_ms`` has the
+    milliseconds of each document, in order.
     """
 
     tokens: int
@@ -26,17 +27,17 @@ class Totals:
 
     @property
     def aal(self) -> float:
-        """Tokens an iteration, the bonus token included."""
+        """Average accepted length: tokens per iteration, bonus token included."""
         return self.tokens / self.iterations
 
     @property
     def ms_per_token(self) -> float:
-        """Mean time a generated token."""
+        """Mean milliseconds per generated token."""
         return self.milliseconds / self.tokens
 
 
 class ShapeTally:
-    """Adds iterations up to a ``Totals``."""
+    """Accumulates iterations into ``Totals``."""
 
     def __init__(self) -> None:
         self._shapes: Counter[TreeShape] = Counter()
@@ -44,17 +45,17 @@ class ShapeTally:
         self._document_ms: list[float] = []
 
     def begin(self) -> None:
-        """A document's iterations follow."""
+        """Begin a document: ``add`` counts the following iterations as its own."""
         self._document_ms.append(0.0)
 
     def add(self, shape: TreeShape, accepted: int, milliseconds: float) -> None:
-        """One iteration."""
+        """Count an iteration of ``shape`` with ``accepted`` drafted tokens that took ``milliseconds``."""
         self._shapes[shape] += 1
         self._accepted[accepted] += 1
         self._document_ms[-1] += milliseconds
 
     def result(self, tokens: int) -> Totals:
-        """The totals of all iterations, which gave ``tokens``."""
+        """Return the totals of all iterations, which generated ``tokens`` tokens."""
         histograms = _shape_histograms(self._shapes) | {"accepted": dict(sorted(self._accepted.items()))}
         each = tuple(self._document_ms)
         return Totals(tokens, self._shapes.total(), sum(each), histograms, each)

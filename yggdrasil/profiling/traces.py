@@ -1,9 +1,11 @@
-"""Acceptance traces: which trees would have been drafted at every position of recorded greedy generations.
+"""Acceptance traces: the trees that a drafter would draft at every position of recorded greedy generations.
 
-One Equal-Growth Tree a position and draft width, grown to D_max levels of exactly W nodes. Node ``i`` was attached at
-step ``i // W + 1``, so the tree of a smaller depth budget is a prefix of the nodes, and any policy can be simulated.
-Dims: P positions, H hidden size, R repetition figures, K candidates, F features, N = D_max * W nodes, D depth levels,
-V verify widths, R nodes that were read (the root first), C candidates of each.
+A trace has one Equal-Growth Tree per position and draft width W, of D_max levels with exactly W nodes each. Node ``i``
+was attached at step ``i // W + 1``, so the tree of a smaller depth budget is a prefix of the nodes, and any policy can
+be simulated.
+
+Dims: P positions, H hidden size, R repetition figures, K candidates of the root, F features, N = D_max * W nodes,
+D depth levels, V verify widths, E expanded nodes (the root first), C candidates of each.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 KIND = "traces"
 SCHEMA_VERSION = 4
 ROOT = -1
-NO_PATH_SCORE = -30.0  # stands for "no drafted node is that deep" where a finite log-score is needed
+NO_PATH_SCORE = -30.0  # log-score for "no drafted node is that deep" where a finite number is needed
 
 _PER_POSITION = ("hidden", "repetition", "head", "document", "position", "root")
 _PER_NODE = ("scores", "depth", "hit", "edge_log_probability", "parent", "token")
@@ -35,23 +37,26 @@ _PER_WIDTH = (*_PER_NODE, *_PER_CANDIDATE)
 
 
 class Outcomes(NamedTuple):
-    """Accepted lengths and expected tokens of each verify width at every position."""
+    """Accepted and expected tokens at every position and verify width."""
 
     accepted: npt.NDArray[np.int8]  # [P, V] accepted length, without the bonus token
-    expected_tokens: Float32Array  # [P, V] estimate from the scores, with the bonus token
+    expected_tokens: Float32Array  # [P, V] estimated from the scores, with the bonus token
 
 
 @dataclass(frozen=True, eq=False)
 class TraceSet:
-    """Recorded trees. Rows of one document are contiguous and in the order of the text.
+    """Recorded trees. The rows of a document are contiguous and in text order.
 
-    A score is the sum of log-acceptance estimates along the path, so it falls along every path; -inf marks an empty
-    slot. A node is a hit if the whole path from the root to it is what the target really generated next.
+    A node's score is the sum of log-acceptance estimates along its path, so it falls along every path; -inf marks an
+    empty slot. A node is a hit if the target generated exactly the tokens on the path from the root to it.
+
+    Raises:
+        ValueError: array shapes disagree.
     """
 
-    hidden: Float32Array  # [P, H] the target's hidden state that chose the token at that position
-    repetition: Float32Array  # [P, R] how the text up to that token repeats itself
-    head: Float32Array  # [P, K] the drafter's log-probabilities of the root's candidates, -inf where it gives none
+    hidden: Float32Array  # [P, H] the target's hidden state from which the token at that position was chosen
+    repetition: Float32Array  # [P, R] repetition figures of the text up to that token
+    head: Float32Array  # [P, K] the drafter's log-probabilities of the root's candidates, -inf for absent ones
     document: npt.NDArray[np.int64]  # [P]
     position: npt.NDArray[np.int64]  # [P]
     root: npt.NDArray[np.int32]  # [P] the token at that position
@@ -61,10 +66,10 @@ class TraceSet:
     edge_log_probability: dict[int, Float32Array]  # width -> [P, N] the drafter's log-probability of the last edge
     parent: dict[int, npt.NDArray[np.int16]]  # width -> [P, N] index of the parent node, -1 for the root
     token: dict[int, npt.NDArray[np.int32]]  # width -> [P, N]
-    # What was said below the nodes that were read, and not attached; nothing of drafters that keep no candidates.
-    offered_token: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)  # width -> [P, R, C]
-    offered_log_probability: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, R, C], -inf: none
-    offered_fall: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, R, C], its score from the node's
+    # Candidates below the expanded nodes that were not attached; empty for drafters that do not keep candidates.
+    offered_token: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)  # width -> [P, E, C]
+    offered_log_probability: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, E, C], -inf: none
+    offered_fall: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, E, C], score minus the node's
 
     def __post_init__(self) -> None:
         faults = _shape_faults(self)
@@ -73,7 +78,7 @@ class TraceSet:
 
     @property
     def num_positions(self) -> int:
-        """P, over all documents."""
+        """P, the number of positions of all documents."""
         return len(self.document)
 
     @property
@@ -83,17 +88,21 @@ class TraceSet:
 
     @property
     def max_depth(self) -> int:
-        """D_max, the number of recorded attach steps."""
+        """D_max, the number of recorded levels."""
         width = self.widths[0]
         return int(self.scores[width].shape[1] // width)
 
     @property
     def has_head(self) -> bool:
-        """Whether a head draft of this drafter says anything before a tree is grown."""
+        """Whether the drafter's head draft gave log-probabilities, which are known before a tree is grown."""
         return bool(np.isfinite(self.head).any())
 
     def features(self, sizes: FeatureSizes) -> Float32Array:
-        """Return the features of a predictor of these sizes at every position, [P, F]."""
+        """Return the input of a predictor with these feature sizes at every position, [P, F].
+
+        Raises:
+            ValueError: the traces have features of other sizes.
+        """
         parts = (self.hidden, self.repetition, finite_head(self.head))
         for part, size, name in zip(parts, sizes, sizes._fields, strict=True):
             if size not in (0, part.shape[1]):
@@ -101,7 +110,7 @@ class TraceSet:
         return np.concatenate([part[:, :size] for part, size in zip(parts, sizes, strict=True)], axis=1)
 
     def check_integrity(self) -> None:
-        """Raise ValueError where a recorded tree is not a tree grown step by step with falling scores."""
+        """Raise ValueError if a recorded tree was not grown step by step with scores that fall along every path."""
         for width in self.widths:
             faults = _tree_faults(self, width)
             if faults:
@@ -157,7 +166,7 @@ class TraceSet:
         return best
 
     def select(self, documents: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TraceSet:
-        """Return the rows of these documents, in their present order."""
+        """Return the traces of ``documents`` (numbers), with rows in the same order."""
         rows = np.isin(self.document, np.asarray(documents))
         per_width: dict[str, Any] = {
             name: {width: array[rows] for width, array in getattr(self, name).items()} for name in _PER_WIDTH
@@ -166,13 +175,13 @@ class TraceSet:
         return replace(self, **per_position, **per_width)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays to store; those of a width end in its number."""
+        """Return the arrays to store; names of arrays of a draft width end in ``.WIDTH``."""
         per_width = {f"{name}.{width}": array for name in _PER_WIDTH for width, array in getattr(self, name).items()}
         return {**{name: getattr(self, name) for name in _PER_POSITION}, **per_width}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TraceSet:
-        """Rebuild from ``to_arrays``; ValueError where the arrays do not fit together."""
+        """Rebuild the traces from the result of ``to_arrays``. Raises ValueError if shapes disagree."""
         per_width: dict[str, Any] = {name: {} for name in _PER_WIDTH}
         for key, array in arrays.items():
             name, _, width = key.partition(".")
@@ -182,12 +191,12 @@ class TraceSet:
         return cls(**per_position, **per_width)
 
     def save(self, path: Path) -> None:
-        """Write a safetensors artefact; ArtifactError where that fails."""
+        """Write a safetensors file with a checksum. Raises ArtifactError if that fails."""
         write_tensors(path, KIND, SCHEMA_VERSION, self.to_arrays())
 
     @classmethod
     def load(cls, path: Path) -> TraceSet:
-        """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
+        """Load a file that ``save`` wrote. Raises ArtifactError if it is missing, damaged or of another kind."""
         return cls.from_arrays(read_tensors(path, KIND, SCHEMA_VERSION))
 
 

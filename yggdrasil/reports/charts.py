@@ -1,13 +1,14 @@
-"""Charts of a page: their data as JSON, and the chart library packed into the page, which unpacks it when it is opened.
+"""Embeds Plotly charts in an HTML page: their data as JSON, and the compressed chart library.
 
-The library is 4.8 MB of text; packed and written in 85 characters it is 1.8 MB, so a page stays below 2 MB.
+The page decompresses the library when it is opened. Compressed and base-85 encoded its 4.8 MB take 1.8 MB, so a page
+stays below 2 MB.
 """
 
 import base64
 import zlib
 from functools import cache
 
-_SWAPPED = (b"<", b",")  # no "<" of the packed text may open a tag or a comment
+_SWAPPED = (b"<", b",")  # replaces "<" in the encoded text, which could open a tag or a comment
 
 _LOADER = """
 const alphabet = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
@@ -55,13 +56,13 @@ if (library) {
 
 
 class Charts:
-    """The charts of one page, numbered in the order in which they are added."""
+    """The charts of one page, numbered in the order of ``add``."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def add(self, figure: object) -> str:
-        """The place of a plotly figure in the page, with its data; empty text where there is none."""
+        """Return the HTML of a plotly figure: its container and its data. Returns "" for None."""
         if figure is None:
             return ""
         import plotly.io
@@ -74,7 +75,7 @@ class Charts:
         )
 
     def scripts(self) -> str:
-        """What draws them, at the end of the page; nothing where there are none."""
+        """Return the script elements that draw the charts, for the end of the page; "" if there are none."""
         if not self._count:
             return ""
         return f'<script type="text/plain" id="library">{_library()}</script>\n<script>{_LOADER}</script>'

@@ -1,6 +1,6 @@
-"""The facts of a report: what a name's profile, predictor and plan say, as tables. No figures here.
+"""The data of a report as tables, read from a plan, its profile and its predictor. Draws nothing.
 
-Every table is there whatever the folder holds; one without data is empty.
+Every table always exists; a table without data is empty.
 """
 
 from dataclasses import dataclass, field
@@ -32,17 +32,21 @@ TREE_COLUMNS = ("prompt", "iteration", "node", "parent", "depth", "role", "text"
 
 @dataclass(frozen=True)
 class Facts:
-    """One plan with its folders; ``trees`` holds example iterations (``TREE_COLUMNS``)."""
+    """A plan, its folders, and example iterations in ``trees`` (``TREE_COLUMNS``)."""
 
     plan: Plan
-    learned: Learned | None  # of the plan's drafter
+    learned: Learned | None  # tables of the plan's drafter; None if no model drafts or the plan is provisional
     profile: Path
     predictor: Path
     trees: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(TREE_COLUMNS)))
 
     @classmethod
     def load(cls, plan_path: Path) -> "Facts":
-        """Read what lies beside a plan; ArtifactError where plan or predictor is missing or damaged."""
+        """Load a plan, its predictor and its profile.
+
+        Raises:
+            ArtifactError: the plan or the predictor is missing or damaged.
+        """
         plan = Plan.load(plan_path)
         predictor = plan_path.parent / plan.predictor
         profile = profile_beside(plan_path, predictor)
@@ -52,7 +56,7 @@ class Facts:
 
     @property
     def lack(self) -> str | None:
-        """A sentence where the profile is gone, of which most tables are; the plan is whole without it."""
+        """A sentence that the profile, the source of most tables, is missing; None if it exists."""
         if self.profile.is_dir() or self.plan.is_provisional:
             return None
         return (
@@ -62,24 +66,26 @@ class Facts:
 
     @property
     def table(self) -> str | None:
-        """A line on an n-gram table that another calibration counted, or None."""
+        """A line about the n-gram table if another calibration built it, else None."""
         return table_origin(self.predictor)
 
     def reasons(self) -> list[str]:
-        """Sentences on why the plan is as it is."""
+        """Return sentences that explain the choice of the plan."""
         return reasons(self.plan)
 
     @cached_property
     def lengths(self) -> AcceptedLengths:
+        """Accepted lengths of the drafter's tree shapes; needs a plan whose drafter is a model."""
         assert self.learned is not None, "no pass drafts here"
         return AcceptedLengths(self.learned.mean_survival, self.learned.ratios, self.plan.shapes.verify_widths)
 
     @cached_property
     def search(self) -> SearchFacts:
+        """Tables of the plan's schedule search, empty if it was not searched."""
         return SearchFacts(self.plan.search, None if self.plan.search is None else self.lengths, self.profile)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Every table by name, in the order of the page."""
+        """Return all tables by name, in the order of the page."""
         return {
             "considered": considered(self.plan),
             "costs": costs(self.plan),
@@ -99,7 +105,7 @@ class Facts:
         }
 
     def latency(self) -> pd.DataFrame:
-        """Milliseconds of a step by model, context and width: median, first and last tenth."""
+        """Return the time of a step in milliseconds by model, context and width: median, 10th and 90th percentile."""
         frame = optional(self.profile / "stage_samples.csv", "stage-samples", SAMPLE_COLUMNS)
         if frame.empty:
             return pd.DataFrame(columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
@@ -107,7 +113,7 @@ class Facts:
         verify = trees_of(frame[frame["stage"] == "verify"]).assign(model="target")
         verify = verify.assign(size=verify["verify_width"])
         plain = frame[(frame["stage"] == "plain") & (frame["depth"] == 0)].assign(model="target", size=1)
-        deepest = max(int(frame["depth"].max()), 2)  # where what is not a step counts least
+        deepest = max(int(frame["depth"].max()), 2)  # where the overhead around the steps counts least
         draft = frame[(frame["stage"] == "draft_steps") & (frame["depth"] == deepest)].assign(model="drafter")
         draft = draft.assign(size=draft["width"], ms=draft["ms"] / (draft["depth"] - 1))
         rows = []
@@ -117,11 +123,14 @@ class Facts:
         return pd.DataFrame(rows, columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
 
     def roofline(self) -> pd.DataFrame:
-        """What `yggdrasil profile` found: measured steps and the least that this machine allows."""
+        """Return step times and lower bounds from `yggdrasil profile`, in milliseconds."""
         return optional(self.profile / "roofline.csv", "roofline", ("model", "width", "context", "ms", "least_ms"))
 
     def iterations(self) -> pd.DataFrame:
-        """Milliseconds of an iteration by stage: of the chosen plan, else of whole requests, else of mixed shapes."""
+        """Return milliseconds per iteration by stage.
+
+        They come from the search's chosen plan, else from whole requests, else from the profile's mixed tree shapes.
+        """
         timelines = self.search.timelines()
         own = timelines[(timelines["plan"] == "chosen") & (timelines["kind"] == "measured")]
         if not own.empty:
@@ -140,7 +149,7 @@ class Facts:
         return table
 
     def benchmarks(self) -> pd.DataFrame:
-        """Benches against plain decoding that were kept beside the profile."""
+        """Return the results of `yggdrasil bench` stored in the profile (bench-*.json)."""
         rows = []
         for path in sorted(self.profile.glob("bench-*.json")):
             try:
@@ -167,7 +176,7 @@ class Facts:
         return pd.DataFrame(rows)
 
     def objective(self) -> pd.DataFrame:
-        """AAL, iteration and speed-up over a plain step (equation 3 with overhead) of every drafted shape."""
+        """Return AAL, milliseconds and speed-up over a plain step (equation 3 with overhead) of every drafted shape."""
         costs = self.plan.costs[0].steps()
         rows = []
         for width in () if self.learned is None else self.lengths.draft_widths:
@@ -181,7 +190,7 @@ class Facts:
         return pd.DataFrame(rows, columns=names)
 
     def best_tree(self) -> TreeShape:
-        """The chosen shape of the search, else the fastest that verifies more than the root."""
+        """Return the shape that the search chose, else the fastest predicted one that verifies more than the root."""
         search = self.plan.search
         chosen = search.entry(search.chosen) if search is not None else None
         if chosen is not None and chosen.shape[1]:
@@ -191,7 +200,7 @@ class Facts:
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
 
     def best_pruned_tree(self) -> TreeShape:
-        """The fastest shape of which at least twice as much is drafted as verified, else ``best_tree``."""
+        """Return the fastest shape that drafts at least twice as many nodes as it verifies, else ``best_tree``."""
         table = self.objective().sort_values("ms_per_token")
         pruned = table[(table["verify_width"] > 1) & (table["width"] * table["depth"] >= 2 * table["verify_width"])]
         if pruned.empty:
@@ -200,15 +209,15 @@ class Facts:
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
 
     def predictor_scores(self) -> pd.DataFrame:
-        """AUC and Brier score of the depth predictor and its rivals by depth, on held-out documents."""
+        """Return AUC and Brier score of the depth predictor and the baselines by depth, on held-out documents."""
         return optional(self.predictor / "report.csv", "predictor-report", PREDICTOR_COLUMNS, REPORT_VERSION)
 
     def calibration(self) -> pd.DataFrame:
-        """What the depth predictors said on held-out documents, in ten parts by what they said, and what came true."""
+        """Return the depth predictors' calibration curves on held-out documents: predicted and actual share per bin."""
         return optional(self.predictor / "calibration.csv", "predictor-calibration", CURVE_COLUMNS)
 
     def acceptance(self) -> pd.DataFrame:
-        """The monotone map from the drafter's probability to acceptance."""
+        """Return the fitted map from drafter probability to acceptance probability, one row per knot."""
         if self.learned is None:
             return pd.DataFrame(columns=["drafter_probability", "acceptance"])
         knots = np.asarray(self.learned.acceptance.knots, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Figures of a report, each from one table. Plotly is loaded by who calls."""
+"""Plotly figures of a report, each drawn from its tables. A function returns None if its table is empty."""
 
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -21,7 +21,7 @@ STAGE_COLOURS = {
 
 
 def latency(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """T(W) of target and drafter by context, with the spread and what the machine's limits allow."""
+    """Draw step time over width W for target and drafter: median, 10-90 % band and roofline bound per context."""
     table, limits = tables["latency"], tables["roofline"]
     models = [model for model in ("target", "drafter") if model in set(table["model"]) | set(limits["model"])]
     if not models:
@@ -60,7 +60,7 @@ def _band(figure: Figure, part: pd.DataFrame, context: str, colour: str, column:
 
 
 def iterations(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Where an iteration's time goes."""
+    """Draw the stages of an iteration as one stacked bar, in milliseconds."""
     table = tables["iterations"]
     if table.empty:
         return None
@@ -71,13 +71,13 @@ def iterations(tables: dict[str, pd.DataFrame]) -> Figure | None:
             marker_color=STAGE_COLOURS.get(stage, "#5c6b73"), hovertemplate=f"{stage}: %{{x:.3g}} ms<extra></extra>",
         )  # fmt: skip
     figure.update_layout(barmode="stack")
-    figure.update_xaxes(title_text="milliseconds an iteration")
+    figure.update_xaxes(title_text="milliseconds per iteration")
     figure.update_yaxes(showticklabels=False)
     return styled(figure, 250, legend_y=-0.75)
 
 
 def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Predicted against measured iterations, with the line where they agree."""
+    """Draw predicted over measured iteration times, with the diagonal and a 7 % band."""
     table = tables["prediction"]
     if table.empty:
         return None
@@ -104,7 +104,7 @@ def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def benchmarks(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Speed-up over plain decoding by prompt set, beside the plan's prediction."""
+    """Draw measured and predicted speed-up over plain decoding by prompt set."""
     table = tables["benchmarks"]
     if table.empty:
         return None
@@ -116,12 +116,15 @@ def benchmarks(tables: dict[str, pd.DataFrame]) -> Figure | None:
     )  # fmt: skip
     figure.add_bar(x=table["prompts"], y=table["predicted_speedup"], name="predicted", marker_color="#9fc5b5")
     figure.add_hline(y=1.0, line={"color": "#9aa5b1", "dash": "dash"})
-    figure.update_yaxes(title_text="times plain decoding", rangemode="tozero")
+    figure.update_yaxes(title_text="speed-up over plain decoding", rangemode="tozero")
     return styled(figure, 360)
 
 
 def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | None) -> Figure | None:
-    """Speed-up over depth and verify width, one panel a draft width; the best and the AAL-optimal shape marked."""
+    """Draw heatmaps of speed-up by depth and verify width, one per draft width.
+
+    Marks the latency-optimal shape, the AAL-optimal one, and ``chosen``, the shape of the search.
+    """
     table = tables["objective"]
     if table.empty:
         return None
@@ -161,13 +164,13 @@ def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | No
 
 
 def _shape(table: pd.DataFrame) -> tuple[int, int, int]:
-    """The shape in the first row."""
+    """Return (width, depth, verify_width) of the first row."""
     row = table.iloc[0]
     return int(row["width"]), int(row["depth"]), int(row["verify_width"])
 
 
 def predictor(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """The depth predictor against its rivals by depth, its calibration curves, and the acceptance calibration."""
+    """Draw AUC and Brier score of depth predictor and baselines, calibration curves, and the acceptance map."""
     scores, curve = tables["predictor"], tables["acceptance"]
     if scores.empty and curve.empty:
         return None
@@ -176,7 +179,7 @@ def predictor(tables: dict[str, pd.DataFrame]) -> Figure | None:
               f"calibration of P(so many tokens accepted){others}", "acceptance of one drafted token"]  # fmt: skip
     figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.17)
     own = scores["scorer"] == "predictor"
-    first = scores["reads"] == (scores["reads"].iloc[0] if len(scores) else "")  # rivals do not depend on what is read
+    first = scores["reads"] == (scores["reads"].iloc[0] if len(scores) else "")  # baselines do not depend on it
     names = scores["scorer"].mask(own, scores["reads"].map(_reader))
     for colour, (scorer, part) in zip(_cycle(), scores[own | first].groupby(names, sort=False), strict=False):
         for column, value in ((1, "auc"), (2, "brier")):
@@ -196,14 +199,14 @@ def predictor(tables: dict[str, pd.DataFrame]) -> Figure | None:
     )  # fmt: skip
     for column in (1, 2):
         figure.update_xaxes(title_text="depth", dtick=1, row=1, col=column)
-        figure.update_yaxes(title_text="came true" if column == 1 else "accepted", row=2, col=column)
+        figure.update_yaxes(title_text="actual" if column == 1 else "accepted", row=2, col=column)
     figure.update_xaxes(title_text="predicted", row=2, col=1)
     figure.update_xaxes(title_text="drafter's probability", row=2, col=2)
     return styled(figure, 700, legend_y=-0.12)
 
 
 def _calibration_curves(figure: Figure, table: pd.DataFrame) -> None:
-    """One curve for each of a few depths and each predictor; dotted where another reading than the first."""
+    """Add a calibration curve per predictor and selected depth; those of the second predictor are dotted."""
     depths = [depth for depth in (1, 2, 4, 8, 16) if depth in set(table["depth"])]
     dashes = dict(zip(table["reads"].unique(), ("solid", "dot"), strict=False))
     for (reads, depth), part in table[table["depth"].isin(depths)].groupby(["reads", "depth"], sort=False):
@@ -213,7 +216,7 @@ def _calibration_curves(figure: Figure, table: pd.DataFrame) -> None:
             legendgroup=f"calibration {depth}", showlegend=dashes[reads] == "solid",
             line={"color": colour, "dash": dashes[reads], "width": 1.5},
             marker={"size": 5}, customdata=part["positions"], row=2, col=1,
-            hovertemplate="said %{x:.2f}, came true %{y:.2f} of %{customdata}<extra></extra>",
+            hovertemplate="predicted %{x:.2f}, actual %{y:.2f} of %{customdata} positions<extra></extra>",
         )  # fmt: skip
 
 
@@ -222,7 +225,7 @@ def _reader(reads: str) -> str:
 
 
 def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Gantt bars of an iteration: naive and chosen, predicted above measured."""
+    """Draw Gantt bars of an iteration: predicted and measured, for the naive and the chosen plan."""
     table = tables["timelines"]
     if table.empty:
         return None
@@ -247,7 +250,7 @@ def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def variants(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """What each variant would add to the chosen plan's iteration, or save."""
+    """Draw how much each stage variant would add to the chosen plan's iteration time, or save."""
     table = tables["variants"]
     if table.empty:
         return None
@@ -262,11 +265,12 @@ def variants(tables: dict[str, pd.DataFrame]) -> Figure | None:
         )
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title_text="milliseconds an iteration against the chosen plan (predicted)")
+    figure.update_xaxes(title_text="milliseconds per iteration, difference to the chosen plan (predicted)")
     return styled(figure, 420)
 
 
 def styled(figure: Figure, height: int, legend_y: float = -0.24) -> Figure:
+    """Apply the report's fonts, colours and margins to ``figure`` and return it."""
     figure.update_layout(
         height=height, paper_bgcolor=PAPER, plot_bgcolor=PAPER, margin={"l": 60, "r": 20, "t": 50, "b": 50},
         font={"family": FONT, "size": 13, "color": INK},

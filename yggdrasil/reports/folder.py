@@ -1,4 +1,4 @@
-"""Tables in a folder: those that a calibration left, and those of a report."""
+"""Reads the CSV tables of a calibration and writes those of a report."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from yggdrasil.errors import ArtifactError, YggdrasilError
 
 
 def optional(path: Path, kind: str, columns: tuple[str, ...], version: int = 1) -> pd.DataFrame:
-    """A table, empty where there is no such file; a damaged one is an error."""
+    """Load a CSV table of ``kind``; an empty table if the file is missing. Raises ArtifactError if it is damaged."""
     return read_csv(path, kind, version, columns) if path.exists() else pd.DataFrame(columns=list(columns))
 
 
 def write_tables(tables: dict[str, pd.DataFrame], folder: Path) -> None:
-    """Every table as plain CSV; YggdrasilError where the folder cannot be written."""
+    """Write each table as ``NAME.csv`` in ``folder``. Raises YggdrasilError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no network: figures, tables, and what they say."""
+"""The report as one self-contained HTML page: figures, tables and explanations."""
 
 import html
 from collections.abc import Sequence
@@ -60,13 +60,13 @@ footer { color: var(--soft); font-size: 13px; padding: 4px 0 40px; }
 
 
 def check_plotly() -> None:
-    """Raise YggdrasilError where plotly is not installed, which a page needs."""
+    """Raise YggdrasilError if plotly, which a page needs, is not installed."""
     if find_spec("plotly") is None:
         raise YggdrasilError("the HTML report needs plotly; install yggdrasil-decode[report], or use --text")
 
 
 def build_page(facts: Facts) -> str:
-    """Return the whole page."""
+    """Return the HTML of the whole page."""
     tables, charts = facts.tables(), Charts()
     sections = [section for section in _sections(facts, tables, charts) if section.parts]
     plan = facts.plan
@@ -86,15 +86,15 @@ def build_page(facts: Facts) -> str:
 <nav><div class="inner">{links}</div></nav>
 <main class="inner"><div class="cards">{_cards(facts)}</div>
 {body}
-<footer>Every figure is drawn from the tables of this name's profile, predictor and plan; <code>yggdrasil report
---csv DIR</code> writes them. Predictions add up measured stage times; measured values are scaled to the speed that the
-machine had when it was profiled, which plain steps in the same run tell.</footer></main>
+<footer>All figures are drawn from tables of the profile, the predictor and the plan; <code>yggdrasil report
+--csv DIR</code> writes them. Predictions add up measured stage times. Measured values are scaled to the machine's speed
+during profiling, by the time of plain steps in the same run.</footer></main>
 {charts.scripts()}</body></html>
 """
 
 
 class _Section(NamedTuple):
-    """A section of the page; without ``parts`` it is left out."""
+    """A section of the page, left out if it has no ``parts``."""
 
     anchor: str
     link: str
@@ -113,22 +113,22 @@ class _Section(NamedTuple):
 def _cards(facts: Facts) -> str:
     plan = facts.plan
     repeats = plan.predicted.repeats
-    looped = "" if repeats is None else f", {repeats:.0%} of whose text repeats itself"
+    looped = "" if repeats is None else f" ({repeats:.0%} of their text repeats itself)"
     cards = [
-        (f"{plan.predicted.speedup:.2f} ×", f"plain decoding, predicted on held-out prompts{looped}"),
-        (f"{plan.predicted.aal:.2f}", "tokens an iteration (AAL, bonus included)"),
-        (f"{plan.predicted.tpot_ms:.3g} ms", "a token, predicted"),
-        (f"{plan.costs[0].plain_ms:.3g} ms", f"a plain step at context {plan.costs[0].context}"),
+        (f"{plan.predicted.speedup:.2f} ×", f"speed-up over plain decoding, predicted on held-out prompts{looped}"),
+        (f"{plan.predicted.aal:.2f}", "tokens per iteration (AAL, bonus included)"),
+        (f"{plan.predicted.tpot_ms:.3g} ms", "per token, predicted"),
+        (f"{plan.costs[0].plain_ms:.3g} ms", f"per plain step at context {plan.costs[0].context}"),
     ]
     search = plan.search
     chosen = search.entry(search.chosen) if search is not None else None
     if chosen is not None and chosen.measured_speedup:
-        cards.append((f"{chosen.measured_speedup:.2f} ×", "plain decoding, measured in the schedule search"))
+        cards.append((f"{chosen.measured_speedup:.2f} ×", "speed-up over plain decoding, measured by the search"))
     return "".join(f'<div class="card"><b>{value}</b><span>{html.escape(text)}</span></div>' for value, text in cards)
 
 
 def _sections(facts: Facts, tables: dict[str, pd.DataFrame], charts: Charts) -> list[_Section]:
-    """All sections there may be, in order; those that this plan has nothing for have no parts."""
+    """Return all sections in order; a section without data has no parts."""
     from yggdrasil.reports import figures
     from yggdrasil.reports.tree_figure import tree
 
@@ -140,42 +140,42 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame], charts: Charts) -> 
         f"<h3>prompt {prompt}, tree {shape}, iteration {iteration}: {_accepted_text(part)}</h3>{charts.add(tree(part))}"
         for (prompt, shape, iteration), part in tables["trees"].groupby(["prompt", "shape", "iteration"])
     ]
-    limits = "The dotted line is what the machine's measured bandwidth and matrix rate allow." if len(
+    limits = "The dotted line is the bound by the machine's measured bandwidth and matrix throughput." if len(
         tables["roofline"]
     ) else ""  # fmt: skip
     reasons = "".join(f"<li>{html.escape(line)}</li>" for line in facts.reasons())
     return [
         _section("why", "Why this plan", "Why this plan",
-                 "What was tried, and what each would have given, simulated on text that nothing was learned from.",
+                 "The policies that were tried and their predicted speed, simulated on held-out text.",
                  [f'<ul class="verdict">{reasons}</ul>', _table(tables["considered"], "", opened=True)]),
         _section("latency", "Step latency", "What a step costs",
-                 "Medians with the first to last tenth as a band, inside real iterations. What verify widths cost "
-                 f"beside each other a plan has from quick turns of all of them. {limits}",
+                 "Medians and 10-90 % bands, measured inside real iterations. The plan's costs of verify widths are "
+                 f"measured by alternating quickly between all widths. {limits}",
                  [charts.add(figures.latency(tables)), charts.add(figures.iterations(tables)),
-                  _table(tables["costs"], "costs that the plan decides by"),
+                  _table(tables["costs"], "costs in the plan"),
                   _table(tables["roofline"], "roofline")]),
-        _section("prediction", "Prediction", "Predicted against measured",
-                 "Every plan that the search measured, at the speed of the profile, and benches on whole prompts.",
+        _section("prediction", "Prediction", "Predictions and measurements",
+                 "Every plan that the search measured, scaled to the speed of the profile, and benchmarks.",
                  [f'<ul class="verdict">{lines}</ul>' if lines else "", charts.add(figures.prediction(tables)),
-                  charts.add(figures.benchmarks(tables)), _table(tables["benchmarks"], "benches")]),
+                  charts.add(figures.benchmarks(tables)), _table(tables["benchmarks"], "benchmarks")]),
         _section("objective", "Objective", "The objective",
-                 "Speed-up over a plain step by equation 3 with overhead, with mean acceptance of the calibration. "
-                 "Accepted length alone (AAL) would choose the diamond.",
+                 "Speed-up over a plain step by equation 3 with overhead, for the calibration's mean acceptance. "
+                 "The diamond marks the shape with the highest accepted length (AAL).",
                  [charts.add(figures.objective(tables, shape))]),
         _section("predictor", "Predictor", "The depth predictor",
-                 "On documents it has not seen: telling whether at least so many tokens are accepted, against the "
-                 "constant rate and the drafter's own confidence. A calibrated predictor lies on the dashed line.",
+                 "On held-out documents: how well it predicts whether at least d tokens are accepted, compared with a "
+                 "constant rate and the drafter's confidence. A calibrated predictor lies on the dashed line.",
                  [charts.add(figures.predictor(tables)), _table(tables["predictor"], "scores")]),
         _section("timelines", "Timelines", "Timelines of an iteration",
-                 "Stages of the naive and of the chosen plan, laid out from their costs and as measured.",
+                 "Stages of the naive and of the chosen plan, predicted from stage costs and measured.",
                  [charts.add(figures.timelines(tables))]),
-        _section("ranking", "Plans", "Plans, and what each variant gains",
-                 "All schedules, shapes and widths are ranked by predicted latency a token; the best and the named "
-                 "plans are then measured in turns.",
+        _section("ranking", "Plans", "Plans and stage variants",
+                 "All schedules, shapes and widths are ranked by predicted latency per token; the best and the named "
+                 "plans are then measured alternately.",
                  [_table(tables["ranking"], "", opened=True), charts.add(figures.variants(tables))]),
         _section("trees", "Trees", "Example trees",
-                 "Whole iterations of real requests; a tree is draft width x depth x verify width. The target's own "
-                 "token after the accepted path is the bonus.",
+                 "Whole iterations of real requests; a tree is draft width x depth x verify width. The bonus is the "
+                 "target's token after the accepted path.",
                  trees),
     ]  # fmt: skip
 

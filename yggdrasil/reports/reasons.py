@@ -1,4 +1,4 @@
-"""Why a plan is as it is: what was tried, what each alternative would have given, and what was left out."""
+"""Explains a plan: the alternatives that were simulated, their predicted speed, and a drafter that was left out."""
 
 import pandas as pd
 
@@ -6,9 +6,9 @@ from yggdrasil.scheduling.plan import Expectation, Plan
 
 
 def considered(plan: Plan) -> pd.DataFrame:
-    """The chosen policy and every other that was simulated: expected figures, and the time a token over the chosen's.
+    """Return a table of the chosen and all other simulated policies, with their time per token over the chosen one's.
 
-    Empty for a plan that was made at a model's first use: nothing was simulated.
+    It is empty for the provisional plan of a model's first use, for which nothing was simulated.
     """
     rows = [] if plan.is_provisional else [_row(plan, plan.predicted, chosen=True)]
     rows += [_row(plan, other, chosen=False) for other in sorted(plan.rejected, key=lambda each: each.tpot_ms)]
@@ -27,20 +27,19 @@ def _row(plan: Plan, found: Expectation, *, chosen: bool) -> dict[str, object]:
 
 
 def reasons(plan: Plan) -> list[str]:
-    """Sentences for a person, the most important one first."""
+    """Return explaining sentences, the most important first."""
     if plan.is_provisional:
         found = [
-            "It was made at the first use of the model: costs were timed for a few seconds, acceptance starts from "
-            "shipped statistics, and answers refine both. `yggdrasil calibrate` tries alternatives and says what each "
-            "would give."
+            "This plan was made at the first use of the model: step times were measured for a few seconds, acceptance "
+            "starts from shipped statistics, and answers refine both. `yggdrasil calibrate` compares alternatives."
         ]
     else:
         found = [f"Chosen: {plan.predicted.policy}, {plan.predicted.describe()} (simulated)."]
         if plan.rejected:
             best = min(plan.rejected, key=lambda each: each.tpot_ms)
             found.append(
-                f"The best of {len(plan.rejected)} alternatives, {best.policy}, would take "
-                f"{best.tpot_ms / plan.predicted.tpot_ms - 1:+.1%} of the time a token."
+                f"The best of {len(plan.rejected)} alternatives, {best.policy}, would change the time per token by "
+                f"{best.tpot_ms / plan.predicted.tpot_ms - 1:+.1%}."
             )
     if plan.left_out is not None:
         found.append(f"Left out: {plan.left_out.describe()}.")
@@ -48,13 +47,13 @@ def reasons(plan: Plan) -> list[str]:
     widest = max(passes)
     found.append(
         f"A pass that verifies {widest} tokens takes {passes[widest] / passes[1]:.2f} times as long as a plain one: "
-        "trees pay where more than that many tokens are accepted."
+        "such trees pay off if more than that many tokens are accepted per pass."
     )
     return found
 
 
 def costs(plan: Plan) -> pd.DataFrame:
-    """Milliseconds of a pass of the target by context and width, as the plan decides by them."""
+    """Return the plan's costs: milliseconds of a target pass by context and width."""
     rows = [
         (entry.context, width, ms, ms / entry.verify_ms[1])
         for entry in plan.costs

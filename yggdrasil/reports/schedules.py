@@ -1,18 +1,18 @@
-"""What a schedule search says, in words."""
+"""Describes the result of a schedule search in sentences."""
 
 from yggdrasil.scheduling.plan import Searched, SearchResult
 from yggdrasil.scheduling.stages import Schedule
 
 
 def changed_variants(entry: Searched) -> str:
-    """The variants in which a plan differs from the default schedule."""
+    """Return the stage variants in which a plan differs from the default schedule, or "default"."""
     default = Schedule.of({}).variants
     variants = Schedule.parse(entry.stages).variants
     return ", ".join(f"{name}={variant}" for name, variant in variants.items() if variant != default[name]) or "default"
 
 
 def verdict(result: SearchResult) -> list[str]:
-    """How far predictions were off, what was lost by trusting them, and the chosen plan against the named ones."""
+    """Return sentences on the prediction error, its regret, and the chosen plan's speed relative to named plans."""
     chosen = result.entry(result.chosen)
     measured = [entry for entry in result.entries if entry.measured_ms_per_token and entry.shape[1]]
     if chosen is None or not measured or not chosen.measured_ms_per_token:

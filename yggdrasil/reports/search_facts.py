@@ -1,4 +1,4 @@
-"""What a search of schedules found, as tables: plans as predicted and as measured, their stages, other variants."""
+"""The results of a schedule search as tables: predicted and measured plans, their timelines, and stage variants."""
 
 from functools import cached_property
 from pathlib import Path
@@ -21,20 +21,23 @@ from yggdrasil.tree.shape import TreeShape
 
 
 class SearchFacts:
-    """Of one plan, by the lengths that its drafter's trees are accepted to; nothing where it was not searched."""
+    """Tables of one plan's search; they are empty if ``result`` or the stage samples in ``profile`` are missing.
+
+    ``lengths`` are the accepted lengths of the drafter's trees, which predictions need.
+    """
 
     def __init__(self, result: SearchResult | None, lengths: AcceptedLengths | None, profile: Path) -> None:
         self._result, self._lengths, self._profile = result, lengths, profile
 
     @cached_property
     def _costs(self) -> StageCosts | None:
-        """Costs of all variants, where a search has measured them."""
+        """Costs of the stage variants from the search's samples; None if there are no samples."""
         path = self._profile / "schedule_samples.csv"
         frame = optional(path, "schedule-samples", COST_COLUMNS, version=2)
         return None if frame.empty else StageCosts.from_samples(frame, shown(path))
 
     def prediction(self) -> pd.DataFrame:
-        """Predicted and measured figures of every plan that a search measured."""
+        """Return predicted and measured times of every plan that the search measured."""
         columns = ["plan", "predicted_iteration_ms", "measured_iteration_ms", "error", "predicted_ms_per_token",
                    "measured_ms_per_token"]  # fmt: skip
         rows = [
@@ -44,12 +47,12 @@ class SearchFacts:
                 entry.measured_ms_per_token,
             )
             for entry in self._entries
-            if entry.measured_iteration_ms and entry.shape[1]  # plain steps are what predictions are scaled by
+            if entry.measured_iteration_ms and entry.shape[1]  # predictions are scaled by the plain steps
         ]  # fmt: skip
         return pd.DataFrame(rows, columns=columns)
 
     def timelines(self) -> pd.DataFrame:
-        """Stages of an iteration, naive and chosen plan, predicted and measured, with start and end."""
+        """Return start and end of each stage of an iteration, for the naive and chosen plan, predicted and measured."""
         columns = ["plan", "kind", "stage", "resource", "start_ms", "end_ms"]
         search, lengths, costs = self._result, self._lengths, self._costs
         if search is None or lengths is None or costs is None:
@@ -68,7 +71,7 @@ class SearchFacts:
         return pd.DataFrame(rows, columns=columns)
 
     def ranking(self) -> pd.DataFrame:
-        """All plans of the search with predicted and measured figures."""
+        """Return all plans of the search by rank, with predicted and measured values."""
         rows = []
         for place, entry in enumerate(self._entries, start=1):
             width, depth, verify_width = entry.shape
@@ -91,7 +94,7 @@ class SearchFacts:
         return pd.DataFrame(rows)
 
     def variants(self) -> pd.DataFrame:
-        """What each variant of a stage would change in the chosen plan's predicted iteration, as far as is known."""
+        """Return the predicted iteration time of the chosen plan with each stage variant whose costs are known."""
         columns = ["stage", "variant", "chosen", "iteration_ms", "against_chosen_ms", "against_chosen"]
         search, lengths, costs = self._result, self._lengths, self._costs
         chosen = search.entry(search.chosen) if search is not None else None
@@ -124,7 +127,7 @@ def _gantt(title: str, kind: str, schedule: Schedule, durations: dict[str, float
 
 
 def _measured_stages(frame: pd.DataFrame, plan: str, plain_ms: float) -> dict[str, float]:
-    """Usual stage times of a measured plan at the profile's speed."""
+    """Return the median stage times of a measured plan, in milliseconds, scaled to the profile's speed."""
     scaled = at_profiles_speed(frame, plain_ms)
     usual = scaled[scaled["plan"] == plan][[*STAGES, LOOP]].median()
     return {str(name): float(ms) for name, ms in usual.items()}

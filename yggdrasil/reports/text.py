@@ -1,4 +1,4 @@
-"""The report in a terminal: the same tables."""
+"""Prints the report's tables in a terminal."""
 
 from typing import TYPE_CHECKING
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TITLES = {
-    "considered": "what was tried, and what each would have given (simulated)",
-    "costs": "passes of the target, as the plan decides by them",
-    "latency": "what a step costs, milliseconds",
-    "roofline": "steps against the machine's limits",
-    "iterations": "where an iteration's time goes",
-    "prediction": "predicted against measured iterations",
-    "benchmarks": "against plain decoding",
+    "considered": "policies that were simulated",
+    "costs": "target passes: costs in the plan",
+    "latency": "step times, milliseconds",
+    "roofline": "step times and the machine's bounds",
+    "iterations": "stages of an iteration",
+    "prediction": "predicted and measured iterations",
+    "benchmarks": "comparison with plain decoding",
     "objective": "the objective: the best shape of each draft width, and the AAL-optimal one",
     "predictor": "the depth predictor on held-out documents",
     "timelines": "timelines, milliseconds",
     "ranking": "plans",
-    "variants": "what each variant adds to the chosen plan's iteration (predicted)",
+    "variants": "change of the chosen plan's iteration by stage variant (predicted)",
 }
 _STYLES = {"root": "bold", "accepted": "bold green", "verified": "yellow", "drafted": "dim"}
 
 
 def show(facts: Facts, console: Console | None = None) -> None:
-    """Print everything but the acceptance curve, whose table has a row a knot."""
+    """Print every table except the acceptance map, which has one row per knot."""
     console = console or Console()
     plan = facts.plan
     console.print(plan.describe(), style="bold", markup=False)

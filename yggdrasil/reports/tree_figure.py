@@ -1,4 +1,4 @@
-"""An example tree as a figure."""
+"""Draws an example tree."""
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -7,7 +7,7 @@ from yggdrasil.reports.figures import ROLE_COLOURS, Figure, styled
 
 
 def tree(table: pd.DataFrame) -> Figure:
-    """One tree: depth to the right, a row a leaf; colour and shape say what became of a node."""
+    """Draw one tree, with depth to the right and one row per leaf; colour and symbol show each node's role."""
     places = _places(table)
     figure = go.Figure()
     for is_accepted in (False, True):
@@ -22,7 +22,7 @@ def tree(table: pd.DataFrame) -> Figure:
         line = {"color": ROLE_COLOURS["accepted"] if is_accepted else "#cbd2d9", "width": 2.5 if is_accepted else 1}
         figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False)
     symbols = {"root": "square", "accepted": "circle", "verified": "x", "drafted": "circle-open"}
-    names = {"accepted": "accepted", "verified": "verified, refused", "drafted": "drafted, pruned", "root": "root"}
+    names = {"accepted": "accepted", "verified": "verified, rejected", "drafted": "drafted, pruned", "root": "root"}
     for role in ("root", "accepted", "verified", "drafted"):
         part = table[table["role"] == role]
         colour = ROLE_COLOURS[role] if role != "drafted" else "#9aa5b1"
@@ -41,7 +41,7 @@ def tree(table: pd.DataFrame) -> Figure:
 
 
 def _places(table: pd.DataFrame) -> dict[int, float]:
-    """Height of each node: leaves one apart, parents at their first child, the accepted path first."""
+    """Return each node's row: leaves are one apart, a parent is at its first child, the accepted path is on top."""
     children: dict[int, list[int]] = {int(node): [] for node in table["node"]}
     accepted = set(table[table["role"] == "accepted"]["node"].astype(int))
     for node, parent in zip(table["node"].astype(int), table["parent"].astype(int), strict=True):

@@ -1,4 +1,4 @@
-"""Example trees: whole iterations of real requests, with what was drafted, verified and accepted."""
+"""Records example trees: iterations of real requests with their drafted, verified and accepted nodes."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from yggdrasil.reports.facts import TREE_COLUMNS
 def record_trees(
     decoder: Decoder, prompts: Sequence[str | Sequence[int]], each: int = 2, max_new_tokens: int = 32
 ) -> pd.DataFrame:
-    """Trees of ``prompts`` under the decoder's own policy, ``each`` a prompt, those with most accepted.
+    """Decode ``prompts`` with the decoder's policy, and return the ``each`` trees per prompt with most accepted tokens.
 
-    Columns are ``TREE_COLUMNS``. Roles are root, accepted, verified (refused by the target) and drafted (pruned before
-    verification).
+    The table has one row per node and the columns ``TREE_COLUMNS``. Roles are root, accepted, verified (but rejected by
+    the target) and drafted (but pruned before verification).
     """
     rows: list[tuple[object, ...]] = []
     for number, prompt in enumerate(prompts):

@@ -1,6 +1,6 @@
-"""A draft model as it is trained: a small Llama on the target's vocabulary that learns the target's distribution.
+"""Training recipe of a draft model: a small Llama on the target's vocabulary, trained on the target's distribution.
 
-Its one table of tokens begins as what the fewest channels say of the target's output rows.
+Its tied embedding is initialised with a low-rank PCA of the target's LM head.
 """
 
 from collections.abc import Iterator
@@ -16,19 +16,19 @@ from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.target_head import target_head
 from yggdrasil.training.unroll import Batch, StepOutput
 
-_SHARE = 4  # of the target's width
+_SHARE = 4  # the target's hidden size over the draft model's
 _LEAST, _MOST, _HEAD = 64, 512, 32  # channels
 _LAYERS = 2
 _STD = 0.02
 
 
 class DraftModelRecipe:
-    """Two layers, a quarter of the target's width."""
+    """Recipe of a draft model with two layers and a quarter of the target's hidden size."""
 
     title = "Draft model"
     layers: tuple[int, ...] = ()
     rate = 2e-3
-    num_taught = 1  # it drafts from tokens alone: one step is like another
+    num_taught = 1  # it reads tokens only, so all draft steps are alike
 
     def __init__(self, loaded: LoadedModel, source: Source) -> None:
         self.vocabulary = torch.arange(loaded.vocab_size)
@@ -45,6 +45,7 @@ class DraftModelRecipe:
 
     @torch.no_grad()
     def initial(self) -> LlamaForCausalLM:
+        """Return an untrained model in float32; the same in every call."""
         torch.manual_seed(0)
         model: LlamaForCausalLM = LlamaForCausalLM(self._config).float()
         rows, width = self._rows.float(), self._config.hidden_size
@@ -55,7 +56,7 @@ class DraftModelRecipe:
         return model
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
-        """The same law for every step: what stood so far is all that it reads."""
+        """Yield the same logits for each of ``count`` steps: the model reads the preceding tokens only."""
         windows, positions = batch.places
         assert isinstance(model, LlamaForCausalLM)
         states = model.model(batch.tokens, use_cache=False).last_hidden_state
@@ -65,7 +66,7 @@ class DraftModelRecipe:
             yield StepOutput(logits, reached)
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """As transformers writes a model, in bfloat16, with the target's tokenizer."""
+        """Save the model in transformers' format in ``folder``, in bfloat16, with the target's tokenizer."""
         assert isinstance(model, LlamaForCausalLM)
         tensors: dict[str, Tensor] = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
         copied = LlamaForCausalLM(self._config).bfloat16()

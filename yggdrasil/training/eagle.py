@@ -1,4 +1,4 @@
-"""EAGLE-3 heads as they are trained: on their own outputs, from the target's last layer, written as published."""
+"""Training recipe of EAGLE-3 heads. They start from the target's last layer and are trained on their own outputs."""
 
 import json
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ from yggdrasil.training.unroll import Batch, StepOutput, unroll
 
 
 class EagleRecipe:
-    """A head of one layer that reads three of the target's states."""
+    """Recipe of a one-layer EAGLE-3 head that reads the outputs of three of the target's layers."""
 
     title = "EAGLE-3 head"
     rate = 1.5e-3
-    num_taught = 3  # each on what the one before gave
+    num_taught = 3  # each reads the outputs of the step before
 
     def __init__(self, loaded: LoadedModel, vocabulary: Tensor) -> None:
         self._loaded, self.vocabulary = loaded, vocabulary
@@ -31,14 +31,16 @@ class EagleRecipe:
         self._embedding = target_embedding(loaded).float()
 
     def initial(self) -> EagleHead:
+        """Return an untrained head in float32; the same in every call."""
         return initial_head(self._loaded, self._settings, self.vocabulary)
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
+        """Yield the logits of ``count`` draft steps (see ``unroll``)."""
         assert isinstance(model, EagleHead)
         return unroll(model, self._embedding, batch, count)
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """Weights in bfloat16, with the table of drafted tokens both ways."""
+        """Write weights in bfloat16, the token tables ``d2t`` and ``t2d``, and the configuration to ``folder``."""
         settings = self._settings
         tensors = {
             name: tensor.detach() if name == "d2t" else tensor.detach().bfloat16().contiguous()
@@ -52,7 +54,7 @@ class EagleRecipe:
 
 
 def config_of(settings: HeadSettings, layers: tuple[int, ...], num_layers: int) -> dict[str, Any]:
-    """The configuration that other loaders of this format know."""
+    """Return the config.json of an EAGLE-3 head in the format that vLLM and SGLang load."""
     rope = {name: value for name, value in settings.rope.items() if name != "rope_theta"}
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -74,6 +76,6 @@ def config_of(settings: HeadSettings, layers: tuple[int, ...], num_layers: int) 
     }
     if rope.get("rope_type", "default") != "default":
         config["rope_scaling"] = rope
-    if layers != settings.readings(num_layers)[0]:  # the usual ones need no words
+    if layers != settings.readings(num_layers)[0]:  # the default layers are not recorded
         config["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in layers]
     return config

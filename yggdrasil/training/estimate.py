@@ -1,4 +1,4 @@
-"""What a drafter would save, alone, by what calibrations of its target have measured on this machine."""
+"""Estimates the speed-up of a drafter in training from step costs in the target's plans on this machine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,19 +15,22 @@ from yggdrasil.policy.objective import objective_value
 from yggdrasil.scheduling.plan import DeviceName, Plan, resolve_source
 from yggdrasil.training.settings import Kind
 
-_NOTHING = 1e-6  # milliseconds: of levels that cost no pass
+_NOTHING = 1e-6  # milliseconds of a draft level that needs no pass of its own
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """By the costs of one plan."""
+    """Speed-up estimates with the step costs of one plan."""
 
     plan: str
     costs: StepCosts
-    is_reckoned: bool  # what the drafter's pass costs, by its weights
+    is_reckoned: bool  # whether the draft pass's cost is derived from the drafter's size, not measured
 
     def describe(self, agreement: Sequence[float]) -> str:
-        """One line, of chains of the best length, by the share of first guesses that are right at each draft step."""
+        """Describe the speed-up of chains of the best length in one line.
+
+        ``agreement``: for each draft step, the share of argmax tokens that equal the target's.
+        """
         length, speedup = max(enumerate(self.speedups(agreement)), key=lambda each: each[1])
         guesses = {0: "no guess", 1: "one guess"}.get(length, f"{length} guesses")
         reckoned = ", and a draft pass by its weights" if self.is_reckoned else ""
@@ -36,7 +39,7 @@ class Estimate:
         )
 
     def speedups(self, agreement: Sequence[float]) -> list[float]:
-        """Of chains of no guess, one, two, ...: a guess is kept where it and those before it are right."""
+        """Return the speed-up of chains of 0, 1, 2, ... drafted tokens; a token is accepted if all up to it agree."""
         costs = self.costs
         kept = accumulate(accumulate(agreement, mul), initial=1.0)
         return [
@@ -49,10 +52,10 @@ class Estimate:
 
 
 def estimate_for(fingerprint: str, weights: Weights, kind: Kind, device: DeviceName, share: float) -> Estimate | None:
-    """By the plan of that target that was made last here: on ``weights``, with a drafter of ``kind``, if there is one.
+    """Return an estimate by the newest plan of a target on this machine, or None if it has no plan.
 
-    None without any plan of it. ``share``: bytes that a pass of the drafter reads over those that one of the target
-    does, which is what it costs where no plan has measured it.
+    Plans with a drafter of ``kind`` are preferred, then those with ``weights``. ``share`` is the number of bytes that a
+    drafter pass reads, divided by the target's; it gives the cost of a draft pass if no plan has measured it.
     """
     plans = sorted(
         _plans_of(fingerprint, device), key=lambda plan: (plan.target.weights == weights, _kind(plan) == kind)
@@ -72,7 +75,7 @@ def estimate_for(fingerprint: str, weights: Weights, kind: Kind, device: DeviceN
 
 
 def _plans_of(fingerprint: str, device: DeviceName) -> Iterator[Plan]:
-    """Those that were made on this machine, the last one last; what is damaged is said where it is used."""
+    """Yield this machine's plans of a target, oldest first; damaged files are skipped."""
     machine = current_machine()
     entries = [entry for entry in list_plans() if entry.fits(machine)]
     for entry in sorted(entries, key=lambda each: each.path.stat().st_mtime):
@@ -85,7 +88,7 @@ def _plans_of(fingerprint: str, device: DeviceName) -> Iterator[Plan]:
 
 
 def _kind(plan: Plan) -> str | None:
-    """The kind of the model that drafts; None where none does, or what cannot be told any more."""
+    """Return the kind of a plan's drafter; None if no model drafts or its folder is gone."""
     if plan.drafter is None or 1 not in plan.shapes.draft_widths:
         return None
     folder = expanded(resolve_source(plan.drafter.source))

@@ -1,6 +1,6 @@
-"""What the target computes while it reads its own text: kept on disk, so that later passes cost no pass of the target.
+"""Caches the target's hidden states over the training text on disk, so that later epochs need no target pass.
 
-Dims: T kept tokens of a window, S states side by side, H hidden size.
+Dims: T cached tokens of a window, S concatenated hidden sizes of the layers that a drafter reads, H hidden size.
 """
 
 import shutil
@@ -23,23 +23,26 @@ from yggdrasil.runtime.traced import decoder_layers
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.windows import Window
 
-SHARD = 64  # windows that are read, kept and trained on together
-_MIXED = 16  # shards that share a stretch of the text, whose order is that of prompts
-_READ = 16  # windows that the target reads at once
-_LEAST_FREE = 0.5  # of the disk's free space is left
+SHARD = 64  # windows that are computed, stored and trained on together
+_MIXED = 16  # shards between which consecutive windows are dealt out: the text is in the order of its prompts
+_READ = 16  # batch size of the target's passes
+_LEAST_FREE = 0.5  # share of the disk's free space that one file may take
 
 
 class Kept(NamedTuple):
-    """One window with its states."""
+    """The cached tokens and hidden states of one window."""
 
     tokens: Tensor  # [T] int64
     states: Tensor  # [T, S] bfloat16
-    last: Tensor  # [T, H] bfloat16
-    answer: int
+    last: Tensor  # [T, H] bfloat16: input of the target's LM head
+    answer: int  # index of the answer's first token
 
 
 def shards(windows: Sequence[Window]) -> list[list[Window]]:
-    """The windows in lots that later windows do not change, each from a longer stretch of the text."""
+    """Split windows into shards of at most ``SHARD``, dealt out over stretches of the text.
+
+    More windows at the end leave the full stretches' shards unchanged.
+    """
     found = []
     for start in range(0, len(windows), SHARD * _MIXED):
         stretch = windows[start : start + SHARD * _MIXED]
@@ -48,24 +51,27 @@ def shards(windows: Sequence[Window]) -> list[list[Window]]:
 
 
 class Features:
-    """States of the target over windows, at the outputs of ``layers`` and before its head."""
+    """Computes and caches the target's hidden states over windows: outputs of ``layers`` and input of the LM head."""
 
     def __init__(self, loaded: LoadedModel, layers: Sequence[int], folder: Path) -> None:
         self._loaded, self._layers, self._folder = loaded, tuple(layers), folder
 
     def has(self, name: str, windows: Sequence[Window]) -> bool:
-        """Whether the states of ``windows`` are kept."""
+        """Return whether a features file for ``name`` and ``windows`` exists on disk."""
         return self._file(name, windows).exists()
 
     def of(self, name: str, windows: Sequence[Window]) -> list[Kept]:
-        """The states of ``windows``, kept under ``name``, their number and their length in all."""
+        """Load the states of ``windows`` from disk, or compute and store them.
+
+        The file's name has ``name``, the number of windows and their total length.
+        """
         file = self._file(name, windows)
         kept: dict[str, Tensor] | None = None
-        with suppress(YggdrasilError):  # it cannot be read now
+        with suppress(YggdrasilError):  # the file cannot be read now
             kept = read_or_drop(file, load_file)
         if kept is None:
             kept = self._read(windows)
-            with suppress(OSError, ArtifactError):  # the target reads them again
+            with suppress(OSError, ArtifactError):  # the states are computed again next time
                 self._keep(kept, name, file)
         ends = [0, *torch.tensor([window.length for window in windows]).cumsum(0).tolist()]
         return [
@@ -74,7 +80,7 @@ class Features:
         ]
 
     def _keep(self, read: dict[str, Tensor], name: str, file: Path) -> None:
-        """Write what was read, where there is room, in the place of what was kept when there were fewer windows."""
+        """Replace older files of ``name`` by ``file``, if the disk has room."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for older in self._folder.glob(f"{name}-*"):
             older.unlink()
@@ -86,7 +92,7 @@ class Features:
         return self._folder / f"{name}-{len(windows)}-{length}.safetensors"
 
     def _read(self, windows: Sequence[Window]) -> dict[str, Tensor]:
-        """Everything side by side, in the order of ``windows``."""
+        """Compute the tokens and states of ``windows``, concatenated in their order."""
         order = sorted(range(len(windows)), key=lambda number: len(windows[number].tokens))
         read: dict[int, tuple[Tensor, Tensor]] = {}
         with own_attention(self._loaded.model):
@@ -117,7 +123,7 @@ class Features:
             device = self._loaded.device
             output = model.base_model(tokens.to(device), attention_mask=mask.to(device), use_cache=False)
         last = output.last_hidden_state.bfloat16().cpu()
-        none = last.new_zeros(*last.shape[:2], 0)  # of a drafter that reads no layer's output
+        none = last.new_zeros(*last.shape[:2], 0)  # for drafters that read no layer's output
         states = torch.cat([none, *(captured[layer].bfloat16().cpu() for layer in self._layers)], dim=-1)
         return [
             (states[row, window.start : len(window.tokens)], last[row, window.start : len(window.tokens)])
@@ -133,7 +139,7 @@ def _note(module: nn.Module, captured: dict[int, Tensor], layer: int) -> Any:
 
 
 def side_by_side(items: Sequence[Kept], *, learns_prompts: bool = False) -> Batch:
-    """Windows as one batch, padded on the right; places of the kept ends of prompts are learned too where asked for."""
+    """Stack windows into one batch, padded on the right. ``learns_prompts``: also train on the cached prompt tokens."""
     longest = max(len(item.tokens) for item in items)
 
     def padded(part: str) -> Tensor:

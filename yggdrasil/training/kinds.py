@@ -1,4 +1,4 @@
-"""The recipe of each kind of drafter."""
+"""Maps each kind of drafter to its training recipe."""
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from yggdrasil.training.settings import Kind
 
 
 def recipe_for(kind: Kind, loaded: LoadedModel, source: Source, vocabulary: Tensor) -> Recipe:
-    """How a drafter of ``kind`` that learns to tell ``vocabulary`` apart is trained for the target."""
+    """Return the recipe of a drafter of ``kind`` for the target ``loaded``; it drafts the tokens ``vocabulary`` [Vd]."""
     if kind == "draft-model":
         return DraftModelRecipe(loaded, source)
     return MedusaRecipe(loaded, vocabulary) if kind == "medusa" else EagleRecipe(loaded, vocabulary)

@@ -1,7 +1,7 @@
-"""Medusa's heads as they are trained: all from one state of the target, written in the form that vLLM reads.
+"""Training recipe of Medusa heads, which all read the target's last hidden state. They are saved in vLLM's format.
 
-They share one output layer of the drafted tokens, which begins as those rows of the target's own: else the heads would
-read more weights than a small target does.
+The heads share one LM head over the draft vocabulary, initialised with the target's rows. With an LM head each they
+would read more weights than a small target does.
 """
 
 import json
@@ -21,7 +21,7 @@ _NUM_HEADS = 5
 
 
 class MedusaRecipe:
-    """Five heads of one residual block over one output layer."""
+    """Recipe of five Medusa heads with one residual block each and a shared LM head."""
 
     title = "Medusa heads"
     layers: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class MedusaRecipe:
 
     @torch.no_grad()
     def initial(self) -> MedusaHeads:
-        """Blocks of zeros: every head begins as the target's own."""
+        """Return heads whose residual blocks are zero, so that each predicts what the target's LM head does."""
         heads = MedusaHeads(self._settings)
         for parameter in heads.blocks.parameters():
             parameter.zero_()
@@ -48,11 +48,12 @@ class MedusaRecipe:
         return heads
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
+        """Yield the logits of the first ``count`` heads (see ``medusa_steps``)."""
         assert isinstance(model, MedusaHeads)
         return medusa_steps(model, batch, count)
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """Weights in bfloat16, and the drafted tokens as a map."""
+        """Write weights in bfloat16, the draft vocabulary (``token_map``) and the configuration to ``folder``."""
         settings = self._settings
         tensors = {
             name: tensor.detach().bfloat16().contiguous()
@@ -72,7 +73,7 @@ class MedusaRecipe:
 
 
 def medusa_steps(heads: MedusaHeads, batch: Batch, count: int) -> Iterator[StepOutput]:
-    """Head s drafts a learned token from the state s places before the one that chose it."""
+    """Yield, per head s, the trained tokens' logits from the state s positions before the one that predicts them."""
     windows, positions = batch.places
     for step in range(min(count, len(heads.blocks))):
         reached = positions - 1 - step >= 0

@@ -1,6 +1,6 @@
-"""What is learned, and how well: the target's distribution over the draft vocabulary, and its choices.
+"""Training loss and accuracy of drafters: cross entropy to the target's distribution, agreement with its tokens.
 
-Dims: A learned tokens, Vd draft vocabulary.
+Dims: A trained tokens, V vocabulary, Vd draft vocabulary, H hidden size.
 """
 
 from collections.abc import Iterable
@@ -13,39 +13,39 @@ from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.target_head import TargetHead, target_head
 from yggdrasil.training.unroll import Batch, StepOutput
 
-_STEP_WEIGHT = 0.8  # of a step in that of the one before
-_TOGETHER = 32  # laws that a processor's own cache holds
+_STEP_WEIGHT = 0.8  # loss weight of a draft step relative to the one before
+_TOGETHER = 32  # rows at a time: their distributions fit a core's cache
 
 
 class Teacher:
-    """The target's own head, as far as it says which drafted token comes next."""
+    """The target's LM head, restricted to the draft vocabulary: gives training targets."""
 
     def __init__(self, head: TargetHead, vocabulary: Tensor, vocab_size: int) -> None:
-        self._head = head  # of the drafted tokens
+        self._head = head  # rows of the draft vocabulary only
         drafted = torch.full((vocab_size,), -1, dtype=torch.int64)
         drafted[vocabulary] = torch.arange(len(vocabulary))
         self._drafted = drafted.to(head.rows.device)
 
     @classmethod
     def of(cls, loaded: LoadedModel, vocabulary: Tensor) -> Self:
-        """Of the drafted tokens ``vocabulary`` [Vd]."""
+        """Return the teacher of the target ``loaded`` for the draft vocabulary ``vocabulary`` [Vd]."""
         return cls(target_head(loaded).of(vocabulary), vocabulary, loaded.vocab_size)
 
     def laws(self, batch: Batch) -> Tensor:
-        """The target's probabilities at the learned places, of the draft vocabulary alone [A, Vd]."""
+        """Return the target's probabilities for each trained token, over the draft vocabulary alone, [A, Vd]."""
         windows, positions = batch.places
         return self._head.logits(batch.last[windows, positions]).softmax(-1)
 
     def choices(self, batch: Batch) -> Tensor:
-        """The drafted number of each learned token [A]; -1 where it cannot be drafted."""
+        """Return each trained token's index in the draft vocabulary, [A]; -1 if it is not in it."""
         windows, positions = batch.places
         return self._drafted[batch.tokens[windows, positions + 1]]
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The sum over rows of weights [A] x cross entropies of ``logits`` [A, Vd] to ``laws`` [A, Vd].
+    """Sum over rows of ``weights`` [A] times the cross entropy of ``logits`` [A, Vd] to ``laws`` [A, Vd].
 
-    The gradient is made at once, a few rows at a time: nothing else as large as the laws goes through memory.
+    The forward pass also computes the gradient, a few rows at a time, so no other tensor of that size is needed.
     """
 
     @staticmethod
@@ -66,7 +66,10 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def loss_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch) -> Tensor:
-    """Cross entropy to the target's distribution over all draft ``steps``, of tokens that can be drafted; 0 of none."""
+    """Return the weighted mean cross entropy to the target's distribution over all draft ``steps``.
+
+    Only tokens of the draft vocabulary count; the loss is 0 without any.
+    """
     with torch.no_grad():
         laws, drafted = teacher.laws(batch), teacher.choices(batch) >= 0
     total, weights = torch.zeros(()), 0.0
@@ -82,7 +85,7 @@ def loss_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch) -> Tens
 
 @torch.no_grad()
 def hits_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch, best: int = 4) -> Tensor:
-    """Of each draft step: tokens guessed first, guessed among the ``best``, and all there are [steps, 3]."""
+    """Count per draft step: argmax tokens equal to the target's, target tokens in the top ``best``, all, [steps, 3]."""
     choices = teacher.choices(batch)
     rows = []
     for logits, reached in steps:

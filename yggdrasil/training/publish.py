@@ -1,4 +1,4 @@
-"""A trained drafter's folder, with a card that says where it comes from."""
+"""Writes a trained drafter's folder, with a model card."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,23 +11,23 @@ from yggdrasil.training.recipe import Recipe
 from yggdrasil.training.state import Look
 
 CARD = "README.md"
-_MARK = "A drafter for"  # how our cards begin
+_MARK = "A drafter for"  # the text by which our model cards are recognised
 
 
 def publish(recipe: Recipe, model: nn.Module, facts: Mapping[str, str], look: Look | None, out: Path) -> None:
-    """Write the folder ``out`` as a whole: the drafter in its published format, and its card."""
+    """Write the drafter in its published format and its model card to ``out``, atomically."""
     with atomic_directory(out) as folder, faults_of_disks():
         recipe.write(model, folder)
         (folder / CARD).write_text(_card(recipe.title, facts, look), encoding="utf-8")
 
 
 def is_free(folder: Path) -> bool:
-    """Whether nothing is lost where ``folder`` is written: it is not there, or empty."""
+    """Return whether ``folder`` does not exist or is empty."""
     return not folder.exists() or not any(folder.iterdir())
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether ``folder`` is one that ``publish`` wrote."""
+    """Return whether ``publish`` wrote ``folder``."""
     card = folder / CARD
     return card.is_file() and _MARK in card.read_text(encoding="utf-8", errors="replace")
 
@@ -44,12 +44,12 @@ def _card(title: str, facts: Mapping[str, str], look: Look | None) -> str:
             f"| tokens learned, counted as often as they were | {look.tokens} |",
             f"| minutes of training | {look.seconds / 60:.1f} |",
             f"| agreement with the target at draft steps 1 to 5, held-out answers | {_shares(look.agreement)} |",
-            f"| the target's choice among the four likeliest | {_shares(look.best_four)} |",
-            f"| tokens a pass of a chain of four, from these | {look.expected:.2f} |",
+            f"| the target's token in the top 4 | {_shares(look.best_four)} |",
+            f"| expected tokens per pass with a chain of four | {look.expected:.2f} |",
         ]
     lines.append(
-        "\nLicence: the weights begin as the target's own and learn from text that it wrote; the "
-        "target's licence holds for them.\n"
+        "\nLicence: the weights are initialised from the target's and trained on text that it generated, so the "
+        "target's licence applies.\n"
     )
     return "\n".join(lines)
 

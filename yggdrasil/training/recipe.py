@@ -1,4 +1,4 @@
-"""What is trained: a drafter of one kind, what it reads of the target, and how it drafts while it is taught."""
+"""The protocol of training recipes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,19 +10,19 @@ from yggdrasil.training.unroll import Batch, StepOutput
 
 
 class Recipe(Protocol):
-    """One kind of drafter for one target."""
+    """How to train one kind of drafter for one target: its modules, inputs, draft steps and file format."""
 
-    title: str  # of its card
-    layers: tuple[int, ...]  # of the target, whose outputs it reads beside the state before the target's head
-    vocabulary: Tensor  # [Vd] int64: the target's tokens that it learns to tell apart
-    rate: float  # of learning
-    num_taught: int  # draft steps that are taught
+    title: str  # of the model card
+    layers: tuple[int, ...]  # target layers whose outputs it reads, in addition to the LM head's input
+    vocabulary: Tensor  # [Vd] int64: the target's tokens that it can draft
+    rate: float  # learning rate
+    num_taught: int  # draft steps in the training loss
 
     def initial(self) -> nn.Module:
-        """A drafter to begin with, in float32; always the same."""
+        """Return an untrained drafter in float32; the same in every call."""
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
-        """What ``model`` drafts at the learned places, by draft step; at most ``count`` steps."""
+        """Yield the logits of ``model`` at the trained positions, for at most ``count`` draft steps."""
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """Put the drafter in ``folder``, in its published format."""
+        """Write the drafter to ``folder`` in its published format."""

@@ -1,4 +1,4 @@
-"""What a training is asked to do."""
+"""Settings of a training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,36 +8,36 @@ from typing import Literal, Protocol
 from yggdrasil.scheduling.plan import DeviceName
 
 CONTEXT = 192  # tokens of a prompt that are kept before its answer
-SHOWN = 5  # draft steps that agreement is told of
+SHOWN = 5  # draft steps for which agreement is reported
 
 Kind = Literal["eagle3", "medusa", "draft-model"]
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """One training: the target, where the drafter goes, and how long it may take."""
+    """Settings of one training run of a drafter."""
 
-    target: str
-    out: Path
+    target: str  # a folder, .gguf file or hub id
+    out: Path  # folder of the drafter
     kind: Kind = "eagle3"
-    prompts: tuple[Path, ...] = ()
+    prompts: tuple[Path, ...] = ()  # JSON lines; the target answers them
     minutes: float = 60.0
-    tokens: int | None = None  # of the target's own, if two thirds of the time give them; else what a third does
-    threads: int = 0  # 0: as many as there are cores
-    start: Path | None = None  # a head to begin as
-    device: DeviceName = "cpu"  # of the target and of the drafter
+    tokens: int | None = None  # of text to generate, in at most 2/3 of the time; None: as many as 1/3 of the time gives
+    threads: int = 0  # 0: one per core
+    start: Path | None = None  # an EAGLE-3 head from whose weights to start
+    device: DeviceName = "cpu"  # of target and drafter
 
     @property
     def work(self) -> Path:
-        """What an interrupted training goes on from, and a longer one too."""
+        """Folder with the state from which an interrupted or repeated training resumes."""
         return self.out.with_name(self.out.name + ".training")
 
 
 class Teller(Protocol):
-    """Where progress goes."""
+    """Receives progress and messages."""
 
     def phase(self, title: str) -> Callable[[float], None]:
-        """Begin a phase and return where its fraction is reported."""
+        """Begin a phase; returns a function that takes the fraction done, 0 to 1."""
 
     def tell(self, line: str) -> None:
-        """Show a line that stays."""
+        """Print a line above the progress bar."""

@@ -1,6 +1,6 @@
-"""Where training starts: the target's last layer, its last norm and the rows of its head that are drafted; or a head.
+"""Initial weights of an EAGLE-3 head: from the target's last layer, final norm and LM head, or from another head.
 
-The first computes the last layer again from the state that it reads highest, and knows nothing of the next token yet.
+The former recomputes the last layer from the highest state that the head reads, and ignores the next token at first.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _NORMS = {"hidden_norm": "input_layernorm", "post_attention_layernorm": "post_at
 
 
 def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
-    """A head as wide as the target, with its heads and rotary positions."""
+    """Return settings of a head with the target's hidden size, attention heads and rotary embedding."""
     text = loaded.model.config.get_text_config()
     key_heads, head_size = loaded.outline.attention
     activation = getattr(text, "hidden_act", None)
@@ -47,7 +47,7 @@ def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
 
 
 def _rope_for(target: Mapping[str, Any], head_size: int) -> dict[str, Any]:
-    """The target's rotary positions as they are read from a head's file; where a head has no such, plain ones."""
+    """Return the target's rotary parameters in a head's format; default RoPE if heads do not support the type."""
     try:
         return rope_of({"rope_parameters": target}, head_size)
     except ValueError:
@@ -56,7 +56,7 @@ def _rope_for(target: Mapping[str, Any], head_size: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor) -> EagleHead:
-    """A head to begin with, in float32; parts that the target has in another form begin at random."""
+    """Return a head initialised from the target, in float32; parts of another shape are initialised at random."""
     torch.manual_seed(0)
     head, model = EagleHead(settings), loaded.model
     hidden = settings.hidden_size
@@ -75,10 +75,10 @@ def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor
 
 
 def begun_head(folder: Path, loaded: LoadedModel) -> EagleHead:
-    """The EAGLE-3 head in ``folder``, in float32, to go on from for this target.
+    """Load the EAGLE-3 head in ``folder``, in float32, from which to continue training for this target.
 
     Raises:
-        YggdrasilError: there is none, or one that is not as those that are trained for the target.
+        YggdrasilError: there is no EAGLE-3 head, or its settings differ from those of a head for the target.
     """
     if kind_of(folder) != "eagle3":
         raise YggdrasilError(f"--start {shown(folder)} is no folder of an EAGLE-3 head; leave --start out, or name one")
@@ -114,13 +114,13 @@ def _copy_layer(head: EagleHead, layer: Any, hidden: int) -> None:
                 continue
             if found.shape == linear.weight.shape:
                 linear.weight.copy_(found)
-            elif found.shape[1] == hidden:  # reads the feature alone at first
+            elif found.shape[1] == hidden:  # ignores the token embedding at first
                 linear.weight.zero_()
                 linear.weight[:, hidden:] = found
 
 
 def _copy_norm(ours: Norm, theirs: nn.Module | None, size: int) -> None:
-    """What the target's norm multiplies by, in whichever form it keeps it."""
+    """Copy the factor of the target's norm, whatever its parametrisation: its output for a row of ones."""
     if theirs is not None:
         weight = getattr(theirs, "weight", torch.ones(1))
         ours.weight.copy_(theirs(torch.ones(1, size, dtype=weight.dtype, device=weight.device))[0])

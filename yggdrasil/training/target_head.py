@@ -1,4 +1,4 @@
-"""The target's head: what makes logits of the states before it."""
+"""The target's LM head as plain tensors."""
 
 from math import inf, isclose
 from typing import Any, NamedTuple, Self
@@ -10,23 +10,23 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.loaded import LoadedModel
 
-_SMALL, _LARGE = 2.0**-7, 2.0**20  # sums by which a scale and a bound are told
+_SMALL, _LARGE = 2.0**-7, 2.0**20  # probe values of the LM head's output that reveal scale and soft cap
 
 
 class TargetHead(NamedTuple):
-    """What a state is multiplied by, what is added, and how far from 0 a logit can be."""
+    """Weight, bias and soft cap of an LM head. Dims: V vocabulary, H hidden size."""
 
     rows: Tensor  # [V, H]
     bias: Tensor | None = None  # [V]
-    bound: float = inf  # reached as by a hyperbolic tangent; infinite of most families
+    bound: float = inf  # soft cap: logits become bound * tanh(logits / bound); inf: none
 
     def of(self, tokens: Tensor) -> Self:
-        """What it says of ``tokens`` [Vd] alone, in float32."""
+        """Return the head restricted to the rows of ``tokens`` [Vd], in float32."""
         bias = None if self.bias is None else self.bias[tokens].float()
         return type(self)(self.rows[tokens].float(), bias, self.bound)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Of states [.., H], [.., V] float32."""
+        """Return the logits of ``states`` [..., H], [..., V] float32."""
         logits = (states @ self.rows.T).float()
         if self.bias is not None:
             logits = logits + self.bias
@@ -34,24 +34,24 @@ class TargetHead(NamedTuple):
 
 
 def target_head(loaded: LoadedModel) -> TargetHead:
-    """The target's head, with all that its family does to logits.
+    """Return the target's LM head, with the scale and soft cap that its family applies to logits.
 
     Raises:
-        YggdrasilError: it is in another form.
+        YggdrasilError: its weight is not [V, H].
     """
     head: Any = loaded.model.get_output_embeddings()
     rows, bias = _table(head, loaded), getattr(head, "bias", None)
     scale, bound = _scale_and_bound(loaded, head)
-    if scale != 1.0:  # else they are the target's own memory
+    if scale != 1.0:  # otherwise the rows share memory with the target
         rows, bias = rows * scale, None if bias is None else bias * scale
     return TargetHead(rows, None if bias is None else bias.detach(), bound)
 
 
 def target_embedding(loaded: LoadedModel) -> Tensor:
-    """The target's embedding [V, H].
+    """Return the target's token embedding, [V, H].
 
     Raises:
-        YggdrasilError: it is in another form.
+        YggdrasilError: its weight is not [V, H].
     """
     return _table(loaded.model.get_input_embeddings(), loaded)
 
@@ -65,7 +65,10 @@ def _table(module: Any, loaded: LoadedModel) -> Tensor:
 
 @torch.inference_mode()
 def _scale_and_bound(loaded: LoadedModel, head: nn.Module) -> tuple[float, float]:
-    """What becomes of the head's sums: Granite and Cohere scale them, Gemma 2 bounds them."""
+    """Return the factor and soft cap that the model applies to the LM head's output (Granite, Cohere; Gemma 2).
+
+    Both are measured by replacing that output with probe values.
+    """
     model: Any = loaded.model
     sums = torch.tensor([[[_SMALL, _LARGE]]], device=loaded.device)
     hook = head.register_forward_hook(lambda *_: sums)
