@@ -12,7 +12,7 @@ from yggdrasil.training.settings import Kind
 
 
 def recipe_for(kind: Kind, loaded: LoadedModel, source: Source, vocabulary: Tensor) -> Recipe:
-    """Return the recipe of a drafter of ``kind`` for the target ``loaded``; it drafts the tokens ``vocabulary`` [Vd]."""
+    """Return the training recipe of a drafter of ``kind`` with the draft vocabulary ``vocabulary`` [Vd]."""
     if kind == "draft-model":
         return DraftModelRecipe(loaded, source)
     return MedusaRecipe(loaded, vocabulary) if kind == "medusa" else EagleRecipe(loaded, vocabulary)

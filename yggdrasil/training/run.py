@@ -1,4 +1,4 @@
-"""One run of a training's loop: batches, steps, looks at held-out text, the folder that is decoded with."""
+"""The training loop of one run: batches, optimiser steps, evaluations on held-out text, and the saved drafter."""
 
 import random
 import shutil
@@ -28,25 +28,25 @@ from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Split, Window
 
 _WARM_UP = 50  # steps
-_COOLING = 0.3  # of a run, its last part: the rate falls to nothing, and the noise of small steps with it
+_COOLING = 0.3  # last share of a run, in which the learning rate falls linearly to 0
 _CLIP = 0.5
-_BATCH = 2  # windows of a step: eight learn half as much of as many tokens in as much time
-_MOST_LOGITS = 400_000  # drafted tokens of them all at one place
-_AGAIN = 1  # shards that are learned again beside one that is read for the first time
-_MOST_HELD_OUT = 64  # windows that are looked at
-_LOOKS = 20  # of a run, at most one a minute
-_PATIENCE = 12  # looks without a better one, and nothing improves any more
-_LEAST_GAIN = 0.002
-_FULL, _DRAFTER = 2.0, 0.625  # bytes of a weight in bfloat16, and of a drafter's on a CPU
+_BATCH = 2  # windows per step: with 8, training learned half as much in the same time
+_MOST_LOGITS = 400_000  # maximum of batch size x draft vocabulary
+_AGAIN = 1  # stored shards trained on again after each shard that the target reads for the first time
+_MOST_HELD_OUT = 64  # windows of an evaluation
+_LOOKS = 20  # evaluations per run, at most one per minute
+_PATIENCE = 12  # evaluations without improvement after which training ends
+_LEAST_GAIN = 0.002  # expected tokens per pass: less is no improvement
+_FULL, _DRAFTER = 2.0, 0.625  # bytes per weight: in bfloat16, and of a drafter on a CPU
 
 
 def identity_of(settings: TrainSettings, source: Source) -> str:
-    """What its state is known by."""
+    """Return the string that identifies target and kind of drafter in a stored training."""
     return source.fingerprint() if settings.kind == "eagle3" else f"{settings.kind} {source.fingerprint()}"
 
 
 class TrainingRun:
-    """One run of the loop over a training that may have begun long ago."""
+    """One run of a training, which may continue an earlier run's state (``kept``)."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class TrainingRun:
         self._first_look = len(self._progress.looks)  # of this run
 
     def _weights_share(self, loaded: LoadedModel, source: Source) -> float:
-        """Bytes that a pass of the drafter reads over those that one of the target does."""
+        """Return the bytes of weights that a drafter pass reads, divided by those of a target pass."""
         target = sum(parameter.numel() for parameter in loaded.model.parameters())
         drafter = sum(parameter.numel() for parameter in self._training.head.parameters())
         if self._settings.device != "cpu":
@@ -119,7 +119,11 @@ class TrainingRun:
         return drafter * _DRAFTER / read
 
     def go(self, deadline: float) -> None:
-        """Train until ``deadline``, or until nothing improves; interrupted, it keeps what there is."""
+        """Train until ``deadline`` (``monotonic`` seconds) or until nothing improves.
+
+        Raises:
+            KeyboardInterrupt: the run was interrupted; its state is saved first.
+        """
         self._held_out = self._features.of("held-out", self._parts.held_out[:_MOST_HELD_OUT])
         if self._estimate is None:
             target = self._settings.target
@@ -136,12 +140,12 @@ class TrainingRun:
                 if self._is_over():
                     break
             self._look()
-        except KeyboardInterrupt:  # the folder stays as it was at the last look
+        except KeyboardInterrupt:  # the drafter's folder stays that of the last evaluation
             self._training.save(self._settings.work, self._progress)
             raise
 
     def _batches(self) -> Iterator[Batch]:
-        """Batches without end, from where the last run stopped."""
+        """Yield batches without end, from where the last run stopped."""
         lots = shards(self._parts.trained)
         while True:
             order = list(range(len(lots)))
@@ -149,7 +153,7 @@ class TrainingRun:
             for number in order[self._progress.place :]:
                 is_new = not self._features.has(_name(number), lots[number])
                 yield from self._of_shard(number, lots)
-                if is_new:  # reading costs more than learning
+                if is_new:  # the target's pass costs more than a training step
                     seen = [each for each in range(len(lots)) if self._features.has(_name(each), lots[each])]
                     for again in random.Random(self._progress.steps).sample(seen, min(_AGAIN, len(seen))):
                         yield from self._of_shard(again, lots)
@@ -180,12 +184,12 @@ class TrainingRun:
 
     @property
     def _left(self) -> float:
-        """The part of this run's time that is left."""
+        """Share of this run's time that is left, 1 to 0."""
         whole = self._deadline - self._began
         return max(self._deadline - monotonic(), 0.0) / whole if whole > 0 else 0.0
 
     def _is_over(self) -> bool:
-        """Whether the time is up, or nothing improves; looks at held-out text when it is time to."""
+        """Return whether the time is up. Evaluates when due, and begins the final cooling once nothing improves."""
         now, left = monotonic(), self._left
         self._report(1.0 - left)
         if not left:
@@ -193,11 +197,11 @@ class TrainingRun:
         if now - self._looked >= max(60.0, (self._deadline - self._began) / _LOOKS):
             self._look()
         if left > _COOLING and _has_settled(self._progress.looks[self._first_look :]):
-            self._deadline = self._began + (now - self._began) / (1 - _COOLING)  # the end begins now
+            self._deadline = self._began + (now - self._began) / (1 - _COOLING)  # cooling begins now
         return False
 
     def _look(self) -> None:
-        """Measure on held-out text, and write the state and the folder."""
+        """Evaluate on held-out text, save the training state and publish the drafter."""
         result, progress = self._training.result(), self._progress
         held_out = (batch.to(self._device) for batch in _batches_of(self._held_out, self._batch_size, 0))
         with torch.autocast(self._device.type, torch.bfloat16):
@@ -226,10 +230,10 @@ def _name(number: int) -> str:
 
 
 def _batches_of(kept: Sequence[Kept], size: int, seed: int, *, learns_prompts: bool = False) -> list[Batch]:
-    """Batches of ``size`` windows of about one length, in another order for every seed.
+    """Return batches of ``size`` windows of similar length, shuffled by ``seed``.
 
-    What the target thinks of a prompt's words teaches as much as an answer does, of more kinds of text, and costs no
-    pass of it: its states are there.
+    ``learns_prompts``: also train on prompt tokens. They are as informative as answers, more diverse, and their states
+    are stored anyway.
     """
     ordered = sorted(kept, key=lambda item: len(item.tokens))
     lots = [ordered[start : start + size] for start in range(0, len(ordered), size)]
@@ -238,7 +242,7 @@ def _batches_of(kept: Sequence[Kept], size: int, seed: int, *, learns_prompts: b
 
 
 def _has_settled(looks: Sequence[Look]) -> bool:
-    """Whether the best of the last looks is hardly better than what there was before them."""
+    """Return whether the best of the last ``_PATIENCE`` evaluations hardly improves on those before."""
     if len(looks) <= _PATIENCE:
         return False
     best_before = max(look.expected for look in looks[:-_PATIENCE])

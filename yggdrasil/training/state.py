@@ -1,4 +1,4 @@
-"""Where a training stands: on disk after every look at it, so that it goes on from there."""
+"""The state of a training, saved after every evaluation so that it can resume."""
 
 import hashlib
 import json
@@ -17,23 +17,23 @@ from yggdrasil.calibration.work_folder import read_or_drop
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
 _FILE = "state.safetensors"
-_BEGUN = 0.5  # of what is written, the head that it began as: the mean guesses better than either, on other text most
-_MOST_AVERAGED = 0.9985  # the average's memory, once there have been some hundred steps
+_BEGUN = 0.5  # weight of the initial head in the saved one: the mean is more accurate than either (on new text most)
+_MOST_AVERAGED = 0.9985  # decay of the weights' moving average, reached after thousands of steps
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a head did on held-out text."""
+    """The result of one evaluation on held-out text."""
 
     seconds: float  # of training so far
-    tokens: int  # learned so far, counted as often as they were
-    loss: float  # lately, in training
-    agreement: list[float]  # first guesses that are the target's choice, by draft step
-    best_four: list[float]  # the choice is among the four likeliest
+    tokens: int  # trained on so far, repeats included
+    loss: float  # moving average of the training loss
+    agreement: list[float]  # share of argmax tokens equal to the target's, by draft step
+    best_four: list[float]  # share of target tokens in the top 4, by draft step
 
     @property
     def expected(self) -> float:
-        """Tokens a pass that a chain of four would give, the bonus token included."""
+        """Expected tokens per pass with a chain of four drafted tokens, bonus token included."""
         total, product = 1.0, 1.0
         for share in self.agreement[:4]:
             product *= share
@@ -43,15 +43,15 @@ class Look:
 
 @dataclass
 class Progress:
-    """How far a training is."""
+    """Counters and evaluations of a training over all its runs."""
 
     identity: str  # of the target and the kind of drafter
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    passes: int = 0
-    place: int = 0  # shards of this pass that are done
-    began_as: str = ""  # name of the head that it began as
+    passes: int = 0  # epochs that are done
+    place: int = 0  # shards of this epoch that are done
+    began_as: str = ""  # name of the initial head (--start)
     began_with: str = ""  # its fingerprint
     looks: list[Look] = field(default_factory=list)
 
@@ -62,19 +62,19 @@ class Training:
     def __init__(self, head: nn.Module, average: nn.Module, rate: float) -> None:
         self.head, self.average = head, average
         self.optimizer = torch.optim.AdamW(head.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-        self.begun: dict[str, Tensor] = {}  # parameters of the drafter that it began as, where there was one
+        self.begun: dict[str, Tensor] = {}  # parameters of the initial drafter (--start), if any
 
     def begin_as(self, other: nn.Module) -> None:
-        """Begin with the weights of another drafter of the same form."""
+        """Start from the weights of ``other``, a drafter of the same shape."""
         for module in (self.head, self.average):
             module.load_state_dict(other.state_dict())
         self.begun = {name: parameter.detach().clone() for name, parameter in self.head.named_parameters()}
 
     @torch.no_grad()
     def result(self) -> nn.Module:
-        """What is written: the average, or the mean of it and of the drafter that it began as (arXiv 2109.01903).
+        """Return the module to save: the moving average, or its mean with the initial drafter (arXiv 2109.01903).
 
-        What the first had learned of other text is forgotten less.
+        The mean keeps more of what the initial drafter had learned from other text.
         """
         if not self.begun:
             return self.average
@@ -85,12 +85,12 @@ class Training:
 
     @torch.no_grad()
     def follow(self, steps: int) -> None:
-        """Move the average towards the head, faster at first."""
+        """Update the moving average after step ``steps``, with a decay that rises to ``_MOST_AVERAGED``."""
         share = 1 - min(_MOST_AVERAGED, (1 + steps) / (10 + steps))
         torch._foreach_lerp_(list(self.average.parameters()), list(self.head.parameters()), share)
 
     def save(self, work: Path, progress: Progress) -> None:
-        """Write everything that going on needs."""
+        """Write everything that is needed to resume to ``work``."""
         tensors: dict[str, Tensor] = {}
         for prefix, module in (("head", self.head), ("average", self.average)):
             tensors |= {f"{prefix}.{name}": tensor for name, tensor in _own(module).items()}
@@ -104,10 +104,10 @@ class Training:
 
     @torch.no_grad()
     def load(self, kept: "KeptTraining") -> None:
-        """Take up what ``save`` wrote.
+        """Restore weights and optimiser from what ``save`` wrote.
 
         Raises:
-            YggdrasilError: it is of a drafter of another form.
+            YggdrasilError: the state is of a drafter of another shape.
         """
         self._check(kept)
         tensors = kept.tensors
@@ -122,7 +122,7 @@ class Training:
                 self.optimizer.state[parameter] = {"step": step, "exp_avg": mean, "exp_avg_sq": squares}
 
     def _check(self, kept: "KeptTraining") -> None:
-        """See that what is needed was kept, and that what was kept has the shape of what it is for."""
+        """Raise YggdrasilError if a needed tensor is missing or one has another shape."""
         parameters = dict(self.head.named_parameters())
         needed = _shapes("head", _own(self.head)) | _shapes("average", _own(self.average))
         if any(name.startswith("begun.") for name in kept.tensors):
@@ -141,14 +141,14 @@ def _shapes(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]
 
 
 def _own(module: nn.Module) -> dict[str, Tensor]:
-    """The module's tensors, each once: a table that serves two layers is kept under its first name."""
+    """Return the module's tensors by name, tied ones once, under their first name."""
     once = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     return {name: tensor for name, tensor in module.state_dict().items() if name in once}
 
 
 @dataclass(frozen=True)
 class KeptTraining:
-    """What an earlier run wrote."""
+    """The state that an earlier run wrote."""
 
     file: Path
     progress: Progress
@@ -156,10 +156,10 @@ class KeptTraining:
 
     @classmethod
     def read(cls, work: Path, identity: str, tell: Callable[[str], None]) -> "KeptTraining | None":
-        """The training in ``work``; None where there is none, or, which it tells, a damaged one.
+        """Load the training in ``work``; None if there is none, or a damaged one, which ``tell`` reports.
 
         Raises:
-            YggdrasilError: it is not one of ``identity``, or cannot be read now or by this version.
+            YggdrasilError: its identity differs, the file cannot be read, or another version wrote it.
         """
         file = work / _FILE
         if not file.exists():
@@ -176,9 +176,11 @@ class KeptTraining:
 
     @classmethod
     def _read(cls, file: Path) -> "KeptTraining":
-        """Raises ValueError, SafetensorError or OSError where it is not as it was written.
+        """Load ``file``.
 
-        Where it is, and says what is not known here, YggdrasilError: hours of training are not to be dropped.
+        Raises:
+            ValueError, SafetensorError, OSError: the file is damaged.
+            YggdrasilError: it is intact but of an unknown version; such a file is not dropped.
         """
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
@@ -192,7 +194,7 @@ class KeptTraining:
             raise _of_another_version(file, str(error).removeprefix(f"{shown(file)}: ")) from error
 
     def vocabulary(self, size: int) -> Tensor:
-        """The target's tokens that the head drafts; all ``size`` of them where it has no vocabulary of its own."""
+        """Return the tokens that the head drafts, [Vd] int64; all ``size`` of them without a draft vocabulary."""
         table = self.tensors.get("head.d2t")
         return torch.arange(size) if table is None else table + torch.arange(len(table))
 

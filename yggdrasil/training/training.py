@@ -1,4 +1,4 @@
-"""Train a drafter from end to end: what it goes on from, the text that it learns, a run over it."""
+"""Trains a drafter end to end: loads an earlier state, generates the text to train on, and runs the loop."""
 
 from pathlib import Path
 from time import monotonic
@@ -25,16 +25,17 @@ from yggdrasil.training.state import KeptTraining
 from yggdrasil.training.windows import split
 
 _LEAST_DOCUMENTS = 8
-_TEXT_SHARE = 1 / 3  # of all the time that a training takes, for text of its own
-_MOST_TEXT = 2 / 3  # of one run's: there is always some to learn it
+_TEXT_SHARE = 1 / 3  # of the whole training's time, for generating text
+_MOST_TEXT = 2 / 3  # of one run's time, so that some is left to train
 
 
 def train(settings: TrainSettings, teller: Teller) -> Path:
-    """Train until the time is up or nothing improves; returns the head's folder. Goes on with what is in ``work``.
+    """Train until the time is up or nothing improves, and return the drafter's folder.
+
+    If ``settings.work`` has the state of an earlier run, training resumes from it.
 
     Raises:
-        YggdrasilError: a target that cannot be run, prompts that cannot be read, or an ``out`` that holds other things
-            than what this training wrote.
+        YggdrasilError: the target is unsupported, prompts cannot be read, or ``out`` has files of another origin.
     """
     check_writable(settings.out, is_folder=True)
     if not (is_free(settings.out) or is_ours(settings.out)):
@@ -65,7 +66,7 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
 
 
 def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraining | None:
-    """What this training goes on from. A drafter that took hours is replaced by none but the training that made it."""
+    """Load the state from which to resume. Raises YggdrasilError if ``out`` has a drafter of another training."""
     kept = KeptTraining.read(settings.work, identity_of(settings, source), teller.tell)
     if kept is None and not is_free(settings.out):
         raise YggdrasilError(
@@ -83,14 +84,14 @@ def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraini
 
 
 def _prompts(settings: TrainSettings, tokenizer: Tokenizer) -> list[list[int]]:
-    """Tokens of all prompts that were given."""
+    """Return the token ids of all given prompts."""
     is_chat = bool(getattr(tokenizer, "chat_template", None))
     found = [prompt for file in settings.prompts for prompt in read_prompts(file, chat=is_chat)]
     return [encode_prompt(tokenizer, prompt) for prompt in found]
 
 
 def _judges(tokenizer: Tokenizer) -> set[tuple[int, ...]]:
-    """Ends of calibrations' usual prompts: a drafter that learned their answers seems to save more than it does."""
+    """Return the ends of calibration's default prompts. Training on their answers would inflate measured speed-ups."""
     file, is_chat = usual_prompts(tokenizer)
     return {end_of(encode_prompt(tokenizer, prompt)) for prompt in read_prompts(file, chat=is_chat)}
 
@@ -103,15 +104,15 @@ def _own_text(
     settings: TrainSettings,
     teller: Teller,
 ) -> tuple[list[Document], float]:
-    """All that the target ever wrote, shared with its calibrations, and what it writes now: as it is decoded.
+    """Generate more text of the target, and return all of its text with the seconds spent waiting for a lock.
 
-    And the seconds that it waited for another process to write. The model is not there any more when another one, whose
-    states can be read, is loaded to train on.
+    The text file is shared with calibrations of the target. The model is loaded with the weights that decoding uses,
+    and freed before it is loaded again with full weights for training.
     """
     weights, device = usual_weights(source, "bfloat16", settings.device), open_device(settings.device)
     loaded = load_model(source, torch.bfloat16, device, torch.get_num_threads(), weights=weights)
     if settings.start is not None:
-        begun_head(settings.start, loaded)  # refused now rather than when all is written
+        begun_head(settings.start, loaded)  # raises now rather than after the text is written
     settings.work.mkdir(parents=True, exist_ok=True)
     writer = OwnText(loaded, tokenizer, prompts, text_file(source.fingerprint(), weights))
     spent = settings.work / "own-text.json"
@@ -119,7 +120,7 @@ def _own_text(
 
 
 def _budget(settings: TrainSettings, spent: float, trained: float) -> Budget:
-    """How much text is written, after so many seconds of writing and of training in earlier runs."""
+    """Return how much text to generate, given earlier runs' seconds of generating and training."""
     run = settings.minutes * 60
     most = spent + run * _MOST_TEXT
     if settings.tokens is not None:

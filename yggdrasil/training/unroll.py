@@ -1,10 +1,9 @@
-"""Training-time test: a head's own outputs are its next step's features, over given tokens.
+"""Training-time test (EAGLE-3): trains a head on its own outputs, as it is used while drafting.
 
-Row t of step s reads token t + 1 + s and the output of row t of the step before (of the target's states in step 0), and
-says what token t + 2 + s is. It attends to the rows of step 0 up to t, and to its own row of the steps between: just
-what drafting gives it.
+Row t of step s reads token t + 1 + s and the output of row t in step s - 1 (the target's states in step 0), and
+predicts token t + 2 + s. It attends to rows 0 to t of step 0 and to row t of the steps between, as in drafting.
 
-Dims: B windows, T rows, H hidden size, A learned tokens.
+Dims: B windows, T rows, S concatenated target states, H hidden size, A trained tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,39 +18,40 @@ from yggdrasil.drafters.heads.eagle.state_head import StateHead
 
 
 class Batch(NamedTuple):
-    """Windows side by side, padded on the right."""
+    """Windows of the training text with the target's states, padded on the right."""
 
     tokens: Tensor  # [B, T] int64
-    states: Tensor  # [B, T, S], side by side as a head reads them
-    last: Tensor  # [B, T, H], the state that the target's head reads
-    learned: Tensor  # [B, T] bool: positions whose next token is learned
+    states: Tensor  # [B, T, S], concatenated outputs of the layers that a head reads
+    last: Tensor  # [B, T, H], the input of the target's LM head
+    learned: Tensor  # [B, T] bool: positions whose next token is trained on
 
     def to(self, device: torch.device) -> Self:
-        """The same on ``device``."""
+        """Return the batch on ``device``."""
         return type(self)(*(tensor.to(device) for tensor in self))
 
     @property
     def places(self) -> tuple[Tensor, Tensor]:
-        """Window and position of every learned token's predecessor, [A] each."""
+        """Window and position of every trained token's predecessor, [A] int64 each."""
         windows, positions = self.learned.nonzero(as_tuple=True)
         return windows, positions
 
 
 class StepOutput(NamedTuple):
-    """One step at the learned places that it reaches."""
+    """The logits of one draft step, at the trained positions that the step reaches."""
 
-    logits: Tensor  # [A', draft vocabulary]
+    logits: Tensor  # [reached.sum(), draft vocabulary]
     reached: Tensor  # [A] bool
 
 
 class _Unrolled:
-    """Attention over the steps so far."""
+    """Attention over the rows of step 0 and each row's own entries of later steps."""
 
     def __init__(self) -> None:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Append a step's keys and values, and return its attention output, [B, T, heads, head size]."""
         groups = query.shape[1] // key.shape[1]
         self._keys.append(key.repeat_interleave(groups, dim=1))
         self._values.append(value.repeat_interleave(groups, dim=1))
@@ -77,9 +77,9 @@ def unroll(
     steps: int,
     logits: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[StepOutput]:
-    """Yield logits of each of ``steps`` at the trained positions; some near a window's start are left out.
+    """Yield the logits of each of ``steps`` draft steps at the trained positions that the step reaches.
 
-    ``logits`` maps outputs [N, H] to logits [N, V], for heads that draft states; else the head's own layer does.
+    ``logits`` maps outputs [N, H] to logits [N, V], for heads that predict states; default: ``head.logits``.
     """
     logits = logits or head.logits
     windows, positions = batch.places
@@ -87,7 +87,7 @@ def unroll(
     features = head.feature(batch.states[:, :-1])
     rows = torch.arange(features.shape[1], device=features.device)
     for step in range(steps):
-        # Tokens that would lie behind the window's end are of rows that nothing reads.
+        # The padding is in rows that no trained position reads.
         read = functional.pad(batch.tokens[:, 1 + step :], (0, step))
         outputs = head(functional.embedding(read, embedding), features, rows + step, attention.attend)
         reached = positions - 1 - step >= 0

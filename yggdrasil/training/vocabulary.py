@@ -1,4 +1,4 @@
-"""The tokens that a head learns to draft: the most frequent ones of the target's own text."""
+"""Selects a head's draft vocabulary: the most frequent tokens of the target's own text."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from yggdrasil.training.windows import Window
 
 
 def draft_vocabulary(windows: Sequence[Window], vocab_size: int, most: int = DRAFT_VOCABULARY) -> Tensor:
-    """The target's tokens that are drafted [draft vocabulary] int64, ascending: all of a vocabulary that is small."""
+    """Return at most ``most`` frequent tokens, [Vd] int64 ascending; all of them if the vocabulary is small."""
     return Vocabulary.of(map(_text, windows), vocab_size, most).tokens
 
 
 def coverage(windows: Sequence[Window], vocabulary: Tensor) -> float:
-    """The share of answers' tokens that can be drafted: what agreement cannot exceed."""
+    """Return the share of answers' tokens in ``vocabulary`` [Vd]; it is an upper bound of agreement."""
     return Vocabulary(vocabulary).coverage(map(_text, windows))
 
 

@@ -1,4 +1,4 @@
-"""The stretches of own text that are trained on: an answer and the end of its prompt."""
+"""Splits the target's text into training windows: an answer with the end of its prompt."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -6,45 +6,45 @@ from typing import NamedTuple
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.training.settings import CONTEXT
 
-_HELD_OUT = 32  # every so many documents one is held out; later ones change nothing of it
+_HELD_OUT = 32  # one document in so many is held out; later documents do not change which
 
 
 class Window(NamedTuple):
-    """A document whose states from ``start`` on are kept."""
+    """A document, of which the target's states are stored from token ``start`` on."""
 
     tokens: list[int]  # prompt and answer
     start: int
-    answer: int  # where the answer begins, counted from ``start``
+    answer: int  # index of the answer's first token, relative to ``start``
 
     @property
     def length(self) -> int:
-        """Tokens that are kept."""
+        """Tokens whose states are stored."""
         return len(self.tokens) - self.start
 
     @property
     def num_learned(self) -> int:
-        """Tokens of the answer."""
+        """Number of tokens of the answer."""
         return self.length - self.answer
 
 
 class Split(NamedTuple):
-    """What is trained on, and what is only measured on; both in the order of writing."""
+    """Windows to train on and windows to evaluate on, both in the order in which they were generated."""
 
     trained: list[Window]
     held_out: list[Window]
 
 
 def window_of(document: Document) -> Window:
-    """The answer with the end of its prompt."""
+    """Return the window of a document: its answer and at most ``CONTEXT`` tokens of its prompt are stored."""
     prompt, answer = document
     start = max(0, len(prompt) - CONTEXT)
     return Window([*prompt, *answer], start, len(prompt) - start)
 
 
 def split(documents: Sequence[Document], judges: Collection[tuple[int, ...]] = ()) -> Split:
-    """Windows of all documents that have an answer to learn from; a prompt that comes again stays on its side.
+    """Split documents with an answer into training and held-out windows; equal prompts go to the same side.
 
-    ``judges``: ends of prompts (``end_of``) whose answers are for neither.
+    ``judges``: ends of prompts (``end_of``) whose documents are left out.
     """
     found = Split([], [])
     sides: dict[tuple[int, ...], list[Window]] = {}
