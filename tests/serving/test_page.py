@@ -150,6 +150,55 @@ def test_a_question_during_an_answer_waits_and_chats_are_kept(server, browser):
     assert len(browser.find_elements("css selector", ".turn")) == 2
 
 
+def press(browser, name):
+    """Click a button below an answer; it may be drawn again at any time."""
+    browser.execute_script(
+        "[...document.querySelectorAll('.tools button')].find(each => each.textContent === arguments[0]).click()", name
+    )
+
+
+@pytest.mark.browser
+def test_a_cut_answer_continues_and_its_trees_are_stored_with_the_chat(server, browser):
+    opened(browser, server)
+    browser.execute_script("keep('options', {max_tokens: '10', temperature: '0'})")
+    browser.find_element("id", "text").send_keys("Write a function\n")
+    wait_until(lambda: browser.find_elements("xpath", "//button[text()='Continue']"))
+    begun, trees = browser.execute_script("return [messages[1].content, messages[1].trees.length]")
+    press(browser, "Continue")
+    wait_until(lambda: browser.execute_script("return running === null && messages.length === 2"))
+    whole, parts, all_trees = browser.execute_script(
+        "return [messages[1].content, messages[1].parts, messages[1].trees.length]"
+    )
+    browser.execute_script("const found = kept('chats', []); openChat(null); openChat(found[0]);")
+    press(browser, "Trees")
+
+    assert whole.startswith(begun)
+    assert len(whole) > len(begun)
+    assert "".join(whole[part["start"] : part["end"]] for part in parts) == whole
+    assert all_trees > trees
+    assert browser.find_element("id", "number").text == f"{all_trees} of {all_trees}"
+    assert browser.execute_script("return messages.length") == 2
+
+
+@pytest.mark.browser
+def test_a_browser_without_room_stores_chats_without_their_trees(server, browser):
+    opened(browser, server)
+    stored = browser.execute_script("""
+        const set = Storage.prototype.setItem;
+        Storage.prototype.setItem = function (name, value) {
+            if (value.includes("many trees")) throw new DOMException("full", "QuotaExceededError");
+            set.call(this, name, value);
+        };
+        const answer = {role: "assistant", content: "b", trees: ["many trees"], cut: "stopped"};
+        messages = [{role: "user", content: "a"}, answer];
+        keepChat();
+        Storage.prototype.setItem = set;
+        return kept("chats", [])[0].messages;
+    """)
+
+    assert stored == [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "cut": "stopped"}]
+
+
 @pytest.mark.browser
 def test_enter_while_letters_are_composed_sends_nothing(server, browser):
     opened(browser, server)
