@@ -1,8 +1,8 @@
 """Tree attention as a transformers attention function.
 
-The mask a model is called with is the tree mask of the step, [1, 1, W, T] bool; transformers hands a 4-D mask through
-unchanged. Where to write and how long the context is travels in the cache object (``step_cache``), which every
-supported model passes on to its attention function as an extra argument.
+Models are called with the step's tree mask [1, 1, W, T] bool; transformers passes a 4-D mask through unchanged. The
+cache object (``step_cache``) holds the context length and the slots to write; every supported model passes it to its
+attention function as an extra argument.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from yggdrasil.runtime.step_cache import StepCache
 ATTENTION_NAME = "yggdrasil_tree"
 
 
-# Extra terms of some families' attention that ours does not compute; dropping one would be silently wrong.
+# Arguments of some families' attention that tree attention does not support; ignoring one would be silently wrong.
 _UNSUPPORTED = ("position_bias", "alibi", "indices", "head_mask")
 
 
@@ -33,19 +33,22 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: Tensor | None = None,  # [Hq], one more score of each head, whose weight meets no value
+    s_aux: Tensor | None = None,  # [Hq], attention sinks: one extra score per head without a value
     *,
     step_cache: StepCache,
     num_threads: int,
     **extra: object,
 ) -> tuple[Tensor, None]:
-    """Attend to the committed context and to the tree slots the mask allows; returns [1, W, Hq, D]."""
+    """Write keys and values to the cache; attend to the committed context and the tree slots that the mask allows.
+
+    Returns ([1, W, Hq, D of ``value``], None).
+    """
     refuse_extras(module, extra)
     layer = module.layer_idx
     assert isinstance(layer, int)
     step_cache.layers_read.add(layer)
     value_size = value.shape[-1]
-    if value_size < key.shape[-1]:  # latent attention: the cache has one size, and columns of zeros stay zeros
+    if value_size < key.shape[-1]:  # latent attention: the cache has one head size, so values are padded with zeros
         value = torch.nn.functional.pad(value, (0, key.shape[-1] - value_size))
     output = torch.ops.yggdrasil.tree_attention(
         query, key, value, step_cache.step_keys[layer], step_cache.step_values[layer], step_cache.offsets,
@@ -57,7 +60,7 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
 
 
 def chunk_of(module: nn.Module) -> int:
-    """Positions of the chunks in which the layer attends (Llama 4); 0 where it does not."""
+    """Return the chunk size, in positions, of a layer with chunked attention (Llama 4); 0 for other layers."""
     config: Any = getattr(module, "config", None)
     types = getattr(config, "layer_types", None) or ()
     kind = types[module.layer_idx] if types else ""
@@ -65,7 +68,7 @@ def chunk_of(module: nn.Module) -> int:
 
 
 def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
-    """YggdrasilError where ``module`` asks for more than ours computes."""
+    """Raise YggdrasilError if ``module`` passes an extra attention argument that tree attention does not support."""
     unsupported = [name for name in _UNSUPPORTED if extra.get(name) is not None]
     if unsupported:
         raise YggdrasilError(
@@ -75,14 +78,14 @@ def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
 
 
 def keep_mask(*_: object, **kwargs: object) -> object:
-    """The mask a model is called with."""
+    """Return the attention mask that the model was called with."""
     return kwargs.get("attention_mask")
 
 
 @contextmanager
 def own_attention(model: PreTrainedModel, name: str | None = None) -> Iterator[None]:
-    """The model with attention that knows batches, while the block runs: the quickest of transformers' unless named."""
-    # Gemma 2 bounds its scores, which PyTorch's operator does not.
+    """Context manager: use transformers' attention ``name`` in ``model``, by default "sdpa" or else "eager"."""
+    # Models with soft-capped scores, such as Gemma 2, do not support sdpa.
     model.set_attn_implementation(name or ("sdpa" if model._supports_sdpa else "eager"))
     try:
         yield

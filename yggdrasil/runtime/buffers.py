@@ -1,4 +1,4 @@
-"""What crosses between the host and a step: small inputs that the host writes, small results that it reads."""
+"""Transfers between host and device: small inputs that the host writes, and small results that it reads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,9 +28,9 @@ class HostBuffer:
         self._stage = 0
 
     def write(self, *values: int) -> None:
-        """Set the first entries."""
+        """Set the first ``len(values)`` entries."""
         if self._view is not None:
-            if len(values) == 1:  # a slice would take it by way of an array
+            if len(values) == 1:  # faster than assigning a slice, which builds an array
                 self._view[0] = values[0]
             else:
                 self._view[: len(values)] = values
@@ -38,7 +38,7 @@ class HostBuffer:
         before, self._stage = self._stage, (self._stage + 1) % self._STAGES
         staging = self._stages[self._stage]
         if self._copied:
-            self._copied[self._stage].synchronize()  # the copy of this stage's last values may not have begun
+            self._copied[self._stage].synchronize()  # the previous copy of this stage may not have begun
         staging.copy_(self._stages[before])  # entries that are not written keep their values
         staging[: len(values)] = torch.tensor(values)
         self.tensor.copy_(staging, non_blocking=True)
@@ -47,18 +47,18 @@ class HostBuffer:
 
 
 class HostView:
-    """What a tensor that is only written in place holds now: its own memory on a CPU, elsewhere a copy."""
+    """Host access to a tensor that is only ever written in place: a NumPy view on a CPU, copies on other devices."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
         self._view: npt.NDArray[Any] | None = tensor.numpy() if tensor.device.type == "cpu" else None
 
     def read(self) -> npt.NDArray[Any]:
-        """The values; on a CPU they change with the tensor."""
+        """Return the current values; on a CPU they are a view of the tensor."""
         return self._tensor.numpy(force=True) if self._view is None else self._view
 
     def write(self, values: npt.NDArray[Any]) -> None:
-        """Set all entries."""
+        """Overwrite all entries of the tensor."""
         if self._view is None:
             self._tensor.copy_(torch.from_numpy(values))
         else:
@@ -66,14 +66,14 @@ class HostView:
 
 
 class HostCopies:
-    """Brings several tensors to the host at once, by way of pinned memory, and waits for them once."""
+    """Copy several tensors to the host through pinned memory, with a single synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
         self._staged: dict[tuple[torch.Size, torch.dtype, int], Tensor] = {}
 
     def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies on the host, the caller's own."""
+        """Return host copies of ``tensors``, which later calls do not overwrite."""
         if not self._is_cuda:
             return [tensor.cpu().clone() for tensor in tensors]
         staged = [self._staging(tensor, number) for number, tensor in enumerate(tensors)]
@@ -92,7 +92,7 @@ class HostCopies:
 
 
 class Readback:
-    """Brings int64 results to the host: one asynchronous copy into pinned memory, and one event to wait for."""
+    """Copy int64 results to the host: one asynchronous copy into pinned memory, and one event to wait for."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
@@ -100,18 +100,18 @@ class Readback:
         self._copied = torch.cuda.Event() if is_cuda else None
 
     def begin(self, values: Tensor) -> None:
-        """Copy ``values`` [n], n at most the size, behind what the device was given so far."""
+        """Start an asynchronous copy of ``values`` [n] int64, n at most ``size``."""
         self._host[: values.numel()].copy_(values, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
     def wait(self, size: int) -> Tensor:
-        """The first ``size`` values of the copy that was begun last, on the host; they last until the next one."""
+        """Wait for the last copy and return its first ``size`` values on the host. The next copy overwrites them."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host[:size]
 
     def read(self, values: Tensor) -> Tensor:
-        """Copy ``values`` and wait for them."""
+        """Return ``values`` [n] int64 on the host: ``begin``, then ``wait``."""
         self.begin(values)
         return self.wait(values.numel())

@@ -1,4 +1,4 @@
-"""A model's memory of one text: keys and values of layers that attend, states of recurrent ones.
+"""Cache of one text: keys and values of attention layers, states of recurrent layers.
 
 Dims: L layers, Hkv key heads, S capacity, D head size.
 """
@@ -17,10 +17,10 @@ from yggdrasil.runtime.states.buffers import StateBuffers
 
 @dataclass(frozen=True)
 class StaticCache:
-    """Allocated once; slot i of keys and values holds position i of the committed text.
+    """KV cache with static shapes; slot i holds the keys and values of position i of the committed text.
 
-    Slots from the committed length on are scratch for the tree's nodes until ``commit`` moves accepted rows down. A
-    layer that does not attend has keys of no heads.
+    Slots from the committed length on hold the nodes of the current tree, until ``commit`` moves accepted rows down.
+    Layers without attention have tensors with 0 heads.
     """
 
     keys: list[Tensor]  # L x [Hkv, S, D]
@@ -31,7 +31,10 @@ class StaticCache:
     def allocate(
         cls, outline: Outline, capacity: int, dtype: torch.dtype, device: torch.device, widest: int | None = None
     ) -> "StaticCache":
-        """Zeroed buffers for ``capacity`` slots; passes over recurrent layers have at most ``widest`` rows."""
+        """Allocate zeroed buffers for ``capacity`` slots.
+
+        ``widest`` is the largest number of rows of a pass over recurrent layers, ``capacity`` by default.
+        """
         shapes = [(heads, capacity, size) for heads, size in outline.key_heads]
         arena = Arena()
 
@@ -46,6 +49,7 @@ class StaticCache:
 
     @property
     def capacity(self) -> int:
+        """Number of slots S."""
         return self.keys[0].shape[1]
 
     @property
@@ -53,11 +57,11 @@ class StaticCache:
         return sum(t.numel() * t.element_size() for t in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """All buffers, keys before values before states: the order in which steps take them."""
+        """Return all buffers in the order in which steps take them: keys, values, states."""
         return [*self.keys, *self.values, *(self.states.tensors() if self.states is not None else ())]
 
     def rows(self) -> list[Tensor]:
-        """Keys, then values, of the layers that attend."""
+        """Return the keys, then the values, of the layers with attention."""
         return [rows for rows in (*self.keys, *self.values) if rows.shape[0]]
 
     def commit(self, sources: Sequence[int], destination: int) -> None:

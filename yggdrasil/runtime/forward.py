@@ -1,6 +1,6 @@
-"""What one pass of a model gives, whoever runs it: logits and best tokens are made when they are asked for.
+"""Interface and result of one model pass. Logits and argmax tokens are computed on access.
 
-Dims: W rows of the pass, R rows whose logits are wanted, V vocabulary, H hidden size.
+Dims: W rows of the pass, R rows whose logits are requested, V vocabulary, H hidden size.
 """
 
 from collections.abc import Iterator
@@ -10,40 +10,41 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-HEAD_INPUT = -1  # layer number of the state that the language-model head reads
-RUNNERS_UP = -2  # layer number of the likeliest tokens after each row, best first: [R, K] int64
+# Pseudo layer numbers in ``ModelCall.hidden_layers``:
+HEAD_INPUT = -1  # the LM head's input
+RUNNERS_UP = -2  # the top-k tokens after each row, highest first: [R, K] int64
 NUM_RUNNERS_UP = 8  # K
-_BLOCK = 64  # logits of which the greatest is looked at first
+_BLOCK = 64  # logits per block in ``likeliest_tokens``
 
 
 class Head(Protocol):
-    """The language-model head."""
+    """The LM head."""
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Of ``rows`` [R, H], [R, V]."""
+        """Return the logits [R, V] of hidden states ``rows`` [R, H]."""
 
     def best(self, rows: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The greatest logit of each row, not-a-number where there is one, and its token, the lowest of a tie.
+        """Return (largest logit [R], its token [R] int64) of each row; NaN if the row has one, the first token of ties.
 
-        ``logits`` are those of the rows, where they are there already.
+        ``logits`` [R, V] may pass logits that are already computed.
         """
 
 
 class Forward:
-    """What one pass gives; unpacks as (logits, hidden, layers)."""
+    """Result of one pass; unpacks as (logits, hidden, layers)."""
 
     def __init__(self, hidden: Tensor, layers: list[Tensor], head: Head) -> None:
-        self.hidden = hidden  # [R, H], the input of the language-model head
-        self.layers = layers  # outputs of the layers asked for, each [W, H]
+        self.hidden = hidden  # [R, H], the input of the LM head
+        self.layers = layers  # outputs of the requested layers, each [W, H]
         self._head = head
 
     @cached_property
     def logits(self) -> Tensor:
-        """[R, V]."""
+        """Logits [R, V], computed on first access."""
         return self._head.logits(self.hidden)
 
     def best_tokens(self) -> tuple[Tensor, Tensor]:
-        """The greatest logit of each row and its token, [R] each."""
+        """Return (largest logit [R], its token [R] int64) of each row, without computing all logits if possible."""
         return self._head.best(self.hidden, self.__dict__.get("logits"))
 
     def __iter__(self) -> "Iterator[Tensor | list[Tensor]]":
@@ -51,10 +52,10 @@ class Forward:
 
 
 class ModelCall(Protocol):
-    """The part of every step that runs the model, over weights and caches given as inputs."""
+    """One pass of a model, with weights and caches as arguments; every step contains one."""
 
     vocab_size: int
-    hidden_layers: tuple[int, ...]  # whose outputs a pass gives
+    hidden_layers: tuple[int, ...]  # indices of the layers whose outputs a pass returns
 
     def __call__(
         self,
@@ -66,17 +67,23 @@ class ModelCall(Protocol):
         offsets: Tensor,
         rows: Tensor | None = None,
     ) -> Forward:
-        """``tokens`` and ``positions`` [W] int64; ``tree_mask`` [W, T] bool over the slots from ``offsets[0]`` on.
+        """Run the model.
 
-        ``offsets`` [2] int64: context length, first slot written. ``rows`` [R] int64 are those whose logits are wanted,
-        all where None.
+        Args:
+            weights: the model's tensors, in the order of ``LoadedModel.tensors``.
+            caches: the cache's tensors (``StaticCache.tensors``), which are written in place.
+            tokens: [W] int64.
+            positions: [W] int64.
+            tree_mask: [W, T] bool; which of the T slots from ``offsets[0]`` on each row sees.
+            offsets: [2] int64: context length, first slot written.
+            rows: [R] int64, rows whose logits are requested; None for all.
         """
 
 
 def likeliest_tokens(logits: Tensor) -> Tensor:
-    """The tokens of the ``NUM_RUNNERS_UP`` greatest logits of each row, best first, [R, K].
+    """Return the top ``NUM_RUNNERS_UP`` tokens of ``logits`` [R, V], highest first, [R, K] int64.
 
-    They lie in the blocks whose greatest are among the K greatest: most of a vocabulary is only compared once.
+    They are in the K blocks with the largest maxima, so most logits are compared only once.
     """
     size, most = logits.shape[-1], min(NUM_RUNNERS_UP, logits.shape[-1])
     whole = size // _BLOCK * _BLOCK

@@ -1,8 +1,7 @@
-"""Captured sequences: device work that a step needs, launched at once.
+"""CUDA graphs: record sequences of device work and replay each with one launch.
 
-On a CUDA device a capture becomes a CUDA graph on its second call; the first call is the work itself, which compiles
-and allocates what a capture may not. On other devices it stays the work itself, so one call path serves, and is tested
-on, all of them.
+On a CUDA device, a capture runs its work on the first call, which compiles and allocates what a recording must not, and
+records a CUDA graph on the second. On other devices every call runs the work, so all devices share one code path.
 """
 
 import sys
@@ -23,10 +22,10 @@ Result = TypeVar("Result")
 
 
 class Capture:
-    """Work over tensors fixed at construction. Outputs are overwritten by the next call.
+    """A callable that runs work over fixed tensors and later replays it. The next call overwrites its outputs.
 
-    Work that fails when it first runs, or cannot be recorded, is tried again with its steps uncompiled; what then still
-    cannot be recorded is run instead of replayed. Each is said in one sentence.
+    Work that fails on its first run, or cannot be recorded, is retried with its steps uncompiled. If recording still
+    fails, every call runs the work. Both cases print a warning.
     """
 
     def __init__(self, run: Launch, recorder: "Recorder") -> None:
@@ -45,17 +44,17 @@ class Capture:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether a call replays."""
+        """Whether the work is recorded."""
         return self._replay is not None
 
     def prepare(self) -> Launch:
-        """Record now; runs the work once, over whatever its inputs hold, if it never ran."""
+        """Record the work and return the replay. Work that never ran is run once first, with its inputs' values."""
         if not self._was_run:
             self()
         if self._replay is None:
             try:
                 self._replay = _with_less(lambda: self._recorder.record(self._run))
-            except Exception as error:  # noqa: BLE001 - a driver, an allocator or a library may refuse a capture
+            except Exception as error:  # noqa: BLE001 - a driver, an allocator or a library may fail while recording
                 sentence = f"a step cannot be captured and runs slower ({type(error).__name__}: {first_line(error)})"
                 print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
                 self._replay = lambda: self._recorder.run(self._run)
@@ -63,10 +62,10 @@ class Capture:
 
 
 def _with_less(work: Callable[[], Result]) -> Result:
-    """``work()``, again with its steps uncompiled where it fails.
+    """Return ``work()``; if it fails, retry with the steps it ran uncompiled.
 
     Raises:
-        YggdrasilError: the device's memory is full.
+        YggdrasilError: if the device's memory is full.
     """
     while True:
         with noting_steps() as steps:
@@ -75,7 +74,7 @@ def _with_less(work: Callable[[], Result]) -> Result:
             except YggdrasilError:
                 raise
             except Exception as error:
-                gave_way = [step.give_way(error) for step in steps]  # all of them
+                gave_way = [step.give_way(error) for step in steps]  # a list, so that every step is called
                 if not any(gave_way):
                     if isinstance(error, torch.OutOfMemoryError):
                         raise out_of_memory(error) from error
@@ -83,7 +82,7 @@ def _with_less(work: Callable[[], Result]) -> Result:
 
 
 def out_of_memory(error: Exception) -> YggdrasilError:
-    """The one sentence for a device whose memory is full."""
+    """Return the error for a device whose memory is full."""
     return YggdrasilError(
         f"the GPU's memory is full ({first_line(error)[:160]}); take a smaller model or --max-length, or end other "
         "programs that use the card"
@@ -91,9 +90,9 @@ def out_of_memory(error: Exception) -> YggdrasilError:
 
 
 class Recorder:
-    """What the captures of one engine share: a device, a memory pool and a side stream.
+    """Device, memory pool and side stream that the captures of one engine share.
 
-    Captures replay one after another, so what one needs only while it runs may be another's too.
+    Captures replay one after another, so they can share the memory of their intermediate results.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -103,10 +102,11 @@ class Recorder:
         self.num_recorded = 0
 
     def capture(self, run: Launch) -> Capture:
+        """Return a capture of ``run``, not yet recorded."""
         return Capture(run, self)
 
     def run(self, run: Launch) -> Sequence[Tensor]:
-        """Do the work itself, on the stream that records: libraries keep a workspace for each stream."""
+        """Run the work on the recording stream, so that libraries allocate their workspaces for that stream."""
         if self._stream is None:
             with _no_gradients():
                 return run()
@@ -118,13 +118,13 @@ class Recorder:
         return outputs
 
     def record(self, run: Launch) -> Launch:
-        """Record ``run`` without executing it; returns what executes it and hands back its outputs."""
+        """Record ``run`` without executing it; return a function that replays it and returns its outputs."""
         self.num_recorded += 1
         if self._stream is None:
             return lambda: self.run(run)
         start = perf_counter_ns()
         graph = torch.cuda.CUDAGraph()
-        # Other threads (a compiler's, a server's) may call the driver meanwhile.
+        # thread_local: other threads (of a compiler or server) may call the driver meanwhile.
         with (
             _no_gradients(),
             torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
@@ -141,6 +141,6 @@ class Recorder:
 
 @contextmanager
 def _no_gradients() -> Iterator[None]:
-    """One mode for the first call, for recording and so for compiling, whichever the caller runs under."""
+    """Context manager: use the same gradient mode for the first call and the recording, whatever the caller's mode."""
     with torch.inference_mode(mode=False), torch.no_grad():
         yield

@@ -1,4 +1,4 @@
-"""A copy of what one cache held of a text, so that the text can go on later as if nothing had come between.
+"""Copies of a text's KV rows outside the cache, so that generation can resume after the cache held another text.
 
 Dims: H key heads, R rows, D head size.
 """
@@ -16,14 +16,14 @@ from yggdrasil.runtime.states.snapshots import KeptStates
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The rows of ``text``, bit by bit, outside the cache."""
+    """An exact copy of the KV rows, and recurrent states, of ``text``."""
 
     text: KeptText
-    rows: Tensor  # [sum of H * R * D], layer by layer in the cache's own order
+    rows: Tensor  # [sum of H * R * D] over ``StaticCache.rows``, in that order
 
     @classmethod
     def of(cls, runner: ModelRunner, is_wanted: Callable[[], bool] = lambda: True) -> "KeptRows | None":
-        """What the runner's cache holds now; None where that ceased to be wanted before all was copied."""
+        """Copy the current contents of the runner's cache; return None if ``is_wanted`` returns False meanwhile."""
         states = None if runner.states is None else runner.states.copy()
         text = KeptText(states)
         count = runner.text.num_kept
@@ -39,17 +39,18 @@ class KeptRows:
 
     @staticmethod
     def bytes_of(runner: ModelRunner) -> int:
-        """What such a copy would take."""
+        """Return the size in bytes of the KV rows that ``of`` would copy, without recurrent states."""
         count = runner.text.num_kept
         return sum(each[:, :count].nbytes for each in runner.cache.rows())
 
     @property
     def num_bytes(self) -> int:
+        """Size in bytes, with copies of recurrent states."""
         states = self.text.states
         return self.rows.nbytes + (states.num_bytes if isinstance(states, KeptStates) else 0)
 
     def restore(self, runner: ModelRunner) -> None:
-        """Have the cache of the runner that they were copied from hold them again."""
+        """Copy the rows and states back to the cache of ``runner``, from which they were copied."""
         tensors = runner.cache.rows()
         for part, cached in zip(self._parts(tensors), tensors, strict=True):
             cached[:, : self.text.num_rows].copy_(part)
@@ -58,7 +59,7 @@ class KeptRows:
         runner.text.begin(self.text.tokens, self.text.num_rows, self.text.lead)
 
     def _parts(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The copy as one [H, R, D] for each of the cache's tensors."""
+        """Split ``rows`` into views [H, R, D], one for each of the cache's ``tensors``."""
         shapes = [each[:, : self.text.num_rows].shape for each in tensors]
         parts = self.rows.split([shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

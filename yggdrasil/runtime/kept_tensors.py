@@ -1,8 +1,8 @@
-"""Tensors of a model whose weights were rounded, kept on disk: a later start reads these and nothing else of the model.
+"""Cache the packed tensors of models that are quantised at load, so that later starts read only these.
 
-It needs neither transformers' models and configurations, which take longer to import than all the rest, nor the time to
-round. The file is safetensors; its metadata says the rest. Of models that native steps do not cover nothing is kept:
-their steps are traced at every start, from the model itself.
+A later start then neither imports transformers' models, which takes longest, nor quantises again. The file is in
+safetensors format, with the model's sizes and formats in its metadata. Models that native steps do not cover are not
+cached: their steps are traced from the transformers model at every start.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _DTYPES = {
     "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# What decides how tensors lie; a change makes those that were kept out of date.
+# Sources that determine the tensors' layout; a change invalidates cached tensors.
 _SOURCES = ("checkpoints/**/*.py", "runtime/loading.py", "runtime/kept_tensors.py", "native/**/*.[hc]*")
 
 
@@ -50,20 +50,22 @@ def open_model(
     weights: Weights = "full",
     is_described: bool = True,
 ) -> LoadedModel:
-    """What ``load_model`` gives: of a described model from its file as it lies, unless ``is_described`` is false.
+    """Load a model ready for steps, by the fastest applicable way.
 
-    Of one whose weights are rounded from tensors kept by an earlier time if they are whole; else it keeps them.
+    On a CPU, models that native steps cover are packed directly from their mapped file (unless ``is_described`` is
+    False); models that are quantised at load are read from the cache, and written to it the first time. Everything
+    else is loaded with transformers (``load_model``).
 
     Raises:
-        YggdrasilError: as ``load_model``.
+        YggdrasilError: if the model cannot be loaded, see ``load_model``.
     """
     found = Source.find(source)
     if found.gguf is None:
         check_weights(found.folder)
-    give_back()  # a tokenizer was read before, in twice its size
+    give_back()  # reading the tokenizer before has freed much memory
 
     def load() -> LoadedModel:
-        from yggdrasil.runtime.loading import load_model  # brings transformers' models along
+        from yggdrasil.runtime.loading import load_model  # imports transformers' models
 
         return load_model(found, dtype, device, num_threads, weights=weights)
 
@@ -90,7 +92,7 @@ def open_model(
 
 
 def keep_model(loaded: LoadedModel, source: str | Path | Source, weights: Weights) -> None:
-    """Have the next ``open_model`` find what is loaded already; where that cannot be it takes longer."""
+    """Write the tensors of a loaded model to the cache of ``open_model``, if it is of a kind that is cached."""
     found = Source.find(source)
     if loaded.device.type != "cpu" or not _is_kept(found, weights):
         return
@@ -100,36 +102,37 @@ def keep_model(loaded: LoadedModel, source: str | Path | Source, weights: Weight
 
 
 def _is_kept(source: Source, weights: Weights) -> bool:
-    """Whether native steps run over weights that take time to make."""
+    """Return whether models like this are cached: quantised at load, and covered by native steps."""
     return weights not in ("full", "file") and is_native() and description_of(source) is not None
 
 
 def _folder(source: Source, dtype: torch.dtype, weights: Weights) -> Path:
+    """Return the cache folder of a model in this dtype and weight format."""
     return prepared_root() / source.fingerprint() / f"packed-{str(dtype).removeprefix('torch.')}-{weights}"
 
 
 def _kept(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """What ``folder`` holds, if that is whole and of this layout."""
+    """Read (tensors by name, record) from ``folder``; None if it is incomplete, damaged or of another layout."""
     if not is_whole(folder, _layout(), sampled=_FILE):
         return None
     try:
         return _read(folder / _FILE)
-    except (OSError, ValueError, KeyError):  # a process of another version is putting its own there just now
+    except (OSError, ValueError, KeyError):  # a process of another version may be replacing it
         return None
 
 
 def _keep(loaded: LoadedModel, folder: Path) -> Path:
-    """Write what is loaded, where that can be done."""
+    """Write the tensors to ``folder`` if there is disk space and the format supports their dtypes."""
     if _has_room(loaded) and all(tensor.dtype in _NAMES for tensor in loaded.tensors.values()):
-        with suppress(ArtifactError):  # the next start takes as long as this one
+        with suppress(ArtifactError):  # if it cannot be written, the next start quantises again
             prepare(folder, _layout(), lambda partial: _write(loaded, partial / _FILE), sampled=_FILE)
     return folder
 
 
 @cache
 def _layout() -> str:
-    """Digest of everything but the model that its tensors' layout depends on."""
-    import transformers  # here: no described model needs it
+    """Return a hash of all that the tensors' layout depends on, except the model: versions, machine and sources."""
+    import transformers  # imported late: natively loaded models do not need it
 
     digest = hashlib.sha256()
     for part in (torch.__version__, transformers.__version__, current_machine().fingerprint, str(is_native())):
@@ -141,7 +144,7 @@ def _layout() -> str:
 
 
 def _has_room(loaded: LoadedModel) -> bool:
-    """Whether the disk takes them and as much again."""
+    """Return whether the disk has twice the size of the tensors free."""
     folder = prepared_root()
     while not folder.exists():
         folder = folder.parent
@@ -149,7 +152,7 @@ def _has_room(loaded: LoadedModel) -> bool:
 
 
 def _write(loaded: LoadedModel, file: Path) -> None:
-    """Write the tensors in their order, never a second copy in memory."""
+    """Write the tensors and their record to ``file``, without a second copy in memory."""
     record = {
         "config": loaded.described, "formats": loaded.formats, "facts": dict(loaded.config),
         "outline": asdict(loaded.outline),
@@ -169,9 +172,9 @@ def _write(loaded: LoadedModel, file: Path) -> None:
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors, read to where steps read them, and what was noted beside them; None where they are damaged.
+    """Read (tensors by name, record) into an arena; None if a checksum or the layout differs.
 
-    None too where the file is of another layout: what was looked at may have been replaced before it was opened.
+    The layout is checked again here, as another process may have replaced the file since ``is_whole``.
     """
     arena, tensors = Arena(), {}
     with file.open("rb") as stream:
@@ -187,7 +190,7 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 
 
 def _sums(tensors: Mapping[str, Tensor]) -> list[int]:
-    """Of each tensor as words: no place changes alone without its sum, which costs what reading memory does."""
+    """Return a checksum of each tensor, the sum of its 8-byte words; it detects any single changed word."""
     sums = []
     for tensor in tensors.values():
         content = _bytes_of(tensor.contiguous())
@@ -197,4 +200,5 @@ def _sums(tensors: Mapping[str, Tensor]) -> list[int]:
 
 
 def _bytes_of(tensor: Tensor) -> Any:
+    """Return the bytes of a contiguous CPU tensor as a NumPy uint8 view."""
     return tensor.detach().view(-1).view(torch.uint8).numpy()

@@ -1,25 +1,25 @@
-"""The text whose rows a cache holds: what a later request that begins alike need not read again."""
+"""Prefix reuse: which tokens have their rows in a cache, so that a request with the same prefix can skip them."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
 
 class States(Protocol):
-    """Recurrent states, from which a text can continue only at the positions that have a copy."""
+    """Recurrent states; a text can continue only at positions at which the states were copied."""
 
     def places(self) -> Collection[int]:
-        """Numbers of tokens after which a text can continue; 0 is one of them."""
+        """Return the numbers of tokens after which the text can continue, 0 included."""
 
     def begin(self, num_rows: int) -> None:
-        """Drop what follows the first ``num_rows`` tokens, a number that ``places`` lists."""
+        """Return to the states after the first ``num_rows`` tokens, which must be in ``places``."""
 
 
 class KeptText:
-    """Certain tokens, of which the first ``num_rows`` have their rows in a cache's slots, each at its position.
+    """The committed tokens of a cache. The first ``num_rows`` of them have KV rows, in slots equal to their index.
 
-    ``lead`` are the tokens of the text that stand before them and never have rows: a head's cache lacks the first.
-    Whoever writes to the cache in another way says so: ``forget`` before rows of something else, ``pretend`` to stand
-    behind rows that were never read.
+    ``lead`` are the tokens before ``tokens``, which never have rows: a draft head's cache lacks the first token.
+    Code that writes other rows to the cache must call ``forget`` first, or ``pretend`` to time steps at a context
+    length whose rows were never computed.
     """
 
     def __init__(self, states: States | None = None) -> None:
@@ -31,30 +31,31 @@ class KeptText:
 
     @property
     def num_kept(self) -> int:
-        """Rows that a later request may keep: none where they were only pretended."""
+        """Number of rows that a later request may reuse; 0 after ``pretend``."""
         return self._place(min(self.num_rows, len(self.tokens))) if self._is_real else 0
 
     @property
     def whole(self) -> list[int]:
-        """The text from its first token on."""
+        """The whole text, ``lead`` and ``tokens``."""
         return [*self.lead, *self.tokens]
 
     def shared(self, whole: Sequence[int], ahead: int = 0, most: int | None = None) -> int:
-        """How many rows the text ``whole`` can keep, ``most`` at most: up to the first token that differs.
+        """Return how many rows the text ``whole`` can reuse: those before the first different token, at most ``most``.
 
-        ``ahead`` tokens behind the rows count as if they had rows, for a caller that holds what those are made of. With
-        recurrent layers it is a place at which states are kept.
+        The ``ahead`` tokens after the last row count as if they had rows, for a caller that holds the hidden states to
+        compute them. With recurrent layers, the result is a position with a copy of the states.
         """
         same = self._same(whole, ahead)
         return self._place(same if most is None else max(0, min(same, most)))
 
     def _place(self, num_rows: int) -> int:
-        """The largest number of tokens up to ``num_rows`` after which the text can continue."""
+        """Return the largest number of tokens, at most ``num_rows``, after which the text can continue."""
         if self.states is None:
             return num_rows
         return max(place for place in self.states.places() if place <= num_rows)
 
     def _same(self, whole: Sequence[int], ahead: int) -> int:
+        """Return the length of the prefix of ``tokens`` shared with ``whole``, see ``shared``."""
         start = len(self.lead)
         if tuple(whole[:start]) != self.lead or not self._is_real:
             return 0
@@ -64,13 +65,13 @@ class KeptText:
         return next(i for i in range(most) if self.tokens[i] != whole[start + i])
 
     def begin(self, tokens: Sequence[int], num_rows: int, lead: Sequence[int] = ()) -> None:
-        """The text is ``lead`` and ``tokens`` now, ``num_rows`` of them with rows already, as ``shared`` found."""
+        """Set the text to ``lead`` and ``tokens``. The first ``num_rows`` tokens have rows, a result of ``shared``."""
         if self.states is not None:
             self.states.begin(num_rows)
         self._hold(tokens, num_rows, lead)
 
     def pretend(self, tokens: Sequence[int], num_rows: int) -> None:
-        """As ``begin``, but the rows are not this text's: nothing of it is ever kept. For timing steps."""
+        """As ``begin``, for timing steps: the rows do not belong to this text, so none of it is reused later."""
         self._hold(tokens, num_rows)
         self._is_real = False
 

@@ -1,4 +1,4 @@
-"""What a pass says of its layers, for drafters that read the target's states."""
+"""Hidden states of a pass by layer, for drafters that read the target's hidden states."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 
 class LayerRows(Mapping[int, Tensor]):
-    """States at some layers [len(rows), H] of the ``rows`` of a pass, which ascend; taken out when they are asked for.
+    """Mapping from layer to hidden states [len(rows), H] of the ascending ``rows`` of a pass.
 
-    Behind a pass, which has gone through every cache, each call of PyTorch takes ten microseconds.
+    Rows are selected on access: right after a pass, with cold processor caches, every PyTorch call takes 10 us.
     """
 
     def __init__(self, layers: Sequence[int], outputs: Sequence[Tensor], rows: Sequence[int]) -> None:
-        self.whole = dict(zip(layers, outputs, strict=True))  # of all rows of the pass, [W, H] each
+        self.whole = dict(zip(layers, outputs, strict=True))  # layer -> states of all rows of the pass, [W, H]
         self.rows = rows
 
     def __getitem__(self, layer: int) -> Tensor:
         states, count = self.whole[layer], len(self.rows)
-        if self.rows[-1] < count:  # side by side, as they mostly are: no copy
+        if self.rows[-1] < count:  # the rows are 0 to count - 1, as mostly: no copy
             return states[:count]
         return states.index_select(0, torch.tensor(self.rows, device=states.device))
 

@@ -1,4 +1,4 @@
-"""A model ready for static-shape steps: its tensors by name, and the code that is traced over them."""
+"""A loaded model, ready for static-shape steps: its tensors by name, sizes, and the module that is traced."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,33 +16,33 @@ if TYPE_CHECKING:  # native steps never import transformers' models
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to be traced: packed linears, our attention, and its tensors by name."""
+    """A model with packed weights and tree attention, from which steps are built."""
 
     name: str
     outline: Outline
     num_threads: int
     dtype: torch.dtype
     device: torch.device
-    tensors: dict[str, Tensor]  # parameters and buffers by name: what a step takes as its weights
-    formats: dict[str, int]  # GGUF's numbers for the formats of quantised layers, by their names
-    config: Mapping[str, Any]  # what config.json says; nothing of a head
-    described: str  # the model's configuration as it runs
-    build: Callable[[], "PreTrainedModel"]  # over the same tensors, or the same weights where it is described
-    is_described: bool = False  # its tensors are those of native steps, which need no model
+    tensors: dict[str, Tensor]  # parameters and buffers by name, the weights that steps take
+    formats: dict[str, int]  # GGUF type numbers of quantised layers, by layer name
+    config: Mapping[str, Any]  # the configuration as in config.json; empty for a draft head
+    described: str  # the same as JSON text
+    build: Callable[[], "PreTrainedModel"]  # returns the transformers model, over ``tensors`` unless ``is_described``
+    is_described: bool = False  # whether ``tensors`` are in the layout of native steps, which need no model
 
     @cached_property
     def model(self) -> "PreTrainedModel":
-        """What is traced; native steps never ask for it."""
+        """The transformers model, built on first access; native steps do not need it."""
         return self.build()
 
     @property
     def max_context(self) -> int:
-        """Positions the model was built for."""
+        """Largest number of positions, see ``Outline.max_context``."""
         return self.outline.max_context
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding: at least the tokens of the tokenizer, often padded."""
+        """Rows of the embedding: at least the tokenizer's tokens, often padded."""
         return self.outline.vocab_size
 
     @property

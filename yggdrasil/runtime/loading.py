@@ -1,4 +1,4 @@
-"""Load a causal language model for static-shape steps, and refuse what cannot be verified as a tree."""
+"""Load a causal language model with transformers for static-shape steps; reject unsupported models."""
 
 import sys
 from functools import partial
@@ -40,15 +40,17 @@ def load_model(
     pack: bool = True,
     weights: Weights = "full",
 ) -> LoadedModel:
-    """Load a checkpoint folder, GGUF file or hub id, unmodified, and make it ready for static steps.
+    """Load a checkpoint folder, GGUF file or hub id and prepare it for static steps.
 
-    ``weights`` "file" keeps the blocks of a GGUF file, or of experts in MXFP4, as they are; a format rounds every
-    linear layer and the embedding to it: models of their own, with a quarter to a half of the bytes to read. On a CPU
-    only.
+    Args:
+        num_threads: threads of the packed layers' kernels.
+        pack: whether to pack linear layers on a CPU.
+        weights: "full"; "file" to read the quantised blocks of a GGUF file or of MXFP4 experts; or a format to which
+            linear layers and embedding are quantised. Other values than "full" need a CPU.
 
     Raises:
-        YggdrasilError: no such checkpoint, one that lacks weights of its model or holds others, or an architecture
-            that tree masks cannot verify.
+        YggdrasilError: if the checkpoint is missing, lacks weights or holds others, or the architecture or ``weights``
+            is unsupported.
     """
     found = Source.find(source)
     config = load_config(found)
@@ -68,7 +70,7 @@ def load_model(
             folder, dtype=dtype, local_files_only=True, use_safetensors=True, ignore_mismatched_sizes=True,
             output_loading_info=True,
         )  # fmt: skip
-    except Exception as error:  # as with the configuration, which is used here
+    except Exception as error:  # an odd configuration may raise anything here
         raise YggdrasilError(f"{found.given} could not be loaded: {first_line(error)}") from error
     _refuse_gaps(report, found.given, config)
     model.eval()
@@ -80,7 +82,7 @@ def load_model(
 
 
 def _refuse_gaps(report: dict[str, Any], name: str, config: PretrainedConfig) -> None:
-    """Refuse a checkpoint that is not this model's, by what transformers reports of it."""
+    """Raise YggdrasilError if transformers' loading report has missing, unexpected or misshapen weights."""
     sizes = config.get_text_config().num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 0
     unexpected = sorted(key for key in report["unexpected_keys"] if not is_ignored(key, *sizes))
     misshapen = [f"{key} ({list(there)}, not {list(here)})" for key, there, here in sorted(report["mismatched_keys"])]
@@ -88,7 +90,7 @@ def _refuse_gaps(report: dict[str, Any], name: str, config: PretrainedConfig) ->
 
 
 def _refuse_weights(weights: Weights, source: Source, device: torch.device) -> None:
-    """Refuse quantised weights where nothing reads them, and blocks where there are none."""
+    """Raise YggdrasilError if ``weights`` is unsupported on this device or for this model."""
     if weights == "full":
         return
     if device.type != "cpu":
@@ -104,7 +106,7 @@ def _refuse_weights(weights: Weights, source: Source, device: torch.device) -> N
 def _quantise(
     model: PreTrainedModel, source: Source, weights: Weights, experts: Mxfp4Experts | None
 ) -> Quantise | None:
-    """Where quantised rows come from; None for full weights."""
+    """Return the function that supplies quantised rows to ``pack_linears``; None for full weights."""
     if weights == "full":
         return None
     if weights != "file":
@@ -116,7 +118,7 @@ def _quantise(
 
 
 def _has_attention_interface(model: PreTrainedModel) -> bool:
-    """Whether its attention looks its function up by name, which some families do without saying so."""
+    """Return whether the model's attention function can be replaced; some families support it without declaring it."""
     says_so = getattr(model, "_supports_attention_backend", False)
     return says_so or hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
 
@@ -124,7 +126,11 @@ def _has_attention_interface(model: PreTrainedModel) -> bool:
 def prepare_model(
     model: PreTrainedModel, name: str, num_threads: int, *, pack: bool = True, quantise: Quantise | None = None
 ) -> LoadedModel:
-    """Plug our attention into a model that is already in memory and, on a CPU, pack its linears, in place."""
+    """Install tree attention in ``model`` and, on a CPU, pack its linear layers, in place.
+
+    Raises:
+        YggdrasilError: if the model's attention or recurrent layers cannot be replaced.
+    """
     if not _has_attention_interface(model):
         raise YggdrasilError(
             f"{name}: {type(model).__name__} computes attention in its own way and offers no place for a tree mask; "
@@ -135,10 +141,10 @@ def prepare_model(
     if Recurrence.of(model.config.get_text_config()) is not None:
         serve_recurrent_layers(model)
     model.config.use_cache = True
-    # What a pass returns is ours to say: a checkpoint's own wishes would cost time, or be of no use.
+    # Override a checkpoint's settings of what a pass returns.
     model.config.output_hidden_states = model.config.output_attentions = False
     model.config.return_dict = True
-    if pack and model.device.type == "cpu":  # elsewhere a compiler fuses around PyTorch's own linears
+    if pack and model.device.type == "cpu":  # on other devices the compiler fuses around PyTorch's linears
         pack_linears(model, num_threads, quantise)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     described = model.config.to_json_string()

@@ -1,4 +1,4 @@
-"""Moving accepted rows of a cache, for whoever does it behind every pass."""
+"""Move the accepted rows of a cache after a pass."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,9 +15,10 @@ Move = Callable[[Sequence[int], int], None]
 
 
 def row_mover(cache: StaticCache, recorder: Recorder | None = None, most: int = 1) -> Move:
-    """``cache.commit``, where it can be a plain C call, or a capture where there is a ``recorder``.
+    """Return a function equivalent to ``cache.commit``.
 
-    A capture moves ``most`` rows at once.
+    With a ``recorder`` it is a capture that moves up to ``most`` rows; on a CPU with the native library, a direct C
+    call.
     """
     if recorder is not None:
         return CapturedMover(cache, recorder, most)
@@ -26,7 +27,7 @@ def row_mover(cache: StaticCache, recorder: Recorder | None = None, most: int = 
 
 
 class CapturedMover:
-    """One launch, whatever the number of rows."""
+    """Move rows by one launch of a capture, whatever their number."""
 
     def __init__(self, cache: StaticCache, recorder: Recorder, most: int) -> None:
         device = cache.keys[0].device
@@ -39,20 +40,20 @@ class CapturedMover:
         self.capture()
 
     def write(self, sources: Sequence[int], destination: int) -> None:
-        """What the next ``move`` moves."""
+        """Set the rows that the next ``move`` moves: those in slots ``sources``, to ``destination`` onwards."""
         self._start.write(destination)
         self._rows.write(*(source - destination for source in sources))
         self._count.write(len(sources))
 
     def move(self) -> Sequence[Tensor]:
-        """The work itself, for captures of which it is a part."""
+        """Run the operator, for captures that include it."""
         arguments = self._start.tensor, self._rows.tensor, self._count.tensor
         torch.ops.yggdrasil.keep_rows(self._cache.rows(), *arguments)
         return ()
 
 
 class _NativeMover:
-    """Its tensors, two a layer, are handed over once and not at each call."""
+    """Move rows with a direct C call; the cache's tensors are registered once, at construction."""
 
     def __init__(self, cache: StaticCache) -> None:
         self._mail = Mailbox(2 + cache.capacity)

@@ -1,7 +1,7 @@
-"""How far a wide pass is from width-1 decoding on the same tokens, and what tolerance follows from it.
+"""Measure how logits of wide passes differ from width-1 decoding, and derive the tolerance of ``exactness="strict"``.
 
-Kernels that sum in another order for another number of rows give logits that differ in their last bits; where two
-tokens are nearly equal, that flips a greedy choice. Dims: P positions, V vocabulary.
+Kernels may sum in another order for another number of rows, so logits differ in their last bits. If two tokens are
+nearly tied, the argmax flips. Dims: P positions, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -14,47 +14,47 @@ from torch import Tensor
 from yggdrasil.artifacts import parse_dataclass, read_yaml, to_plain, write_yaml
 
 KIND, SCHEMA_VERSION = "parity", 1
-_CONTENDERS = 16  # best tokens whose logits are compared: nothing further down can win
-_SAFETY = 1.5  # texts that were not probed may differ by more than those that were
+_CONTENDERS = 16  # top-k tokens whose logits are compared; lower ones cannot become the argmax
+_SAFETY = 1.5  # margin for texts that were not probed
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One position at which a wide pass chooses another token than a width-1 pass."""
+    """A position at which the argmax of a wide pass differs from that of a width-1 pass."""
 
     prompt: str
     position: int  # in the generated text
     width: int
-    expected: int  # the width-1 choice
-    found: int
+    expected: int  # argmax token of the width-1 pass
+    found: int  # argmax token of the wide pass
     expected_margin: float  # logits, in the width-1 pass
     found_margin: float
 
 
 @dataclass(frozen=True)
 class WidthParity:
-    """One compiled width against width 1."""
+    """Comparison of one width with width 1."""
 
     width: int
     positions: int
-    flips: int
-    largest_flip_margin: float  # logits; the widest lead that was lost, in either pass
-    largest_difference: float  # logits, among the best tokens of a position
-    mean_difference: float
+    flips: int  # positions with a different argmax
+    largest_flip_margin: float  # logits; the largest margin, in either pass, of a position that flipped
+    largest_difference: float  # logits, among the top tokens of a position
+    mean_difference: float  # logits, of the largest difference at each position
 
 
 @dataclass(frozen=True)
 class LayerDivergence:
-    """Where the worst position's difference comes from: states after one layer, by the two passes."""
+    """Difference of the hidden states after one layer, at the position with the largest difference of logits."""
 
     layer: int
     largest_difference: float
-    relative: float  # to the largest state
+    relative: float  # to the largest absolute value of the states
 
 
 @dataclass(frozen=True)
 class ParityReport:
-    """What was measured for one model on one machine."""
+    """Parity measurements of one model on one machine."""
 
     model: str
     dtype: str
@@ -62,24 +62,25 @@ class ParityReport:
     threads: int
     prompts: int
     widths: list[WidthParity]
-    tolerance: float  # logits: a lead above it survives any width
-    worst: list[LayerDivergence] = field(default_factory=list)  # empty where all bits are equal
+    tolerance: float  # logits; an argmax with a larger margin is the same at every width
+    worst: list[LayerDivergence] = field(default_factory=list)  # empty if all logits are bitwise equal
     worst_position: str = ""
 
     def save(self, folder: Path) -> Path:
+        """Write the report to ``folder`` and return its path."""
         path = _file(folder, self.dtype)
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
         return path
 
     @classmethod
     def load(cls, folder: Path, dtype: str) -> "ParityReport":
-        """Read what ``save`` wrote; ArtifactError where it is missing or damaged."""
+        """Read the report of ``dtype`` from ``folder``. Raises ArtifactError if it is missing or damaged."""
         path = _file(folder, dtype)
         return parse_dataclass(cls, read_yaml(path, KIND, SCHEMA_VERSION), str(path))
 
 
 def read_tolerance(folder: Path, dtype: str) -> float | None:
-    """The tolerance measured for a plan in this dtype; None where there is none."""
+    """Return the tolerance, in logits, measured in this dtype for the plan of ``folder``; None if not measured."""
     return ParityReport.load(folder, dtype).tolerance if _file(folder, dtype).exists() else None
 
 
@@ -88,7 +89,7 @@ def _file(folder: Path, dtype: str) -> Path:
 
 
 def differences(reference: Tensor, found: Tensor) -> Tensor:
-    """Largest difference [P] among the best tokens of each position; both inputs [P, V]."""
+    """Return the largest logit difference [P] among the top tokens of each position; both inputs [P, V]."""
     reference, found = reference.float(), found.float()
     count = min(_CONTENDERS, reference.shape[1])
     contenders = torch.cat([reference.topk(count).indices, found.topk(count).indices], dim=1)  # [P, 2K]
@@ -96,13 +97,13 @@ def differences(reference: Tensor, found: Tensor) -> Tensor:
 
 
 def margins(logits: Tensor) -> Tensor:
-    """Lead of the best token over the next, [P], of ``logits`` [P, V]."""
+    """Return the difference [P] between the two largest of ``logits`` [P, V]."""
     best = logits.float().topk(2).values
     return best[:, 0] - best[:, 1]
 
 
 def mismatches(prompt: str, width: int, reference: Tensor, found: Tensor) -> list[Mismatch]:
-    """Positions whose best tokens differ; ``reference`` and ``found`` [P, V]."""
+    """Return the positions whose argmax tokens differ; ``reference`` (width 1) and ``found`` are logits [P, V]."""
     expected, chosen = reference.argmax(1), found.argmax(1)
     leads = margins(reference), margins(found)
     return [
@@ -112,11 +113,11 @@ def mismatches(prompt: str, width: int, reference: Tensor, found: Tensor) -> lis
 
 
 def summarise_width(width: int, apart: Tensor, flips: Sequence[Mismatch]) -> WidthParity:
-    """Figures of one width; ``apart`` [P] are its differences at all positions."""
+    """Summarise one width; ``apart`` [P] are its ``differences`` at all positions, ``flips`` its mismatches."""
     lost = max((max(flip.expected_margin, flip.found_margin) for flip in flips), default=0.0)
     return WidthParity(width, apart.shape[0], len(flips), lost, float(apart.max()), float(apart.mean()))
 
 
 def tolerance_of(widths: Sequence[WidthParity]) -> float:
-    """A lead that no probed width can turn: both contenders may move, each by the largest difference seen."""
+    """Return a margin in logits that no probed width can flip: twice the largest difference, times a safety factor."""
     return 2 * _SAFETY * max((width.largest_difference for width in widths), default=0.0)

@@ -1,4 +1,4 @@
-"""Whether caches of a length fit the models and the memory that is left; and memory that is given back."""
+"""Check whether caches fit in memory, and return freed memory to the system."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,7 +14,13 @@ _CONTAINER = Path("/sys/fs/cgroup")
 
 
 def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
-    """YggdrasilError where a text of ``max_length`` tokens, in caches of ``capacity`` slots, fits not all of them."""
+    """Check that every model supports ``max_length`` tokens and that caches of ``capacity`` slots fit in free memory.
+
+    Memory is checked on a CPU only.
+
+    Raises:
+        YggdrasilError: if ``max_length`` is too large.
+    """
     for model in models:
         if max_length > model.max_context:
             raise YggdrasilError(
@@ -30,7 +36,7 @@ def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) ->
 
 
 def cache_bytes(model: LoadedModel, capacity: int) -> int:
-    """What keys and values of ``capacity`` tokens take, and states with their copies."""
+    """Return the bytes of a KV cache of ``capacity`` slots, and of recurrent states with their copies."""
     outline = model.outline
     elements = sum(2 * heads * size * capacity for heads, size in outline.key_heads)
     recurrence = outline.recurrence
@@ -39,7 +45,7 @@ def cache_bytes(model: LoadedModel, capacity: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had without swapping, of the machine and of a container's limit, where the system says so."""
+    """Return the bytes of free memory without swapping, limited by a container's limit; None if unknown."""
     found = [left for left in (_left_on_machine(), _left_in_container()) if left is not None]
     return min(found, default=None)
 
@@ -53,7 +59,10 @@ def _left_on_machine() -> int | None:
 
 
 def _left_in_container() -> int | None:
-    """What the limit leaves, and pages of files, which the system drops before anything is refused."""
+    """Return the bytes left of a container's memory limit; None without a limit.
+
+    Cached file pages count as free: the system drops them before an allocation fails.
+    """
     try:
         limit, taken, stat = ((_CONTAINER / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
     except OSError:
@@ -66,6 +75,6 @@ def _left_in_container() -> int | None:
 
 
 def give_back() -> None:
-    """Hand memory that was freed to the system, where the C library keeps it: what is allocated next may not fit it."""
+    """Return freed memory to the system (glibc only), which may hold it in pieces that later allocations do not fit."""
     with suppress(OSError, AttributeError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""A model with its cache and its steps: everything that runs on one set of weights."""
+"""A loaded model with its cache and compiled steps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ from yggdrasil.runtime.traced import StepModule, TracedCall
 class ModelRunner:
     """One model, its static cache, and its steps by (name, width).
 
-    With a ``recorder`` (backend "cudagraph") steps are pieces of captures: ``captured`` gives one by itself.
+    With a ``recorder`` (backend "cudagraph"), steps are parts of captures; ``captured`` returns a capture of one step.
     """
 
     def __init__(
@@ -34,39 +34,50 @@ class ModelRunner:
         recorder: Recorder | None = None,
         widest: int | None = None,
     ) -> None:
-        """Passes over recurrent layers have at most ``widest`` rows, ``capacity`` where nothing is said."""
+        """Allocate the cache; steps are declared by ``define``.
+
+        Args:
+            capacity: slots of the cache.
+            vocab_size: number of logits of a pass; the target's may be padded.
+            backend: how steps run; "native" falls back to another backend for models that it does not cover.
+            hidden_layers: layers whose outputs a pass returns.
+            widest: maximum rows of a pass over recurrent layers, ``capacity`` by default.
+        """
         self.loaded = loaded
         self.recorder = recorder
         self.weights = list(loaded.tensors.values())
         self.cache = StaticCache.allocate(loaded.outline, capacity, loaded.dtype, loaded.device, widest)
         is_built = backend in ("native", "uncompiled")
         native = native_call(loaded, self.cache, vocab_size, hidden_layers) if is_built else None
-        # Heads are modules of ours over packed layers: a few operators, run as they are.
+        # Draft heads consist of a few operators over packed layers, so they run eagerly.
         others: Backend = "inductor" if loaded.config and backend == "native" else "eager"
         self.backend: Backend = backend if not is_built else "native" if native is not None else others
         self.call: ModelCall = native or TracedCall(loaded, vocab_size, hidden_layers)
         states = self.cache.states
         self.states = None if states is None else TextStates(states, loaded.num_threads)
-        self.text = KeptText(self.states)  # what the cache holds, whoever reads it
+        self.text = KeptText(self.states)  # the text in the cache
         self._is_complete = self._is_uncompiled = False
         self._steps: dict[tuple[str, int], Step] = {}
         self._captures: dict[tuple[tuple[str, int], ...], Capture] = {}
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]]]] = {}
 
     def keep(self, rows: Sequence[int]) -> None:
-        """The rows of the last pass that lie on a path are text now, which the cache holds in their order already."""
+        """Commit ``rows`` of the last pass to the text; their keys and values are already in the slots after it."""
         if self.states is not None:
             self.states.commit(self.text.num_rows, rows)
         self.text.num_rows += len(rows)
 
     def read(self, tokens: Tensor, most: int) -> Iterator[Forward]:
-        """What eager passes over the text ``tokens`` [N] give, of ``most`` rows at most; no row of it is kept."""
+        """Read a new text ``tokens`` [N] int64 in eager passes of at most ``most`` rows, and yield their results.
+
+        The text in the cache is forgotten before and after.
+        """
         self.text.forget()
         yield from self.extend(tokens, most)
         self.text.forget()
 
     def extend(self, tokens: Tensor, most: int) -> Iterator[Forward]:
-        """As ``read``, of ``tokens`` [N] behind the text, which they belong to then."""
+        """Append ``tokens`` [N] int64 to the text in eager passes of at most ``most`` rows, and yield their results."""
         most = most if self.states is None else min(most, self.states.widest)
         for chunk in tokens.split(most):
             start, rows = self.text.num_rows, torch.arange(len(chunk), device=tokens.device)
@@ -75,7 +86,7 @@ class ModelRunner:
             self.keep(range(len(chunk)))
 
     def reading(self, hidden_layers: Sequence[int]) -> ModelCall:
-        """The runner's call, giving the outputs of other layers."""
+        """Return the model call of this runner for other ``hidden_layers``."""
         if self.backend == "native":
             native = native_call(self.loaded, self.cache, self.call.vocab_size, hidden_layers)
             assert native is not None
@@ -83,16 +94,20 @@ class ModelRunner:
         return TracedCall(self.loaded, self.call.vocab_size, hidden_layers)
 
     def define(self, name: str, width: int, module: StepModule, inputs: Sequence[Tensor]) -> None:
-        """Declare a step: ``module(weights, caches, *inputs)``. It is built on ``complete`` or first use."""
+        """Declare a step that calls ``module(weights, caches, *inputs)``. ``complete`` or the first use builds it."""
         assert (name, width) not in self._defined, f"the step {name} of width {width} is defined already"
         self._defined[name, width] = module, self.arguments(inputs)
 
     def arguments(self, inputs: Sequence[Tensor]) -> list[Tensor | list[Tensor]]:
-        """What a step that takes ``inputs`` is called with."""
+        """Return the argument list of a step: weights, cache tensors, then ``inputs``."""
         return [self.weights, self.cache.tensors(), *inputs]
 
     def step(self, name: str, width: int) -> Step:
-        """The step, built on first use; once ``complete`` was called, a step that it did not build is an error."""
+        """Return the step; it is built if necessary.
+
+        Raises:
+            YggdrasilError: if ``complete`` has been called and did not build it.
+        """
         found = self._steps.get((name, width))
         if found is None:
             if self._is_complete:
@@ -107,20 +122,20 @@ class ModelRunner:
         module, inputs = self._defined[name, width]
         if self.backend not in ("inductor", "cudagraph") or self._is_uncompiled:
             return partial(_eager, module, inputs)
-        from yggdrasil.compiler.in_process import InProcessStep  # here: native steps need no compiler
+        from yggdrasil.compiler.in_process import InProcessStep  # imported late: native steps need no compiler
 
         is_captured = self.backend == "cudagraph"
         step = InProcessStep(module, inputs, name, width, is_captured=is_captured)
         if is_captured:  # a capture prepares its steps itself
             return step
         step.prepare()
-        if not step.is_compiled:  # rows of compiled steps and of others differ in their last bits
+        if not step.is_compiled:  # compiled and uncompiled steps differ in the last bits, so none is compiled
             self._is_uncompiled = True
             self._steps = {key: self._build(*key) for key in self._steps}
         return step
 
     def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
-        """Build every step that is defined, reporting the share that is there; from now on none is built silently."""
+        """Build all defined steps; afterwards a missing one is an error. ``report`` gets the fraction done, 0 to 1."""
         for number, step in enumerate(self._defined, start=1):
             if step not in self._steps:
                 self._steps[step] = self._build(*step)
@@ -128,14 +143,14 @@ class ModelRunner:
         self._is_complete = True
 
     def complete_again(self) -> None:
-        """Build what was defined since, if the runner was complete then."""
+        """If ``complete`` was called before, build the steps that were defined since."""
         if self._is_complete:
             self.complete()
 
     def launch(self, *steps: tuple[str, int]) -> Sequence[Tensor]:
-        """Run the steps (name, width) one after another, as one capture where there is a recorder.
+        """Run steps (name, width) in sequence, with a recorder as one capture; return the outputs of the last step.
 
-        Returns the last one's outputs; those of a capture last until its next launch.
+        The next launch of a capture overwrites its outputs.
         """
         if self.recorder is not None:
             return self.captured(*steps)()
@@ -145,7 +160,7 @@ class ModelRunner:
         return outputs
 
     def captured(self, *steps: tuple[str, int]) -> Capture:
-        """The steps, one after another, as one capture, recorded when used a second time. Outputs are the last's."""
+        """Return a capture of these steps in sequence, recorded on its second call; its outputs are the last step's."""
         found = self._captures.get(steps)
         if found is None:
             assert self.recorder is not None
@@ -162,6 +177,7 @@ class ModelRunner:
 
     @property
     def defined(self) -> list[tuple[str, int]]:
+        """Names and widths of all declared steps."""
         return list(self._defined)
 
 

@@ -1,12 +1,12 @@
-"""Check that tree attention computes what a model's own attention computes, before the model is served.
+"""Check that tree attention equals a model's own attention, before the model is used.
 
-Families differ in what they pass to an attention function. The check compares like with like, so that rounding of
-quantised or bfloat16 weights never looks like a wrong function:
+Model families differ in the arguments of their attention function. The check runs two passes over a short text, such
+that rounding of quantised or bfloat16 weights cannot cause a false alarm:
 
-1. The model reads a short text with its own mask, positions and eager attention. In every layer tree attention gets
-   the same queries, keys and values, and both outputs are computed in float32.
-2. The model reads the text as a decode step calls it. Every layer's attention returns the output of pass 1, so queries,
-   keys and values must be those of pass 1 again; if they are not, positions or another part of a step differ.
+1. The model runs with its own mask, positions and eager attention. In every layer, tree attention gets the same
+   queries, keys and values, and both outputs are computed in float32 and compared.
+2. The model runs as in a decode step. Every layer's attention returns its output of pass 1, so queries, keys and values
+   must equal those of pass 1; if they do not, positions or another part of the step are wrong.
 """
 
 import sys
@@ -28,19 +28,19 @@ from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.step_cache import StepCache
 
 _CHECKED_NAME = "yggdrasil_selfcheck"
-_NUM_TOKENS = 24  # where no text is given
-_TOLERANCE = 2e-3  # of the reference's range, in float32
-_INPUT_TOLERANCE = {torch.float32: 2e-3}  # queries, keys and values are the model's own, in its dtype
-_TERMS = ("scaling", "sliding_window", "softcap")  # what a layer may pass to its attention, for the message
+_NUM_TOKENS = 24  # length of the default text
+_TOLERANCE = 2e-3  # fraction of the reference's range, in float32
+_INPUT_TOLERANCE = {torch.float32: 2e-3}  # for queries, keys and values, by the model's dtype; others 2e-2
+_TERMS = ("scaling", "sliding_window", "softcap")  # arguments of the attention that the message lists
 
 
 class _Differs(Exception):
-    """The first difference that was found; the message names the layer and the term."""
+    """The first difference found. The message has the layer and the tensor or argument."""
 
 
 @dataclass
 class _Layer:
-    """What one call of a layer's attention got and gave in pass 1."""
+    """Inputs and output of one layer's attention in pass 1."""
 
     index: int
     inputs: tuple[Tensor, Tensor, Tensor]  # queries [1, Hq, T, D], keys and values [1, Hkv, T, D]
@@ -49,7 +49,7 @@ class _Layer:
 
 @dataclass
 class _Record:
-    """The layers of pass 1 in the order in which they run, and how many of them pass 2 has reached."""
+    """The layers of pass 1 in the order in which they ran, and the number of layers that ran in pass 2."""
 
     num_threads: int
     layers: list[_Layer] = field(default_factory=list)
@@ -60,11 +60,11 @@ class _Record:
 def check_tree_attention(loaded: LoadedModel, tokens: Sequence[int] | None = None) -> None:
     """Compare tree attention with the model's own attention on ``tokens``, layer by layer.
 
-    ``tokens`` are ids of a short real text; without them ids from the whole vocabulary are read.
+    ``tokens`` are ids of a short text, by default 24 ids spread over the vocabulary.
 
     Raises:
-        YggdrasilError: tree attention differs (the message names the layer and the term), the model cannot be called
-            as a decode step calls it, or its logits are not finite.
+        YggdrasilError: if tree attention differs (the message has the layer), the model cannot run as in a decode
+            step, or its logits are not finite.
     """
     device, model = loaded.device, loaded.model
     ids = torch.tensor(tokens or _spread_ids(loaded.vocab_size), device=device)[None]
@@ -91,12 +91,12 @@ def check_tree_attention(loaded: LoadedModel, tokens: Sequence[int] | None = Non
 
 
 def _spread_ids(vocab_size: int) -> list[int]:
-    """Ids from all over the vocabulary: its beginning often holds tokens that no text contains."""
+    """Return ids spread over the vocabulary, whose first ids often are tokens that occur in no text."""
     return [(2 * index + 1) * vocab_size // (2 * _NUM_TOKENS) for index in range(_NUM_TOKENS)]
 
 
 def _read_as_step(model: PreTrainedModel, ids: Tensor, loaded: LoadedModel, record: _Record) -> Tensor:
-    """Logits [T, V] of the text, read with positions, mask and cache as a decode step passes them."""
+    """Run the text with positions, mask and cache as in a decode step; return its logits [T, V] float32."""
     length = ids.shape[1]
     positions = torch.arange(length, device=loaded.device)
     cache = StaticCache.allocate(loaded.outline, length, loaded.dtype, loaded.device)
@@ -110,6 +110,7 @@ def _read_as_step(model: PreTrainedModel, ids: Tensor, loaded: LoadedModel, reco
 
 
 def _causal(length: int, device: torch.device) -> Tensor:
+    """Return a causal mask [length, length] bool."""
     positions = torch.arange(length, device=device)
     return positions[:, None] >= positions[None, :]
 
@@ -134,7 +135,10 @@ def _checked_attention(
     num_threads: int | None = None,
     **terms: Any,
 ) -> tuple[Tensor, None]:
-    """Pass 1: the model's own attention, compared with tree attention. Pass 2: the output of pass 1 again."""
+    """In pass 1, run the model's own attention and compare tree attention with it; in pass 2, compare the inputs.
+
+    Both passes return the output of the model's own attention in pass 1.
+    """
     inputs = (query, key, value)
     if selfcheck.num_replayed is not None:
         before = selfcheck.layers[selfcheck.num_replayed]
@@ -172,7 +176,7 @@ def _checked_attention(
 def _tree_attention_alone(
     module: nn.Module, inputs: Sequence[Tensor], num_threads: int, terms: dict[str, Any]
 ) -> Tensor:
-    """Tree attention [1, T, Hq, D] of one layer over an empty context, in the inputs' dtype."""
+    """Compute tree attention [1, T, Hq, D] of one layer with an empty context and a causal mask."""
     query, key, value = inputs
     length, layer = query.shape[2], int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = (torch.zeros_like(key[0]) for _ in range(2))
@@ -183,7 +187,7 @@ def _tree_attention_alone(
 
 
 def _eager_attention_of(module: nn.Module) -> Callable[..., tuple[Tensor, Any]]:
-    """The eager attention function of the file that defines ``module``; PyTorch's operator where it has none."""
+    """Return the eager attention function of the file that defines ``module``; transformers' sdpa if it has none."""
     file = sys.modules[type(module).__module__]
     found: Callable[..., tuple[Tensor, Any]]
     found = getattr(file, "eager_attention_forward", None) or ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -191,7 +195,7 @@ def _eager_attention_of(module: nn.Module) -> Callable[..., tuple[Tensor, Any]]:
 
 
 def _compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Raise ``_Differs`` where the greatest difference is over ``tolerance`` of the range of ``expected``."""
+    """Raise ``_Differs`` if the largest difference exceeds ``tolerance`` times the range of ``expected``."""
     if found.shape != expected.shape:
         raise _Differs(f"{what} have the shape {list(found.shape)}, not {list(expected.shape)}")
     found, expected = found.float(), expected.float()

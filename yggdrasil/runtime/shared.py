@@ -1,7 +1,6 @@
-"""Models that are open in this process: plans of the same one read the same tensors.
+"""Share loaded models within a process, so that several plans of one model use the same tensors.
 
-Beside each other they take the memory of one; and a pass over a copy that lies elsewhere has been a hundredth faster or
-slower, which is no difference between plans.
+This saves memory, and makes plans comparable: a pass over a copy at other addresses can be 1 % faster or slower.
 """
 
 from threading import Lock
@@ -15,7 +14,7 @@ from yggdrasil.runtime.kept_tensors import open_model
 from yggdrasil.runtime.loaded import LoadedModel
 
 _Key = tuple[str, str, torch.dtype, torch.device, int, Weights, bool]
-_open: WeakValueDictionary[_Key, LoadedModel] = WeakValueDictionary()  # until the last decoder lets go
+_open: WeakValueDictionary[_Key, LoadedModel] = WeakValueDictionary()  # entries live as long as a decoder uses them
 _opening = Lock()
 
 
@@ -28,10 +27,10 @@ def shared_model(
     *,
     is_described: bool = True,
 ) -> LoadedModel:
-    """The model as ``open_model`` gives it, unless it is open already, as it is on disk now.
+    """Return the model already loaded from the same files with the same options, or load it with ``open_model``.
 
     Raises:
-        YggdrasilError: as ``open_model``.
+        YggdrasilError: if the model cannot be loaded.
     """
     key = (source.given, source.fingerprint(), dtype, device, num_threads, weights, is_described)
     with _opening:

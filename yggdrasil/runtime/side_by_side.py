@@ -1,10 +1,10 @@
-"""Texts of unequal length in one pass of a model, each with keys and values of its own.
+"""Batched generation of texts of unequal length without padding, each with its own KV cache row.
 
-A pass takes one more token of each of the first M rows and whole prompts for the rows behind them, all in one line
-without padding: what does not look across places (nearly all of a model) sees one batch of N tokens. Of models with
-recurrent layers, attention sinks or chunks, one text after the other is read.
+A pass takes one more token for each of the first M rows, and whole prompts for the rows after them, concatenated to N
+tokens; only attention treats them separately. Models with recurrent layers, attention sinks or chunked attention
+process one text after the other.
 
-Dims: R rows, M rows that go on, S slots of a row, N tokens of a pass, Hq and Hkv heads, D head size.
+Dims: R rows, M rows that continue, S slots of a row, N tokens of a pass, Hq and Hkv heads, D head size.
 """
 
 from collections.abc import Sequence
@@ -21,40 +21,40 @@ from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.runner import ModelRunner
 
 SIDE_BY_SIDE = "yggdrasil_side_by_side"
-_READ = 64  # tokens of one text that a pass reads
+_READ = 64  # tokens per pass of ``OneRow``
 
 
 class _Part(NamedTuple):
-    """Tokens of a pass that attend alike: those of one row, or one of each of several."""
+    """Tokens of a pass that share one attention call: all tokens of one row, or one token of each of several rows."""
 
     tokens: slice
     rows: slice
-    seen: Tensor  # keys that each token sees, its own included
+    seen: Tensor  # int64, number of keys that each token sees, its own included
 
 
 class Rows:
-    """Keys and values of R texts, allocated once, and what the pass that runs holds of them."""
+    """KV caches [R, Hkv, S, D] of R texts, and the layout of the current pass."""
 
     def __init__(self, loaded: LoadedModel, num_rows: int, capacity: int) -> None:
         shapes = [(num_rows, heads, capacity, size) for heads, size in loaded.outline.key_heads]
-        self._caches = [  # zeros: what is masked is added to a sum too, times nothing
+        self._caches = [  # zeros: masked values enter sums with weight 0 and must be finite
             tuple(torch.zeros(shape, dtype=loaded.dtype, device=loaded.device) for _ in range(2)) for shape in shapes
         ]
         self._model, self._device, self._num_threads = loaded.model, loaded.device, loaded.num_threads
         self.num_rows, self.capacity = num_rows, capacity
-        self._rows = self._places = torch.empty(0, dtype=torch.int64)  # [N] each: where a pass keeps its tokens
+        self._rows = self._places = torch.empty(0, dtype=torch.int64)  # [N] each: row and slot of each token
         self._parts: list[_Part] = []
         self._layers_attended = 0
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Let row ``target`` hold the ``length`` tokens that row ``source`` holds."""
+        """Copy the first ``length`` slots of row ``source`` to row ``target``."""
         for caches in self._caches:
             for cache in caches:
                 cache[target, :, :length] = cache[source, :, :length]
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read ``tokens[i]`` behind the ``lengths[i]`` that row i holds, and ``prompts`` into the rows after these.
+        """Append ``tokens[i]`` to row i, which holds ``lengths[i]`` tokens, and read ``prompts`` into the next rows.
 
         Returns the logits [M + len(prompts), V] after each row's last token.
         """
@@ -62,7 +62,7 @@ class Rows:
 
     @torch.inference_mode()
     def can_read(self) -> bool:
-        """Whether all of the model's layers read texts side by side: none has attention sinks or attends in chunks."""
+        """Return whether all layers of the model support batching: none has attention sinks or chunked attention."""
         try:
             self._pass([], [], [[0]])
         except _OneByOneError:
@@ -107,7 +107,7 @@ class Rows:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
     ) -> Tensor:
-        """Keep ``key`` and ``value`` [N, Hkv, D] and attend to them with ``query`` [N, Hq, D]; returns [N, Hq, D]."""
+        """Store ``key`` and ``value`` [N, Hkv, D]; attend with ``query`` [N, Hq, D] and return [N, Hq, D]."""
         keys, values = self._caches[layer]
         self._layers_attended += 1
         keys[self._rows, :, self._places], values[self._rows, :, self._places] = key, value
@@ -121,7 +121,7 @@ class Rows:
 
 
 class OneRow:
-    """One text with a cache of its own, for models that ``Rows`` does not read: as ``Rows`` of one row."""
+    """The interface of ``Rows`` for a single row, for models that ``Rows`` does not support."""
 
     num_rows = 1
 
@@ -134,7 +134,7 @@ class OneRow:
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read the only prompt or the only token; returns the logits [1, V] after it."""
+        """Read the only prompt, or append the only token; return the logits [1, V] after it."""
         assert len(tokens) + len(prompts) == 1
         if prompts:
             self._runner.text.forget()
@@ -145,9 +145,9 @@ class OneRow:
 
 
 def rows_for(loaded: LoadedModel, num_rows: int, capacity: int) -> "Rows | OneRow":
-    """Room for ``num_rows`` texts of ``capacity`` tokens, or for one where the model reads one after the other.
+    """Allocate caches for ``num_rows`` texts of ``capacity`` tokens, or for one if the model does not support batching.
 
-    The model's attention is that of ``SIDE_BY_SIDE`` here and as long as texts are read.
+    The caller must set the model's attention to ``SIDE_BY_SIDE`` before, and while texts are read.
     """
     if loaded.outline.recurrence is not None:
         return OneRow(loaded, capacity)
@@ -156,7 +156,7 @@ def rows_for(loaded: LoadedModel, num_rows: int, capacity: int) -> "Rows | OneRo
 
 
 class _OneByOneError(Exception):
-    """A layer attends in a way that texts side by side do not know: with sinks, or in chunks."""
+    """A layer has attention sinks or chunked attention, which batching does not support."""
 
 
 def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
@@ -173,7 +173,10 @@ def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
     side_by_side: Rows | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Each token attends to what its own row holds; returns [1, N, Hq, value's D]. A step has a cache of its own."""
+    """Attend to the keys of each token's own row of ``side_by_side``; returns ([1, N, Hq, D of ``value``], None).
+
+    Without ``side_by_side``, run tree attention: the model is called by a step.
+    """
     if side_by_side is None:
         given = query, key, value, attention_mask, scaling, sliding_window, softcap, s_aux
         return tree_attention(module, *given, **extra)

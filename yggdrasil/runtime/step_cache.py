@@ -1,4 +1,4 @@
-"""The adapter through which transformers' models reach a step's cache."""
+"""Adapter of a step's cache to transformers' cache interface."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from yggdrasil.checkpoints.outline import Outline
 
 
 class StepCache(Cache):
-    """What a transformers model sees as its cache: hands new keys and values through untouched.
+    """The cache object of a transformers model; ``update`` returns new keys and values unchanged.
 
-    The attention function writes them, because it alone knows the slots; recurrent layers read and write their states
-    by operators (``states/operators.py``). ``layers`` stays empty on purpose: a model that asks it for lengths or masks
-    is doing its own bookkeeping, and positions and masks come from the step.
+    Tree attention writes keys and values to their slots; recurrent layers read and write states by operators
+    (``states/operators.py``). ``layers`` is empty on purpose: positions and masks come from the step, not from the
+    cache.
     """
 
     def __init__(
@@ -26,9 +26,13 @@ class StepCache(Cache):
         states: Mapping[int, Sequence[Tensor]] | None = None,
         parents: Tensor | None = None,
     ) -> None:
-        """By the number of a layer: keys and values [Hkv, S, D], and its buffers as ``StateBuffers`` has them.
+        """Wrap the tensors of one step.
 
-        ``parents`` [W] int64 are those of the step's rows, -1 behind the text; models without states need none.
+        Args:
+            keys, values: [Hkv, S, D] by layer index.
+            offsets: [2] int64: context length, first slot written.
+            states: the buffers of each recurrent layer, in the order of ``StateBuffers``.
+            parents: [W] int64, parents of the step's rows, -1 for a row that follows the text; only for states.
         """
         super().__init__(layers=[])
         self.step_keys, self.step_values, self.offsets = keys, values, offsets
@@ -38,9 +42,9 @@ class StepCache(Cache):
 
     @classmethod
     def over(cls, tensors: Sequence[Tensor], outline: Outline, offsets: Tensor, tree_mask: Tensor) -> "StepCache":
-        """The cache of a step over ``StaticCache.tensors``; its rows see each other by ``tree_mask`` [W, T] bool.
+        """Wrap ``tensors``, which begin with those of ``StaticCache.tensors``; others after them are ignored.
 
-        T is W where the model has recurrent layers. What follows the cache's own tensors is left alone.
+        ``tree_mask`` [W, T] bool gives the parents of the step's rows; T must be W if the model has recurrent layers.
         """
         count = len(outline.key_heads)
         keys, values = dict(enumerate(tensors[:count])), dict(enumerate(tensors[count : 2 * count]))
@@ -57,7 +61,7 @@ class StepCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
-    # ==== recurrent layers: transformers' own states do not exist, so that every pass goes the same way ====
+    # ==== recurrent layers: transformers sees no states, so that every pass takes the same code path ====
 
     @property
     def parents(self) -> Tensor:
@@ -66,7 +70,7 @@ class StepCache(Cache):
         return self._parents
 
     def own_states(self) -> Sequence[Tensor]:
-        """Buffers of the recurrent layer that runs."""
+        """Return the buffers of the recurrent layer that is running."""
         return self._states[self._layer]
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
@@ -82,26 +86,26 @@ class StepCache(Cache):
     def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: object) -> Any:
         return recurrent_states
 
-    # ==== one layer's part, for compiling a layer by itself ====
+    # ==== tensors of one layer, for compiling layers separately ====
 
     def own_tensors(self, layer: int) -> list[Tensor]:
-        """The layer's keys and values where it attends, then its states."""
+        """Return the layer's keys and values, if it has attention, then its states."""
         rows = [self.step_keys[layer], self.step_values[layer]] if self._attends(layer) else []
         return [*rows, *self._states.get(layer, ())]
 
     def shared_tensors(self) -> list[Tensor]:
-        """The offsets, and the parents where there are states."""
+        """Return the tensors common to all layers: offsets and, if there are states, parents."""
         return [self.offsets] if self._parents is None else [self.offsets, self._parents]
 
     def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> "StepCache":
-        """A cache that holds the tensors of one layer."""
+        """Build a cache with the tensors of one layer, from ``own_tensors`` and ``shared_tensors``."""
         offsets, *parents = shared
         count = 2 if self._attends(layer) else 0
         rows = [{layer: tensor} for tensor in own[:count]] or [{}, {}]
         return StepCache(rows[0], rows[1], offsets, {layer: own[count:]}, parents[0] if parents else None)
 
     def note_call(self, layer: int) -> None:
-        """Note that a layer is called with it."""
+        """Record that ``layer`` was called with this cache."""
         self.layers_read.add(layer)
 
     def _attends(self, layer: int) -> bool:
@@ -115,6 +119,6 @@ class StepCache(Cache):
 
 
 def parents_of(tree_mask: Tensor) -> Tensor:
-    """The parent of each row, [W] int64, -1 behind the text: its nearest ancestor by ``tree_mask`` [W, W] bool."""
+    """Return each row's parent [W] int64, its last ancestor in ``tree_mask`` [W, W] bool; -1 if it follows the text."""
     rows = torch.arange(1, tree_mask.shape[0] + 1, device=tree_mask.device)
     return (tree_mask.tril(-1) * rows).amax(1) - 1

@@ -1,6 +1,6 @@
-"""What steps compute: an unmodified transformers model over weights and caches that are inputs, traced as it is.
+"""Steps traced from an unmodified transformers model, with weights and caches as inputs.
 
-Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden size, R rows whose logits are wanted.
+Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden size, R rows whose logits are requested.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,19 +23,19 @@ Call = TypeVar("Call")
 
 
 class StepModule(nn.Module):
-    """What a step computes: ``forward(weights, caches, *inputs)``."""
+    """The computation of a step: ``forward(weights, caches, *inputs)``."""
 
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """Layers that may be compiled by themselves and called; none where the step is compiled as a whole."""
+        """Return the layers that can be compiled separately; empty if the step must be compiled as a whole."""
         return ()
 
     def tracing(self) -> AbstractContextManager[object]:
-        """What the step and its layers are traced under."""
+        """Return the context manager under which the step and its layers must be traced."""
         return nullcontext()
 
 
 class CallStep(StepModule, Generic[Call]):
-    """A step around ``call``, which is traced with it."""
+    """A step that contains a model call."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class CallStep(StepModule, Generic[Call]):
 
 
 class _RowBits(TorchFunctionMode):
-    """What PyTorch computes otherwise for one row than for several, in its last bits, in a way that no width changes.
+    """Replace functions whose results depend, in the last bits, on the number of rows.
 
-    Linear layers that are no packed module, as a mixture's router, sum each row in one order. Activations read whole
-    vectors alone: for the elements that are left PyTorch has other functions, and which those are follows the width.
-    Where two experts are nearly equal a row would go another way.
+    Unpacked linear layers, such as a mixture's router, sum each row in a fixed order. Inputs of activations are padded
+    to whole vectors: PyTorch computes remaining elements by another function, and which elements remain depends on the
+    width. Otherwise, a row could be routed to another expert if two experts are nearly tied.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -73,7 +73,7 @@ class _RowBits(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_WHOLE = 64  # elements of a row: whole vectors of every processor, however PyTorch unrolls them
+_WHOLE = 64  # elements; a multiple of every processor's vector length, times PyTorch's unrolling
 _ACTIVATIONS = {
     torch.sigmoid, torch.Tensor.sigmoid, nn.functional.sigmoid, nn.functional.softplus, nn.functional.silu,
     torch.tanh, torch.Tensor.tanh, nn.functional.gelu,
@@ -85,7 +85,7 @@ def _is_served(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool
 
 
 class TracedCall:
-    """The traced part of every step: an unmodified transformers model over weights and caches given as inputs."""
+    """``ModelCall`` that runs an unmodified transformers model with weights and caches given as inputs."""
 
     def __init__(self, loaded: LoadedModel, vocab_size: int, hidden_layers: Sequence[int] = ()) -> None:
         self.hidden_layers = tuple(hidden_layers)
@@ -105,9 +105,9 @@ class TracedCall:
         positions: Tensor,  # [W] int64
         tree_mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
         offsets: Tensor,  # [2] int64: context length, first slot written
-        rows: Tensor | None = None,  # [R] int64, all where None
+        rows: Tensor | None = None,  # [R] int64, rows whose logits are requested; None for all
     ) -> Forward:
-        from yggdrasil.runtime.step_cache import StepCache  # here: it imports transformers, which no native step needs
+        from yggdrasil.runtime.step_cache import StepCache  # imported late: it imports transformers
 
         cache = StepCache.over(caches, self._loaded.outline, offsets, tree_mask)
         captured: dict[int, Tensor] = {}
@@ -118,9 +118,9 @@ class TracedCall:
                 model,
                 dict(zip(self._names, weights, strict=True)),
                 kwargs={
-                    # An id that only a padded target knows has no row in a drafter.
+                    # A drafter's embedding may have fewer rows than the target's padded vocabulary.
                     "input_ids": tokens.clamp(max=self._last_token)[None],
-                    # Padding rows may lie past the last position, where a learned table has no row.
+                    # Padding rows may be past the last position, for which a learned table has no row.
                     "position_ids": positions.clamp(max=self._last_position)[None],
                     "attention_mask": tree_mask[None, None],
                     cache_name(model): cache,
@@ -134,26 +134,26 @@ class TracedCall:
         wanted = hidden if rows is None else hidden[rows]
         if RUNNERS_UP in self.hidden_layers:
             captured[RUNNERS_UP] = likeliest_tokens(logits)
-        # Rows are picked here: between layers it would be a difference of those that repeat.
+        # Rows are selected here: selecting them between layers would make the repeated layers differ.
         own = (HEAD_INPUT, RUNNERS_UP)
         layers = [captured[layer] if layer in own else captured[layer][0] for layer in self.hidden_layers]
         return Forward(wanted, layers, _Logits(logits, self._num_threads))
 
     def tracing(self) -> AbstractContextManager[object]:
-        """On a CPU, a mode in which every linear layer gives a row the same bits at any width."""
+        """Return, on a CPU, a mode in which results of a row are bitwise equal at any width; else a null context."""
         return _RowBits(self._num_threads) if self._loaded.device.type == "cpu" else nullcontext()
 
     @property
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """The model's layers, in order; none where some read keys and values that others made."""
+        """The model's decoder layers, in order; empty if some layers share keys and values of others."""
         if getattr(self._loaded.model.config.get_text_config(), "num_kv_shared_layers", 0):
             return ()
         return tuple(decoder_layers(self._loaded.model))
 
     def _capture(self, captured: dict[int, Tensor], hooks: ExitStack, rows: Tensor | None) -> None:
-        """Note the head's input and the outputs of ``hidden_layers`` while the model runs; its head reads ``rows``.
+        """Install hooks that record the LM head's input and the outputs of ``hidden_layers`` in ``captured``.
 
-        They are picked here and not by the model: a drafter may read the head's input of every row all the same.
+        The head is called with ``rows`` only, while the recorded head input has all rows: a drafter may read them.
         """
 
         def before_head(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor] | None:
@@ -176,7 +176,7 @@ class TracedCall:
 
 
 class _Logits:
-    """The head of a pass that has made its logits."""
+    """The LM head of a pass whose logits are already computed."""
 
     def __init__(self, logits: Tensor, num_threads: int) -> None:
         self._logits, self._num_threads = logits, num_threads
@@ -190,7 +190,7 @@ class _Logits:
 
 
 def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
-    """The list of decoder layers, under whichever name the family keeps it."""
+    """Return the model's list of decoder layers, whatever its name. Raises ValueError if there is none."""
     num_layers = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
@@ -199,7 +199,7 @@ def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
 
 
 class PrefillStep(CallStep[ModelCall]):
-    """Read a chunk of certain tokens; logits and hidden state of one row. Rows past the chunk's end are padding."""
+    """Prefill: read a chunk of committed tokens, padded to W rows; return the results of one row."""
 
     def forward(
         self,
@@ -207,9 +207,9 @@ class PrefillStep(CallStep[ModelCall]):
         caches: list[Tensor],
         tokens: Tensor,  # [W] int64
         start: Tensor,  # [1] int64, position of the first row
-        last: Tensor,  # [1] int64, the row that is asked for
+        last: Tensor,  # [1] int64, the row whose results are returned
     ) -> tuple[Tensor, ...]:
-        """Returns (choice [1], its logit [1], head input [1, H] float32, logits [1, V], *layers [W, H])."""
+        """Return (argmax token [1], its logit [1], LM head input [1, H] float32, logits [1, V], *layers [W, H])."""
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()

@@ -1,5 +1,5 @@
-"""Steps of models whose layers the native library runs as they are described: made from the configuration, in a moment.
+"""Native steps: passes built from a model's configuration, without transformers' model code and without a compiler.
 
-``families`` reads a configuration, ``layers`` writes each layer as a program over the model's tensors, ``call`` runs
-embedding, layers, norm and head. No model code of transformers and no compiler takes part.
+``families`` reads a configuration, ``layers`` writes each layer as bytecode that the native library runs over the
+model's tensors, ``call`` runs embedding, layers, norm and LM head.
 """

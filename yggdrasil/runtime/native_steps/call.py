@@ -1,6 +1,6 @@
-"""One pass of a described model: embedding, rotary tables, the stack of layers, and the head.
+"""One pass of a natively supported model: embedding, rotary tables, the stack of layers, and the LM head.
 
-Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden size, R rows whose logits are wanted.
+Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden size, R rows whose logits are requested.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,22 @@ from yggdrasil.runtime.native_steps.families import Description, describe
 from yggdrasil.runtime.native_steps.layers import Linear, NotCoveredError, Weights, stack_of
 from yggdrasil.runtime.native_steps.rotary import RotaryTable
 
-_TEXT = "model.language_model."  # where a multimodal model keeps its text model
+_TEXT = "model.language_model."  # prefix of the text model's tensors in a multimodal model
 _Value = TypeVar("_Value")
 
 
 def _plainly_named(values: Mapping[str, _Value]) -> dict[str, _Value]:
-    """``values`` by the names that they have in a model of text alone."""
+    """Rename the keys of ``values`` from those of a multimodal model to those of a text model."""
     return {name.replace(_TEXT, "model."): value for name, value in values.items()}
 
 
 def native_call(
     loaded: LoadedModel, cache: StaticCache, vocab_size: int, hidden_layers: Sequence[int] = ()
 ) -> "NativeCall | None":
-    """The model's pass over ``cache``; None where its family is not covered or the native library is not there."""
+    """Build the native pass of a model over ``cache``.
+
+    Returns None on a GPU, without the native library, or if the model's family or tensors are not covered.
+    """
     described = describe(loaded.config) if is_native() and loaded.device.type == "cpu" else None
     if described is None:
         return None
@@ -40,7 +43,7 @@ def native_call(
 
 
 class NativeCall:
-    """The part of every step that runs the model; takes ``ModelCall``'s place, over the cache that it was made for."""
+    """``ModelCall`` that runs the native layer stack, always over the weights and cache it was built with."""
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class NativeCall:
         self._last_position = positions - 1
         self._last_token = loaded.vocab_size - 1
         self._stack = stack_of(described, weights, cache.keys, cache.values, loaded.num_threads)
-        # A turn in float32 reads its table in float32.
+        # Rotary embeddings computed in float32 read a float32 table.
         table_dtype = loaded.dtype if described.turn == 0 else torch.float32
         self._rotary = [
             RotaryTable(rope, described.head_size, positions, table_dtype) for rope in described.ropes.values()
@@ -68,15 +71,16 @@ class NativeCall:
 
     def __call__(
         self,
-        weights: list[Tensor],  # as ``caches``: those that it was made for
+        weights: list[Tensor],  # ignored, as ``caches``: those of the constructor are used
         caches: list[Tensor],
         tokens: Tensor,  # [W] int64
         positions: Tensor,  # [W] int64
         tree_mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
         offsets: Tensor,  # [2] int64: context length, first slot written
-        rows: Tensor | None = None,  # [R] int64, all where None
+        rows: Tensor | None = None,  # [R] int64, rows whose logits are requested; None for all
     ) -> Forward:
-        # An id that only a padded target knows has no row in a drafter; padding rows may lie behind the last position.
+        # Clamped: a drafter's embedding may have fewer rows than the target's padded vocabulary, and padding rows may
+        # be past the last position.
         embedded = self._embedding(tokens.clamp(max=self._last_token))
         places = positions.clamp(max=self._last_position)
         last = int(places.max())
@@ -94,7 +98,7 @@ class NativeCall:
 
 
 class _Embedding:
-    """Rows of the embedding, scaled as the family scales them."""
+    """The token embedding, including the family's scale; full or quantised."""
 
     def __init__(self, loaded: LoadedModel, described: Description, weights: Weights) -> None:
         name = "model.embed_tokens"
@@ -117,10 +121,10 @@ class _Embedding:
 
 
 class _Head:
-    """Logits of rows, or of each row the best token alone."""
+    """The LM head; computes all logits, or only the argmax token of each row."""
 
     def __init__(self, loaded: LoadedModel, described: Description, weights: Weights, vocab_size: int) -> None:
-        name = "lm_head" if weights.has("lm_head.packed") else "model.embed_tokens"  # one quantised table is kept once
+        name = "lm_head" if weights.has("lm_head.packed") else "model.embed_tokens"  # a tied quantised embedding
         self._layer = weights.linear(name, loaded.vocab_size)
         if name != "lm_head" and self._layer.format < 0:
             raise NotCoveredError("there is no output layer")
@@ -128,11 +132,11 @@ class _Head:
         self._head_copy = None if copy is None or factors is None else (copy, factors)
         self._threads, self._vocab_size = loaded.num_threads, vocab_size
         self._divisor, self._softcap = described.logit_divisor, described.logit_softcap
-        # What is rounded once more may make two logits equal, of which the first is to be chosen.
+        # Divisor and softcap round again and may make two logits equal, of which the first is to be chosen.
         self._is_plain = self._divisor == 1.0 and self._softcap == 0.0 and vocab_size == loaded.vocab_size
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Of ``rows`` [R, H], [R, V]."""
+        """Return the logits [R, V] of ``rows`` [R, H]."""
         layer = self._layer
         logits: Tensor = _outputs(rows, layer, self._threads)
         if self._divisor != 1.0:
@@ -142,7 +146,7 @@ class _Head:
         return logits[:, : self._vocab_size]
 
     def best(self, rows: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The greatest logit of each row and its token, [R] each; ``logits`` of the rows, where they are there."""
+        """Return (largest logit [R], its token [R] int64) of each row; ``logits`` if they are already computed."""
         if logits is None and not self._is_plain:
             logits = self.logits(rows)
         packed, bias, outputs, form = self._layer
@@ -159,6 +163,7 @@ class _Head:
 
 
 def _outputs(rows: Tensor, layer: Linear, num_threads: int) -> Tensor:
+    """Apply a packed or quantised linear layer to ``rows`` [R, H]."""
     packed, bias, outputs, form = layer
     operators = torch.ops.yggdrasil
     given: Tensor

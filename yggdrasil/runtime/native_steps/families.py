@@ -1,7 +1,7 @@
-"""What a decoder computes, read from its configuration: plain JSON, so that no model code is imported.
+"""Describe the computation of a decoder from its configuration as plain JSON, without importing model code.
 
-Covered are families of decoder layers made of linears, RMS norms, rotary attention and a gated MLP. A configuration
-that asks for anything else is not described, and TorchInductor serves it.
+Covered are model families whose layers consist of linear layers, RMS norms, rotary attention and a gated MLP. Models
+with anything else are not covered by native steps and run with TorchInductor.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Config = Mapping[str, Any]
-# How a norm multiplies by its weight: after rounding; one added, rounded once; rounded once.
+# How an RMS norm applies its weight. 0: after rounding to the rows' dtype; 1: (1 + weight) in float32; 2: in float32.
 NormKind = Literal[0, 1, 2]
-# Which numbers of a head the rotary embedding pairs: halves, every operation rounded; halves or neighbours in float32.
+# Rotary embedding. 0: pairs (i, i + D / 2), every operation rounded; 1: the same pairs in float32; 2: pairs
+# (2i, 2i + 1) in float32.
 Turn = Literal[0, 1, 2]
 FULL, SLIDING = "full_attention", "sliding_attention"
 _ATTENTION_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -20,15 +21,15 @@ _MLP_LAYERS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What differs between the layers of a model."""
+    """Properties that differ between the layers of a model."""
 
-    window: int  # keys of its path that a row sees, its own included; 0: all
-    rope: str | None  # which of the model's rotary tables; None: positions do not turn its heads
+    window: int  # sliding window: number of keys on its path that a row sees, its own included; 0: all
+    rope: str | None  # name of the rotary table in ``Description.ropes``; None: no rotary embedding
 
 
 @dataclass(frozen=True)
 class Description:
-    """A decoder-only model in the words of its layers."""
+    """Sizes and layer properties of a decoder-only model."""
 
     vocab_size: int
     hidden_size: int
@@ -38,16 +39,16 @@ class Description:
     head_size: int
     norm_eps: float
     norm_kind: NormKind
-    is_gelu: bool  # the MLP's gate, by tanh; else silu
+    is_gelu: bool  # the MLP's gate is tanh-approximated GELU, else SiLU
     turn: Turn
     scale: float  # of attention scores
     softcap: float  # of attention scores; 0: none
     embedding_scale: float
-    is_scale_rounded: bool  # to the dtype of the rows, before it multiplies
-    residual_scale: float  # of what a layer adds
+    is_scale_rounded: bool  # whether ``embedding_scale`` is rounded to the rows' dtype first
+    residual_scale: float  # factor of the outputs of attention and MLP before they are added to the residual
     logit_divisor: float
     logit_softcap: float  # 0: none
-    ropes: Mapping[str, Config]  # by name: rope_type, rope_theta and what the type needs
+    ropes: Mapping[str, Config]  # transformers' ``rope_parameters`` by name
     layers: tuple[LayerShape, ...]
     max_positions: int
 
@@ -59,22 +60,22 @@ def _usual_biases(config: Config) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's configurations leave unsaid, and what its layers do that others do not."""
+    """Defaults of a model family's configuration, and properties that it does not record."""
 
     defaults: Config
     norm_kind: NormKind = 0
     turn: Turn = 0
     theta: float = 10000.0
-    scales_embedding: bool = False  # by the root of the hidden size
-    norms: Literal["before", "behind", "both"] = "before"  # of attention and MLP
-    head_norms: Literal["none", "each", "all"] = "none"  # of each query and key head, or of all of a row as one
-    is_joined: bool = False  # query, key and value are one layer, gate and up another
-    biases: Callable[[Config], Sequence[str]] = _usual_biases  # names of a layer's linears that have one
-    windows: Callable[[Config], Sequence[str]] = lambda config: [FULL] * config["num_hidden_layers"]
+    scales_embedding: bool = False  # by the square root of the hidden size
+    norms: Literal["before", "behind", "both"] = "before"  # position of the norms relative to attention and MLP
+    head_norms: Literal["none", "each", "all"] = "none"  # of queries and keys: of each head, or of all heads together
+    is_joined: bool = False  # whether query, key and value are one linear layer, and gate and up another
+    biases: Callable[[Config], Sequence[str]] = _usual_biases  # returns the names of a layer's linears with a bias
+    windows: Callable[[Config], Sequence[str]] = lambda config: [FULL] * config["num_hidden_layers"]  # layer types
 
 
 def _layer_types(pattern: Callable[[Config], int]) -> Callable[[Config], Sequence[str]]:
-    """The types that a configuration lists, or every ``pattern``-th layer full and the others sliding."""
+    """Return a function config -> layer types: those it lists, else every ``pattern``-th layer full, others sliding."""
 
     def types(config: Config) -> Sequence[str]:
         if config.get("layer_types"):
@@ -99,7 +100,7 @@ def _smollm_types(config: Config) -> Sequence[str]:
 
 
 def _turning_layers(config: Config) -> Sequence[int]:
-    """1 for every layer whose heads have rotary embeddings."""
+    """Return 1 for every layer with rotary embeddings, 0 for others (SmolLM3)."""
     every = config.get("no_rope_layer_interval", 4)
     return config.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
 
@@ -150,18 +151,18 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 _USUAL = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
 _GELU, _SILU = ("gelu_pytorch_tanh",), ("silu", "swish")
-# What a configuration may say that no program computes.
+# Configuration fields whose models are not covered.
 _UNSERVED = ("use_bidirectional_attention", "quantization_config", "use_bidirectional")
 
 
 def with_defaults(config: Config) -> dict[str, Any] | None:
-    """``config`` with what its family leaves unsaid; None where the family is not covered."""
+    """Fill missing fields of ``config`` with its family's defaults; return None if the family is not covered."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         return None
     said = {name: value for name, value in config.items() if value is not None or name == "sliding_window"}
     full = {**_USUAL, **family.defaults, **said}
-    if full.get("hidden_activation"):  # what Gemma calls it
+    if full.get("hidden_activation"):  # Gemma's name
         full["hidden_act"] = full["hidden_activation"]
     full.setdefault("num_key_value_heads", full["num_attention_heads"])
     full.setdefault("head_dim", full["hidden_size"] // full["num_attention_heads"])
@@ -169,7 +170,7 @@ def with_defaults(config: Config) -> dict[str, Any] | None:
 
 
 def describe(config: Config) -> Description | None:
-    """The model that ``config`` (config.json, or a configuration as a mapping) is of; None where it is not covered."""
+    """Describe the model of ``config`` (config.json as a mapping); return None if it is not covered."""
     full = with_defaults(config)
     if full is None:
         return None
@@ -202,7 +203,7 @@ def describe(config: Config) -> Description | None:
 
 
 def _turning(config: Config) -> Callable[[Sequence[str]], Sequence[int]]:
-    """Of the layers' types, whether positions turn their heads."""
+    """Return a function layer types -> 1 for each layer with rotary embeddings, else 0."""
     if config["model_type"] == "smollm3":
         return lambda types: _turning_layers(config)
     if config["model_type"] == "exaone4" and config.get("sliding_window"):
@@ -211,7 +212,10 @@ def _turning(config: Config) -> Callable[[Sequence[str]], Sequence[int]]:
 
 
 def _ropes(config: Config, family: Family) -> Mapping[str, Config] | None:
-    """The rotary tables by name: one called full, or one of each type of layer; None where one is not served."""
+    """Return rotary parameters by name: one for all layers (``FULL``) or one per type of layer.
+
+    Returns None if a rotary type, or a partial rotation, is unsupported.
+    """
     said = config.get("rope_parameters") or {}
     named: dict[str, dict[str, Any]] = {
         name: dict(said[name]) for name in (FULL, SLIDING) if isinstance(said.get(name), Mapping)

@@ -1,4 +1,4 @@
-"""Each decoder layer as a program over the model's tensors, and all of them as a stack that one call runs.
+"""Write decoder layers as bytecode over the model's tensors, and run all layers by one native call.
 
 Dims: W rows, H hidden size, L layers, Hkv key heads, S cache capacity, D head size.
 """
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from yggdrasil.runtime.native_steps.families import Description, LayerShape
 
-_LINEARS, _ATTENTION, _NORM = 0, 1, 2  # as ``native/layers/program_code.h`` numbers them
-_NOTHING = -1
-_PANEL, _QUANTISED_PANELS = 16, 32  # outputs that lie together in packed and in quantised weights
-CARRIED, MASK, OFFSETS, FIRST_TURN = 0, 1, 2, 3  # what every layer reads: the rows, then what a step's rows share
+_LINEARS, _ATTENTION, _NORM = 0, 1, 2  # stage kinds, as in ``native/layers/program_code.h``
+_NOTHING = -1  # tensor number of an absent operand
+_PANEL, _QUANTISED_PANELS = 16, 32  # outputs per contiguous block of packed and of quantised weights
+CARRIED, MASK, OFFSETS, FIRST_TURN = 0, 1, 2, 3  # tensor numbers common to all layers: hidden states, then step inputs
 
 
 class NotCoveredError(Exception):
-    """The model's tensors are not those of its description, or lie as no program reads them."""
+    """The model's tensors do not match its description, or have a layout that layer bytecode does not support."""
 
 
 class Linear(NamedTuple):
@@ -28,11 +28,11 @@ class Linear(NamedTuple):
     packed: Tensor
     bias: Tensor | None  # [outputs] float32
     outputs: int
-    format: int  # as GGUF numbers them; -1: not quantised
+    format: int  # GGUF type number; -1: not quantised
 
 
 class Weights:
-    """A model's tensors by name, as packing leaves them."""
+    """A model's packed tensors by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor], formats: Mapping[str, int]) -> None:
         self.tensors, self._formats = tensors, formats
@@ -41,7 +41,7 @@ class Weights:
         return name in self.tensors
 
     def linear(self, name: str, outputs: int) -> Linear:
-        """The layer called ``name``; NotCoveredError where it is not packed."""
+        """Return the linear layer ``name``. Raises NotCoveredError if it is not packed."""
         packed = self.tensors.get(f"{name}.packed")
         if packed is None:
             raise NotCoveredError(f"{name} is not packed")
@@ -49,7 +49,10 @@ class Weights:
         return Linear(packed, None if bias is None else bias.float(), outputs, self._formats.get(name, -1))
 
     def joined(self, name: str, sizes: Sequence[int]) -> list[Linear]:
-        """A layer whose outputs are those of several, one behind the other, as these."""
+        """Split the linear layer ``name``, whose outputs concatenate those of several layers of ``sizes`` outputs.
+
+        Raises NotCoveredError if a boundary is within a block of packed weights.
+        """
         whole = self.linear(name, sum(sizes))
         step = _PANEL if whole.format < 0 else _QUANTISED_PANELS
         parts, begin = [], 0
@@ -63,28 +66,35 @@ class Weights:
         return parts
 
     def format_of(self, name: str) -> int:
+        """Return the GGUF type number of layer ``name``, -1 if it is not quantised."""
         return self._formats.get(name, -1)
 
 
 class _Writer:
-    """Writes one layer's program; tensors of its own are numbered as they come, what stages give behind them."""
+    """Write one layer's bytecode.
+
+    Operands are tensor numbers: 0 for the hidden states, then the step's shared inputs, the layer's own tensors in the
+    order of ``tensor`` calls, and the outputs of stages. While writing, output n is numbered -2 - n, since the number
+    of own tensors is not yet known; ``code`` resolves these.
+    """
 
     def __init__(self, num_shared: int) -> None:
         self.own: list[Tensor] = []
         self._first_own = 1 + num_shared
         self._code: list[int] = []
-        self._outputs: list[int] = []  # places in the code that hold a stage's output
+        self._outputs: list[int] = []  # indices in ``_code`` that may hold the number of a stage's output
         self._num_outputs = 0
         self.numbers: list[float] = []
 
     def tensor(self, tensor: Tensor | None) -> int:
+        """Register a tensor of the layer and return its number; ``_NOTHING`` for None."""
         if tensor is None:
             return _NOTHING
         self.own.append(tensor)
         return self._first_own + len(self.own) - 1
 
     def code(self) -> list[int]:
-        """The program's numbers, when all is written."""
+        """Return the finished bytecode, with the numbers of stage outputs resolved."""
         first = self._first_own + len(self.own)
         return [
             first - 2 - value if place in self._given and value < _NOTHING else value
@@ -96,15 +106,16 @@ class _Writer:
         return set(self._outputs)
 
     def _add(self, values: Sequence[int], plain: Sequence[int] = ()) -> None:
-        """Append values, which may be stages' outputs (below -1), then plain numbers."""
+        """Append tensor numbers ``values``, which may be stage outputs (below -1), then plain integers."""
         self._outputs += range(len(self._code), len(self._code) + len(values))
         self._code += [*values, *plain]
 
     def _give(self) -> int:
+        """Return the provisional number of the next stage output."""
         self._num_outputs += 1
         return -1 - self._num_outputs
 
-    def linears(  # noqa: PLR0913  (what linears do beside multiplying)
+    def linears(  # noqa: PLR0913  (fused operations of linear layers)
         self,
         source: int,
         layers: Sequence[Linear],
@@ -117,7 +128,11 @@ class _Writer:
         residual: int = _NOTHING,
         scale: float = 1.0,
     ) -> list[int]:
-        """Layers over one input; those of quantised weights and others are stages of their own."""
+        """Write linear layers over one input, quantised ones and others as separate stages; return output numbers.
+
+        ``norm``: RMS norm applied to the input. ``gate``: tensor whose activation multiplies the input. ``residual``:
+        tensor added to the outputs, which are multiplied by ``scale`` before.
+        """
         given: dict[int, int] = {}
         for is_quantised in (True, False):
             chosen = [i for i, layer in enumerate(layers) if (layer.format >= 0) == is_quantised]
@@ -135,6 +150,7 @@ class _Writer:
         return [given[i] for i in range(len(layers))]
 
     def norm(self, source: int, weight: Tensor, kind: int, eps: float, residual: int = _NOTHING) -> int:
+        """Write an RMS norm of ``source``, added to ``residual`` if given; return its output's number."""
         self._code.append(_NORM)
         self._add([source, self.tensor(weight)], [kind])
         self._add([residual])
@@ -142,6 +158,7 @@ class _Writer:
         return self._give()
 
     def attention(self, values: Sequence[int], window: int, norm_kind: int, turn: int, numbers: Sequence[float]) -> int:
+        """Write tree attention over the operands ``values``; return its output's number."""
         self._code.append(_ATTENTION)
         self._add(values, [window, norm_kind, turn])
         self.numbers += numbers
@@ -149,21 +166,25 @@ class _Writer:
 
 
 class Program(NamedTuple):
-    """One layer: what it does, and the tensors of its own that it does it with."""
+    """The bytecode, float parameters and own tensors of one layer."""
 
     code: list[int]
     numbers: list[float]
     own: list[Tensor]
 
     def kind(self) -> tuple[object, ...]:
-        """Equal for layers that one program serves."""
+        """Return a key that is equal for layers that can share their bytecode."""
         return tuple(self.code), tuple(self.numbers), tuple(tensor.shape[-1] for tensor in self.own)
 
 
 def layer_program(
     of: Description, shape: LayerShape, name: str, weights: Weights, caches: tuple[Tensor, Tensor]
 ) -> Program:
-    """The layer ``name`` over its ``caches`` [Hkv, S, D] of keys and values."""
+    """Write the decoder layer ``name`` with the key and value ``caches`` [Hkv, S, D].
+
+    Raises:
+        NotCoveredError: if a tensor is missing or has an unsupported layout.
+    """
     writer = _Writer(2 + 2 * len(of.ropes))
     tensors, kind, eps = weights.tensors, of.norm_kind, of.norm_eps
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
@@ -177,7 +198,7 @@ def layer_program(
     before_mlp = norm("pre_feedforward_layernorm") if has_four or before is None else norm("post_attention_layernorm")
 
     def added(source: int, layer: Linear, residual: int, behind: Tensor | None, **reads: object) -> int:
-        """What ``layer`` gives, normed where something norms it, added to ``residual``."""
+        """Write ``layer``, the norm ``behind`` it if there is one, and the addition to ``residual``."""
         if behind is None:
             (given,) = writer.linears(source, [layer], residual=residual, scale=of.residual_scale, **reads)  # type: ignore[arg-type]
             return given
@@ -213,7 +234,7 @@ def layer_program(
 def _normed_heads(
     writer: _Writer, of: Description, tensors: Mapping[str, Tensor], name: str, rows: tuple[int, int]
 ) -> tuple[int, int, list[int]]:
-    """Queries and keys, and the norms of single heads: where a norm is of all heads together, it is a stage."""
+    """Return (queries, keys, norms of single heads). A norm over all heads together is written as a separate stage."""
     norms = [tensors.get(f"{name}.{part}.weight") for part in ("q_norm", "k_norm")]
     query, key = rows
     if norms[0] is None or norms[1] is None:
@@ -228,13 +249,13 @@ def _normed_heads(
 
 
 def _turn_of(of: Description, rope: str) -> list[int]:
-    """The numbers of a rotary table's cosines and sines among what rows share."""
+    """Return the tensor numbers of a rotary table's cosines and sines."""
     first = FIRST_TURN + 2 * list(of.ropes).index(rope)
     return [first, first + 1]
 
 
 class LayerStack:
-    """All layers of a model and the norm behind them, over its tensors and one cache."""
+    """All layers of a model and its final norm, over its tensors and one cache, registered in the native library."""
 
     def __init__(self, programs: Sequence[Program], num_threads: int) -> None:
         kinds: dict[tuple[object, ...], int] = {}
@@ -251,7 +272,10 @@ class LayerStack:
         finalize(self, torch.ops.yggdrasil.drop_stack, self._number)
 
     def run(self, rows: Tensor, shared: list[Tensor], kept: list[int]) -> list[Tensor]:
-        """What the layers ``kept``, which ascend, give of ``rows`` [W, H]; ``shared``: mask, offsets, turns."""
+        """Run all layers on ``rows`` [W, H]; return the outputs [W, H] of layers ``kept``, which must ascend.
+
+        ``shared`` are the tree mask, the offsets, and the cosines and sines of each rotary table.
+        """
         outputs: list[Tensor] = torch.ops.yggdrasil.run_stack(self._number, rows, shared, kept, self._num_threads)
         return outputs
 
@@ -259,10 +283,10 @@ class LayerStack:
 def stack_of(
     of: Description, weights: Weights, keys: list[Tensor], values: list[Tensor], num_threads: int
 ) -> LayerStack:
-    """The model's layers, each over its place of ``keys`` and ``values`` (L x [Hkv, S, D]), then its last norm.
+    """Build the stack of the model's layers, over the caches ``keys`` and ``values`` (L x [Hkv, S, D]), and final norm.
 
     Raises:
-        NotCoveredError: a tensor is missing or lies as no program reads it.
+        NotCoveredError: if a tensor is missing or has an unsupported layout.
     """
     programs = []
     for number, (shape, *caches) in enumerate(zip(of.layers, keys, values, strict=True)):

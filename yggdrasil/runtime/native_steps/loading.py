@@ -1,4 +1,4 @@
-"""A described model loaded from its file: packed from where the weights lie, with no model made and no copy kept."""
+"""Load a natively supported model by packing its weights directly from the mapped file, without transformers."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class _Mapped(Protocol):
-    """Weights where they lie."""
+    """Memory-mapped weights by name: ``MappedGguf`` or ``MappedSafetensors``."""
 
     def __contains__(self, name: str) -> bool: ...
     def blocks(self, name: str) -> QuantisedRows | None: ...
@@ -38,21 +38,21 @@ class _Mapped(Protocol):
 
 
 def description_of(source: Source) -> tuple[Config, Description] | None:
-    """The configuration of ``source`` and what it describes; None where its family is not covered or it is odd."""
+    """Return (configuration, description) of ``source``; None if its family is not covered or it is invalid."""
     try:
         config = parse_json((source.folder / "config.json").read_bytes())
         is_sized = isinstance(config, dict) and int(config["num_hidden_layers"]) <= MOST_LAYERS
         described = describe(config) if is_sized else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError):
-        return None  # the general loader says what is wrong
+        return None  # the general loader raises the error
     return None if described is None or not _fits(described) else (config, described)
 
 
 def outline_of(source: Source) -> Outline:
-    """The sizes of a model that can be verified as trees; transformers is imported where its family is not covered.
+    """Return the sizes of a supported model. Imports transformers only if native steps do not cover its family.
 
     Raises:
-        YggdrasilError: its configuration is missing or odd, or of a model that is not served.
+        YggdrasilError: if its configuration is missing or invalid, or the model is unsupported.
     """
     found = description_of(source)
     if found is None:
@@ -69,10 +69,10 @@ def _outline(config: Config, described: Description) -> Outline:
 
 
 def refuse_uncovered(source: Source) -> None:
-    """Refuse native steps for a model by its configuration, before its weights are read.
+    """Check, before weights are read, that native steps can run the model.
 
     Raises:
-        YggdrasilError: its architecture is not covered, or there is no native library.
+        YggdrasilError: if they do not cover its architecture, or the native library is missing.
     """
     if not is_native():
         raise YggdrasilError("native steps need the native library, which is not installed; use --backend inductor")
@@ -83,7 +83,7 @@ def refuse_uncovered(source: Source) -> None:
 
 
 def _fits(described: Description) -> bool:
-    """Whether sizes are those of a model."""
+    """Return whether the sizes are positive and consistent, and even where the kernels require it."""
     sizes = (
         described.vocab_size, described.hidden_size, described.inner_size, described.query_heads, described.key_heads,
         described.head_size, len(described.layers),
@@ -98,12 +98,13 @@ def _fits(described: Description) -> bool:
 def load_described(
     source: Source, dtype: torch.dtype, num_threads: int, weights: Weights, build: Callable[[], "PreTrainedModel"]
 ) -> LoadedModel | None:
-    """The model of ``source``, packed for a CPU; None where the general loader has to load it.
+    """Load and pack the model of ``source`` for a CPU; return None if the general loader must load it.
 
-    ``weights`` "file" keeps the blocks of a GGUF file. ``build`` makes the model in transformers, for who asks for it.
+    ``weights`` is "full", or "file" to read a GGUF file's quantised blocks. ``build`` loads the transformers model, see
+    ``LoadedModel.build``.
 
     Raises:
-        YggdrasilError: the checkpoint lacks weights of its model or holds others.
+        YggdrasilError: if the checkpoint lacks weights of its model or holds others.
     """
     found = description_of(source) if is_native() and weights in ("full", "file") else None
     if found is None or (weights == "file" and source.gguf is None):
@@ -111,7 +112,7 @@ def load_described(
     config, described = found
     packer = _Packer(_mapped(source, config, described), dtype, keeps_blocks=weights == "file")
     packer.add(EMBEDDING)
-    packer.add_head(is_tied=is_tied(config))  # while little else is there: the largest weights, mapped and packed
+    packer.add_head(is_tied=is_tied(config))  # first, as the largest weight needs most memory while it is packed
     for name in weight_shapes(config, described):
         if name not in (EMBEDDING, HEAD):
             packer.add(name)
@@ -122,6 +123,7 @@ def load_described(
 
 
 def _mapped(source: Source, config: Config, described: Description) -> _Mapped:
+    """Map the weights of ``source``. Raises YggdrasilError if they are not those of the model."""
     shapes = weight_shapes(config, described)
     if source.gguf is not None:
         return MappedGguf(read_gguf_layout(source.gguf), shapes, (described.query_heads, described.key_heads))
@@ -133,7 +135,7 @@ def _mapped(source: Source, config: Config, described: Description) -> _Mapped:
 
 
 class _Packer:
-    """Packs a model's weights side by side in one arena, in the order in which steps read them."""
+    """Pack a model's weights contiguously in one arena, in the order in which steps read them."""
 
     def __init__(self, mapped: _Mapped, dtype: torch.dtype, *, keeps_blocks: bool) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -142,7 +144,7 @@ class _Packer:
         self._arena = Arena()
 
     def add(self, name: str) -> None:
-        """Pack a linear's weight; keep a table, norm or bias."""
+        """Add the weight ``name``: pack that of a linear layer, copy a full embedding, norm or bias."""
         stem, _, kind = name.rpartition(".")
         is_linear = kind == "weight" and stem.endswith("_proj")
         if (is_linear or name == EMBEDDING) and (blocks := self._blocks(name)) is not None:
@@ -156,7 +158,7 @@ class _Packer:
         self._mapped.release(name)
 
     def add_head(self, *, is_tied: bool) -> None:
-        """Pack the head, a matrix of its own or the embedding; of one quantised table it is that table."""
+        """Pack the LM head from its own weight or the embedding; a tied quantised embedding is shared instead."""
         own = HEAD in self._mapped
         if not own and is_tied and "model.embed_tokens.packed" in self.tensors:
             return

@@ -1,4 +1,4 @@
-"""Rotary tables: cosines and sines of every position that a step may read.
+"""Tables of the cosines and sines of rotary embeddings.
 
 Dims: P positions, D head size.
 """
@@ -14,10 +14,10 @@ _FIRST_ROWS = 512
 
 
 class RotaryTable:
-    """Cosines and sines [P, D] in ``dtype`` of P positions, the second half of each row equal to the first.
+    """Cosines and sines [P, D] in ``dtype`` for P positions; the second half of each row equals the first.
 
-    Rows are computed up to the farthest position that was read, twice as many each time: a model may have 131,072
-    positions, of which most texts read a few hundred.
+    Rows are computed when first needed, doubling their number each time: a model may have 131,072 positions, of which
+    most texts use a few hundred.
     """
 
     def __init__(self, rope: Mapping[str, Any], size: int, positions: int, dtype: torch.dtype) -> None:
@@ -27,14 +27,17 @@ class RotaryTable:
         self._computed = 0
 
     def rows(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [W, D] of ``positions`` [W] int64, none of which is greater than ``last``."""
+        """Return (cosines, sines), [W, D] each, of ``positions`` [W] int64; ``last`` is at least their maximum.
+
+        Passing ``last`` saves reading ``positions``.
+        """
         if last >= self._computed:
             self._compute(max(last + 1, _FIRST_ROWS, 2 * self._computed))
         return self._cosines.index_select(0, positions), self._sines.index_select(0, positions)
 
     @torch.no_grad()
     def _compute(self, end: int) -> None:
-        """Compute the rows before ``end``."""
+        """Compute the missing rows before position ``end``."""
         begin, end = self._computed, min(end, len(self._cosines))
         angles = torch.arange(begin, end, dtype=torch.int64).float()[:, None] * self._frequencies
         angles = torch.cat([angles, angles], dim=-1)
@@ -44,7 +47,10 @@ class RotaryTable:
 
 
 def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
-    """Radians a position of each pair of channels [D / 2], and what cosines and sines are multiplied by."""
+    """Return (frequencies [D / 2] float32 in radians per position, factor of cosines and sines).
+
+    ``rope`` are transformers' ``rope_parameters``, ``size`` is D.
+    """
     theta, kind = float(rope["rope_theta"]), rope["rope_type"]
     shares = torch.arange(0, size, 2, dtype=torch.int64).float() / size
     turns = 1.0 / (theta**shares)
@@ -52,7 +58,7 @@ def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
         return turns / float(rope["factor"]), 1.0
     if kind == "llama3":
         return _llama3(turns, rope), 1.0
-    if kind == "longrope":  # of its first training's positions; longer texts are not served
+    if kind == "longrope":  # factors for the original context; longer texts are not supported
         original = float(rope["original_max_position_embeddings"])
         factor = float(rope.get("factor") or float(rope["max_position_embeddings"]) / original)
         scale = rope.get("attention_factor")
@@ -64,7 +70,7 @@ def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
 
 
 def _llama3(turns: Tensor, rope: Mapping[str, Any]) -> Tensor:
-    """Slow turns divided by a factor, fast ones left, those between mixed of both."""
+    """Scale frequencies by Llama 3's rule: divide low ones by a factor, keep high ones, interpolate between."""
     length = float(rope["original_max_position_embeddings"])
     low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
     wavelengths = 2 * math.pi / turns

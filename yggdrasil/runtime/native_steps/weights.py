@@ -1,4 +1,4 @@
-"""The weights that a described model has, by the names of its checkpoints."""
+"""Expected weight names and shapes of natively supported models."""
 
 from yggdrasil.runtime.native_steps.families import FAMILIES, Config, Description, with_defaults
 
@@ -13,13 +13,13 @@ _NORMS = {
 
 
 def is_tied(config: Config) -> bool:
-    """Whether the embedding serves as the head where a checkpoint has none."""
+    """Return whether the embedding is the LM head if the checkpoint has no LM head."""
     full = with_defaults(config)
     return bool(full and full["tie_word_embeddings"])
 
 
 def weight_shapes(config: Config, described: Description) -> dict[str, tuple[int, ...]]:
-    """Every weight's shape by its name, in the order of the layers; the head's too, where it is not tied."""
+    """Return the shapes of all weights by name, in the order of the layers; the LM head's only if it is not tied."""
     family = FAMILIES[config["model_type"]]
     hidden, inner, size = described.hidden_size, described.inner_size, described.head_size
     query, key = described.query_heads * size, described.key_heads * size

@@ -1,1 +1,1 @@
-"""Recurrent layers under a tree: their states, the operators over them, and copies of states at places of a text."""
+"""Recurrent layers with token trees: states, operators, and copies of states at several positions of a text."""

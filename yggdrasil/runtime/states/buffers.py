@@ -1,7 +1,7 @@
-"""The states of a model's recurrent layers, and the factors that the rows of a pass add to them.
+"""States of recurrent layers, and the factors of the updates that the rows of a pass make to them.
 
-A pass reads the state behind the text once. What a row adds stays in small factors; committing a path repeats its steps
-on the state. No row has a state of its own.
+A pass reads the state after the committed text. Each row stores its update as small factors instead of a whole state;
+committing a path applies the updates of its rows to the state.
 
 Dims: R recurrent layers, K taps, C channels of the convolution, M slots, Hk and Hv heads, Dk and Dv their sizes.
 """
@@ -15,25 +15,25 @@ from torch import Tensor
 import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
 from yggdrasil.checkpoints.recurrent import Recurrence
 
-SavedState = tuple[Tensor, ...]  # windows, then states, of every layer
+SavedState = tuple[Tensor, ...]  # windows of all layers, then states of all layers
 
 
 @dataclass(frozen=True)
 class StateBuffers:
-    """Allocated once. Row r of a pass that starts at position s writes its factors to slot (s + r) modulo M."""
+    """Static buffers. Row r of a pass that starts at position s writes its factors to slot (s + r) modulo M."""
 
-    layers: tuple[int, ...]  # their numbers in the model, R of them
-    num_slots: int  # M: the widest pass
+    layers: tuple[int, ...]  # layer indices in the model, R of them
+    num_slots: int  # M, the number of rows of the widest pass
     windows: list[Tensor]  # R x [K - 1, C]: the text's last inputs of the convolution, oldest first
-    inputs: list[Tensor]  # R x [M, C]
-    states: list[Tensor]  # R x [Hv, Dk, Dv] float32, or none
-    keys: list[Tensor]  # R x [M, Hk, Dk] float32, or none
-    updates: list[Tensor]  # R x [M, Hv, Dv] float32, or none
-    decays: list[Tensor]  # R x [M, Hv] float32, or none
+    inputs: list[Tensor]  # R x [M, C]: inputs of the convolution of the pass's rows
+    states: list[Tensor]  # R x [Hv, Dk, Dv] float32; empty if the layers only have a convolution, as are the others
+    keys: list[Tensor]  # R x [M, Hk, Dk] float32
+    updates: list[Tensor]  # R x [M, Hv, Dv] float32
+    decays: list[Tensor]  # R x [M, Hv] float32
 
     @classmethod
     def allocate(cls, of: Recurrence, num_slots: int, dtype: torch.dtype, device: torch.device) -> "StateBuffers":
-        """Zeroed buffers, each with a storage of its own."""
+        """Allocate zeroed buffers, each with its own storage."""
 
         def zeros(shape: tuple[int, ...], dtype: torch.dtype, *, exists: bool = True) -> list[Tensor]:
             return [torch.zeros(shape, dtype=dtype, device=device) for _ in of.layers if exists]
@@ -50,7 +50,7 @@ class StateBuffers:
         )  # fmt: skip
 
     def tensors(self) -> list[Tensor]:
-        """All buffers, layer by layer: the order in which steps take them."""
+        """Return all buffers, layer by layer, the order in which steps take them."""
         return [tensor for number in range(len(self.layers)) for tensor in self._of(number)]
 
     def _of(self, number: int) -> list[Tensor]:
@@ -70,10 +70,10 @@ class StateBuffers:
             tensor.zero_()
 
     def save(self) -> SavedState:
-        """A copy of the text's states."""
+        """Return a copy of the windows and states of the text."""
         return tuple(tensor.clone() for tensor in (*self.windows, *self.states))
 
     def load(self, saved: SavedState) -> None:
-        """Replace the states by the copy ``saved``."""
+        """Restore windows and states from a copy."""
         for tensor, before in zip((*self.windows, *self.states), saved, strict=True):
             tensor.copy_(before)

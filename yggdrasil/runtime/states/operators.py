@@ -1,7 +1,7 @@
-"""Recurrent layers of transformers' models over a step's states.
+"""Replace the recurrences of transformers' models by operators that follow the paths of a tree.
 
-The mixers of all families hand their convolution and their recurrence to functions of their own file, with what the
-model was called with. Where that holds a step's cache, ours take their place; elsewhere transformers' own run.
+The mixers of all families call functions of their module for convolution and recurrence, and pass on the arguments of
+the model. These functions are wrapped: if the arguments have a step's cache, the operators here run instead.
 """
 
 import sys
@@ -21,10 +21,10 @@ _Operator = Callable[..., Any]
 
 
 def serve_recurrent_layers(model: PreTrainedModel) -> None:
-    """Let the recurrent layers of ``model`` run over a step's states.
+    """Wrap the recurrence functions in the Python modules of ``model``, so that steps can run its recurrent layers.
 
     Raises:
-        YggdrasilError: its file has no such functions.
+        YggdrasilError: if none of its modules has such functions.
     """
     served = [_serve(sys.modules[name]) for name in {type(module).__module__ for module in model.modules()}]
     if not any(served):
@@ -32,6 +32,7 @@ def serve_recurrent_layers(model: PreTrainedModel) -> None:
 
 
 def _serve(file: Any) -> bool:
+    """Wrap the functions of one Python module; return whether it has any."""
     found = [name for name in _OPERATORS if name in vars(file)]
     for name in found:
         own = getattr(file, name)
@@ -41,7 +42,7 @@ def _serve(file: Any) -> bool:
 
 
 def _either(own: _Operator, ours: _Operator) -> _Operator:
-    """``ours`` where a step's cache is among what the model was called with, else ``own``."""
+    """Return a function that calls ``ours`` if the keyword arguments have a step's cache, else ``own``."""
 
     @wraps(own)
     def run(*arguments: Any, **named: Any) -> Any:
@@ -61,7 +62,7 @@ def _convolution(
     num_threads: int,
     **_: object,
 ) -> Tensor:
-    """The convolution along each row's path, [1, C, W]."""
+    """Compute the causal convolution along each row's path in the tree, [1, C, W]."""
     window, inputs, *_rest = step_cache.own_states()
     rows: Tensor = torch.ops.yggdrasil.tree_convolution(
         hidden_states[0].t(), weight, bias, window, inputs, step_cache.offsets, step_cache.parents, num_threads
@@ -83,7 +84,7 @@ def _gated_delta(
     num_threads: int,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """The gated delta rule along each row's path, [1, W, Hv, Dv]; the state stays where it is."""
+    """Compute the gated delta rule along each row's path, [1, W, Hv, Dv]; the state is not updated before a commit."""
     asked, own = query[0].float(), key[0].float()
     if use_qk_l2norm_in_kernel:
         asked, own = _unit(asked), _unit(own)
@@ -92,6 +93,7 @@ def _gated_delta(
 
 
 def _unit(rows: Tensor) -> Tensor:
+    """Normalise rows to length 1 along the last dimension."""
     return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + 1e-6)
 
 
@@ -112,7 +114,7 @@ def _state_space(  # noqa: PLR0913  (the signature is transformers')
     num_threads: int,
     **_: object,
 ) -> Any:
-    """Mamba-2 along each row's path, [1, W, Hv, Dv] float32; the state stays where it is."""
+    """Compute Mamba-2 along each row's path, [1, W, Hv, Dv] float32; the state is not updated before a commit."""
     time = dt[0] if dt_bias is None else dt[0] + dt_bias.to(dt.dtype)
     time = nn.functional.softplus(time) if dt_softplus else time
     time = time.clamp(*dt_limit).float()

@@ -1,31 +1,31 @@
-"""Copies of a text's recurrent states at several positions; texts with the same beginning continue from one of them."""
+"""Copies of a text's recurrent states at several positions, from which texts with the same prefix can continue."""
 
 from collections.abc import Collection, Sequence
 
 from yggdrasil.runtime.states.buffers import SavedState, StateBuffers
 
-_APART = 16  # tokens between two copies: at most so many are read again
-_MOST = 4  # copies, beside the states behind the text
+_APART = 16  # minimum number of tokens between two copies
+_MOST = 4  # maximum number of copies, in addition to the current states
 NUM_STATES = 1 + _MOST
 
 
 class KeptStates:
-    """Copies of recurrent states, by the number of tokens that a state includes."""
+    """Copies of recurrent states, by the number of tokens that they include."""
 
     def __init__(self, kept: dict[int, SavedState]) -> None:
         self.kept = kept
 
     def places(self) -> Collection[int]:
-        """Numbers of tokens after which a text can continue."""
+        """Return the numbers of tokens after which a text can continue, 0 included."""
         return {0, *self.kept}
 
     def begin(self, num_rows: int) -> None:
-        """Drop copies behind the first ``num_rows`` tokens, a number that ``places`` lists."""
+        """Drop copies that include more than ``num_rows`` tokens; ``num_rows`` must be in ``places``."""
         self.kept = {place: saved for place, saved in self.kept.items() if place <= num_rows}
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all copies."""
+        """Size of all copies in bytes."""
         return sum(tensor.nbytes for saved in self.kept.values() for tensor in saved)
 
 
@@ -34,12 +34,12 @@ class TextStates(KeptStates):
 
     def __init__(self, buffers: StateBuffers, num_threads: int) -> None:
         super().__init__({})
-        self._num_read: int | None = 0  # tokens in the states; None while they change
+        self._num_read: int | None = 0  # tokens that the states include; None while they are being updated
         self._buffers, self._num_threads = buffers, num_threads
 
     @property
     def widest(self) -> int:
-        """Rows of the widest pass."""
+        """Number of rows of the widest pass."""
         return self._buffers.num_slots
 
     def places(self) -> Collection[int]:
@@ -47,7 +47,7 @@ class TextStates(KeptStates):
 
     def begin(self, num_rows: int) -> None:
         if num_rows == self._num_read:
-            self.keep()  # a turn begins here, whose tokens may be dropped again
+            self.keep()  # a request begins here, and its tokens may be dropped later
             super().begin(num_rows)
             return
         super().begin(num_rows)
@@ -61,14 +61,14 @@ class TextStates(KeptStates):
 
     def commit(self, start: int, rows: Sequence[int]) -> None:
         """Update the states with the accepted ``rows`` of the pass at position ``start``, in the order of the path."""
-        self._num_read = None  # whoever interrupts leaves states of no place
+        self._num_read = None  # an interruption leaves states that belong to no position
         self._buffers.commit(start, rows, self._num_threads)
         self._num_read = start + len(rows)
         if self._num_read - max(self.kept, default=0) >= _APART:
             self.keep()
 
     def keep(self) -> None:
-        """Copy the current states. Beyond ``_MOST`` copies, the one closest behind another is dropped."""
+        """Copy the current states. If there are more than ``_MOST`` copies, drop the one closest after another."""
         if self._num_read:
             self.kept.setdefault(self._num_read, self._buffers.save())
         places = sorted(self.kept)
@@ -77,10 +77,10 @@ class TextStates(KeptStates):
             del self.kept[min(gaps, key=gaps.__getitem__)]
 
     def copy(self) -> KeptStates:
-        """All copies, those of the states behind the text too, which later commits leave alone."""
+        """Return all copies and one of the current states; later commits do not change them."""
         return KeptStates({**self.kept, self._num_read: self._buffers.save()} if self._num_read else dict(self.kept))
 
     def restore(self, copies: KeptStates) -> None:
-        """Have the text go on from any of ``copies``; ``begin`` says from which."""
+        """Replace the copies by ``copies``; ``begin`` must follow, and loads one of them."""
         self._num_read = None
         self.kept = dict(copies.kept)
