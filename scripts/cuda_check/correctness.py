@@ -264,7 +264,7 @@ def _nothing_waits(
 ) -> str:
     """A warm decoder calls nothing that synchronises but its own event, and records no graph while it decodes."""
     decoder = _decoder(pair, device, modes()[-1], FixedPolicy(TREES[0]))
-    decoder.assembly.warm()
+    decoder.assembly.complete()
     expected = decoder.generate(prompts()[0], max_new_tokens=count, sampling=sampling).tokens
     recorder = decoder.assembly.target.recorder
     assert recorder is not None

@@ -23,7 +23,7 @@ TREE = FixedPolicy(TreeShape(4, 3, 8))
 def decoder_of(pair, compiler=interpret, policy=TREE, **options):
     with compiling_by(compiler):
         decoder = pair.decoder(policy, FEW, backend="cudagraph", **options)
-        decoder.assembly.warm()
+        decoder.assembly.complete()
     return decoder
 
 

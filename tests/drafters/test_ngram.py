@@ -184,14 +184,6 @@ def test_trust_follows_what_was_accepted():
     assert grown_edges(drafter, depth=1) == [before]  # a private pool forgets with its request
 
 
-def test_a_period_is_drafted_at_any_length():
-    drafter, tree = NGramDrafter(NGramOptions(max_draft_len=9, is_use_oldest=False)), new_tree()
-    drafter.begin([5, 1, 2, 1, 2])
-    draft(drafter, tree, 1, 9)
-
-    assert paths(tree)[-1] == (1, 2, 1, 2, 1, 2, 1, 2, 1)
-
-
 def test_options_name_every_fault():
     with pytest.raises(ValueError, match=r"max_draft_len must be at least 1, got 0; max_matching_ngram_size .* got -2"):
         NGramOptions(max_draft_len=0, max_matching_ngram_size=-2)

@@ -106,7 +106,7 @@ def test_a_long_text_of_many_contexts_is_counted_alike():
 
 
 @pytest.mark.parametrize("native", KINDS)
-def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
+def test_paths_below_the_least_probability_are_left_out_and_no_others(native):
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 5, 1]
     every = grown(StatisticsDrafter(SCORER, native=native), text, num_nodes=40)
     least = 0.999 * float(every.scores[: every.size].exp().median())
@@ -124,7 +124,7 @@ def test_paths_that_no_row_is_worth_are_left_out_and_no_others(native):
 @pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, documents=DOCUMENTS, rows=ROWS)
 @settings(max_examples=40)
-def test_evidence_is_what_counting_by_hand_finds(native, text, documents, rows):
+def test_features_are_what_counting_by_hand_finds(native, text, documents, rows):
     drafter = StatisticsDrafter(SCORER, Table.of(documents), native=native)
     drafter.begin(text)
     recycle(drafter, rows)
@@ -215,20 +215,13 @@ def test_nodes_come_best_first_and_siblings_leave_something_over(native):
 
 
 @pytest.mark.parametrize("native", KINDS)
-def test_of_many_followers_the_newest_are_looked_at_and_the_likeliest_are_children(native):
+def test_of_many_continuations_the_newest_are_looked_at_and_the_likeliest_are_children(native):
     text = [token for continuation in range(1, 41) for token in (0, continuation)] + [0]
-    drafter = StatisticsDrafter(NGramScorer.none(), native=native)
-    tree = grown(drafter, text, num_nodes=40, depth=1)
-    assert drafter.features(()).numpy()[:, 0].tolist() == list(range(40, 40 - MAX_CONTINUATIONS, -1))
-    assert tree.tokens[1 : tree.size].tolist() == list(range(40, 40 - BRANCHES, -1)), "one as likely as another"
-
-
-@pytest.mark.parametrize("native", KINDS)
-def test_a_node_has_no_more_children_than_it_may(native):
-    unlikely = replace(NGramScorer.none(), nothing=np.full(1, 1.0))
-    text = [token for continuation in range(1, 41) for token in (0, continuation)] + [0]
-    tree = grown(StatisticsDrafter(unlikely, native=native), text, num_nodes=40, depth=1)
-    assert tree.tokens[1 : tree.size].tolist() == list(range(40, 40 - BRANCHES, -1))
+    for nothing in (0.0, 1.0):  # one candidate is as likely as another, and as none of them or less
+        drafter = StatisticsDrafter(replace(NGramScorer.none(), nothing=np.full(1, nothing)), native=native)
+        tree = grown(drafter, text, num_nodes=40, depth=1)
+        assert drafter.features(()).numpy()[:, 0].tolist() == list(range(40, 40 - MAX_CONTINUATIONS, -1))
+        assert tree.tokens[1 : tree.size].tolist() == list(range(40, 40 - BRANCHES, -1))
 
 
 @pytest.mark.skipif(not is_native(), reason="memory of the C++ tables")
@@ -291,7 +284,7 @@ def test_tokens_are_the_targets_own_and_fewer_passes_make_them():
         assert decoded.num_iterations < (50 if table is None else 30)
 
 
-def test_a_belief_says_who_knows_more_and_how_much_is_known():
+def test_a_fitted_scorer_weighs_candidates_and_their_absence():
     """Of two candidates one has followed a long context, the other a short one; at other places there is but that."""
     generator = np.random.default_rng(1)
     strong, weak = np.zeros((2, 2 + 2 * NUM_CONTEXTS), dtype=np.int64)
@@ -394,7 +387,7 @@ def test_of_the_longest_contexts_rare_ones_go_and_nothing_else():
     assert kept.num_tokens == whole.num_tokens
 
 
-def somebody_elses_tree(text, guesses, num_nodes=17, offers=()):
+def drafted_tree(text, guesses, num_nodes=17, offers=()):
     """A tree of ``guesses``: (parent, token, log-probability), and ``offers`` of the like that were not attached."""
     tree = TokenTree.on_host(num_nodes, candidates=8)
     tree.plant(text[-1])
@@ -430,7 +423,7 @@ def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, docum
         filled(
             StatisticsDrafter(SCORER, table, native=is_wanted),
             text,
-            somebody_elses_tree(text, guesses, offers=offers),
+            drafted_tree(text, guesses, offers=offers),
             depth,
         )
         for is_wanted in (True, False)
@@ -445,10 +438,10 @@ def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, docum
 @pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, guesses=GUESSES)
 @settings(max_examples=40)
-def test_filling_keeps_every_node_and_believes_the_more_confident(native, text, guesses):
-    before = somebody_elses_tree(text, guesses)
+def test_filling_keeps_every_node_and_the_higher_estimate(native, text, guesses):
+    before = drafted_tree(text, guesses)
     drafter = StatisticsDrafter(SCORER, native=native)
-    after = filled(drafter, text, somebody_elses_tree(text, guesses), depth=5)
+    after = filled(drafter, text, drafted_tree(text, guesses), depth=5)
     size = before.size
     assert after.size >= size
     assert torch.equal(after.tokens[:size], before.tokens[:size])
@@ -464,16 +457,18 @@ def test_filling_keeps_every_node_and_believes_the_more_confident(native, text, 
 
 
 @pytest.mark.parametrize("native", KINDS)
-def test_a_drafter_that_has_read_a_node_is_believed_as_far_as_it_says_that_it_knows(native):
-    """It says 2 (.3, attached), 12 (.1) and 3 (.2); the counts say 3 and 4."""
+@pytest.mark.parametrize("attached", [False, True], ids=["offered", "attached"])
+def test_estimates_of_a_drafter_and_of_counts_are_weighted_by_their_sums(native, attached):
+    """The drafter says 2 (.3, attached), 12 (.1) and 3 (.2, maybe attached); the counts say 3 and 4."""
     text = [1, 3, 1, 4, 1]
     alone = grown(StatisticsDrafter(SCORER, native=native), text, depth=1)
     counted = {int(alone.tokens[node]): float(alone.scores[node].exp()) for node in range(1, alone.size)}
     assert set(counted) == {3, 4}
-    tree = somebody_elses_tree(text, [(0, 2, log(0.3))])
+    tree = drafted_tree(text, [(0, 2, log(0.3)), *([(0, 3, log(0.2))] if attached else [])])
     for place, (token, likely) in enumerate([(12, 0.1), (3, 0.2)]):
         tree.pool_tokens[place], tree.pool_scores[place] = token, log(likely)
     filled(StatisticsDrafter(SCORER, native=native), text, tree, depth=1)
+    assert sorted(tree.tokens[1 : tree.size].tolist()) == [2, 3, 4, 12]
 
     share = 0.6 / (0.6 + sum(counted.values()))
     found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
@@ -486,7 +481,7 @@ def test_a_node_all_of_whose_candidates_are_attached_has_been_read(native):
     """Eight tokens, of which the counts say one: it is believed by both, and one that only they say by half."""
     text = [1, 3, 1, 14, 1]
     guesses = [(0, token, log(0.1)) for token in range(2, 10)]
-    tree = filled(StatisticsDrafter(SCORER, native=native), text, somebody_elses_tree(text, guesses), depth=1)
+    tree = filled(StatisticsDrafter(SCORER, native=native), text, drafted_tree(text, guesses), depth=1)
     alone = grown(StatisticsDrafter(SCORER, native=native), text, depth=1)
     counted = {int(alone.tokens[node]): float(alone.scores[node].exp()) for node in range(1, alone.size)}
     share = 0.8 / (0.8 + sum(counted.values()))
@@ -497,19 +492,9 @@ def test_a_node_all_of_whose_candidates_are_attached_has_been_read(native):
 
 
 @pytest.mark.parametrize("native", KINDS)
-def test_what_a_drafter_says_and_others_have_attached_is_no_second_node(native):
-    text = [1, 3, 1, 4, 1]
-    tree = somebody_elses_tree(text, [(0, 2, log(0.3)), (0, 3, log(0.2))])
-    for place, (token, likely) in enumerate([(12, 0.1), (3, 0.2)]):
-        tree.pool_tokens[place], tree.pool_scores[place] = token, log(likely)
-    filled(StatisticsDrafter(SCORER, native=native), text, tree, depth=1)
-    assert sorted(tree.tokens[1 : tree.size].tolist()) == [2, 3, 4, 12]
-
-
-@pytest.mark.parametrize("native", KINDS)
 def test_what_follows_a_guess_of_another_drafter_is_counted_too(native):
     text = [1, 2, 3, 4, 5, 9]
-    tree = somebody_elses_tree(text, [(0, 2, -0.5)])  # nothing has followed the 9: only the guess has been seen before
+    tree = drafted_tree(text, [(0, 2, -0.5)])  # nothing has followed the 9: only the guess has been seen before
     filled(StatisticsDrafter(NGramScorer.usual(with_table=False), native=native), text, tree, depth=3)
     assert tree.tokens[2:4].tolist() == [3, 4]
     assert tree.parents[2:4].tolist() == [1, 2]
@@ -533,7 +518,7 @@ def test_a_public_pool_counts_what_earlier_requests_said(monkeypatch):
 
 
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
-def test_tokens_come_by_mail_or_where_there_are_too_many_all_at_once():
+def test_few_tokens_are_passed_in_a_buffer_and_many_at_once():
     """A long prompt, then a few at a time, into trees of two buffers in turns."""
     text = np.random.default_rng(1).integers(0, 5, 400).tolist()
     drafters = [StatisticsDrafter(SCORER, native=is_wanted) for is_wanted in (True, False)]

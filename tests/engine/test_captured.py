@@ -263,7 +263,7 @@ def test_rows_are_kept_on_the_device(pair):
 def test_recording_ahead_changes_no_token_and_moves_no_buffer(pair):
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 4, 16)), backend="cudagraph")
     before = addresses(decoder)
-    decoder.assembly.warm()
+    decoder.assembly.complete()
     recorded = decoder.assembly.target.recorder.num_recorded
     for prompt in (PROMPT, TEXT[30:41]):
         assert decoder.generate(prompt, max_new_tokens=30).tokens == pair.reference(prompt, 30)

@@ -102,7 +102,7 @@ def check_nothing_waits_and_nothing_is_recorded_twice():
     """A warm decoder calls nothing that synchronises but its own event, and records no graph while it decodes."""
     pair = pair_on_device()
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), FEW, backend="cudagraph")
-    decoder.assembly.warm()
+    decoder.assembly.complete()
     decoder.generate(PROMPT, max_new_tokens=8)
     recorded = decoder.assembly.target.recorder.num_recorded
     torch.cuda.set_sync_debug_mode("error")

@@ -122,23 +122,6 @@ def test_expected_tokens_add_the_best_nodes() -> None:
     assert stacked.tolist() == [pytest.approx([1.0, 2.8]), pytest.approx([1.0, 1.9])]
 
 
-@pytest.mark.parametrize("objective", ["latency", "aal"])
-def test_the_verify_width_is_the_argmax(objective: Objective) -> None:
-    random = np.random.default_rng(1)
-    for _ in range(50):
-        costs = random_costs(random)
-        drafting_ms = random.uniform(0.0, 5.0)
-        tokens = expected_tokens_by_width(np.sort(random.uniform(size=6))[::-1], costs.verify_widths).tolist()
-        values = [
-            count / (1.0 if objective == "aal" else drafting_ms + costs.verify_ms[width] + costs.overhead_ms)
-            for width, count in zip(costs.verify_widths, tokens, strict=True)
-        ]
-
-        best = best_width(tokens, value_per_token(costs, drafting_ms + costs.overhead_ms, objective))
-
-        assert best == values.index(max(values))
-
-
 def test_verify_width_ties_go_to_the_smaller() -> None:
     assert best_width([2.0, 2.0, 2.0, 2.0], value_per_token(COSTS, 1.0)) == 0
     assert best_width([1.0, 2.0, 2.0, 2.0], value_per_token(COSTS, 1.0, "aal")) == 1

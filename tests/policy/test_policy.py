@@ -20,7 +20,7 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 MAX_DEPTH, DRAFT_WIDTHS, VERIFY_WIDTHS, HIDDEN_SIZE = 4, (1, 2, 4), (1, 2, 4, 8), 6
 
 
-class GivenEvidence:
+class GivenFeatures:
     """A hidden state at a context length; counts what it is asked for."""
 
     def __init__(self, context, hidden=None, head=None):
@@ -55,7 +55,7 @@ def new_policy(*arguments, **options):
 def choose(policy, context, hidden=None):
     """The decision, with features where it wants them."""
     decision = policy.choose(context)
-    return policy.choose(context, features=GivenEvidence(context, hidden)) if decision is None else decision
+    return policy.choose(context, features=GivenFeatures(context, hidden)) if decision is None else decision
 
 
 def test_plain_and_fixed_policies_always_decide_the_same():
@@ -165,7 +165,18 @@ def test_no_more_tokens_are_expected_than_may_come():
     policy = new_policy({50: costs}, {}, np.empty(0, dtype=np.float32), None)
     assert policy.choose(50, ModelFree([1.0, 1.9, 2.9, 5.0], 1)).shape == TreeShape(0, 1, 2)
     assert policy.choose(50, ModelFree([1.0, 1.9, 2.9, 5.0], 16)).shape == TreeShape(0, 16, 8)
+    cheaper = StepCosts(0.0, {}, {1: 0.4, 2: 0.5, 4: 0.7, 8: 1.4}, overhead_ms=0.1, plain_ms=1.0)  # than plain steps
+    policy = new_policy({50: cheaper}, {}, np.empty(0, dtype=np.float32), None)
     assert policy.choose(50, ModelFree([1.0, 1.0, 1.0, 1.0], 16)).kind == "plain"
+
+
+def test_model_free_trees_are_predicted_at_their_present_cost():
+    costs = StepCosts(0.0, {}, {1: 1.0, 2: 1.1, 4: 1.3, 8: 2.0}, overhead_ms=0.1, plain_ms=1.0)
+    policy = new_policy({50: costs}, {}, np.empty(0, dtype=np.float32), None)
+    tree = ModelFree([1.0, 2.0, 3.0, 9.0], 16)
+    for _ in range(60):  # they pay all the same, so that the budget stays open
+        policy.settle(policy.choose(50, tree), 9, 3 * 2.1)
+    assert policy.choose(50, tree).milliseconds == pytest.approx(3 * 2.1, rel=0.02)
 
 
 @pytest.mark.parametrize(("rate", "is_drafted"), [(0.1, True), (0.3, True), (0.5, False), (0.9, False)])

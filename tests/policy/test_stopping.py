@@ -78,20 +78,7 @@ def test_early_stopping_decides_as_full_growth(native, objective):
     assert (left_out > 2 * CASES) == (objective == "latency")  # tokens alone are more with every node
 
 
-@pytest.mark.skipif(not is_native(), reason="no compiler here")
-def test_native_trees_end_where_portable_ones_do():
-    sizes = []
-    for native in (True, False):
-        generator, own = np.random.default_rng(5), []
-        for _ in range(CASES):
-            policy, counts = model_free_policy(some_costs(generator)), some_counts(generator, native)
-            own.append(both(counts, policy.bound(0), 8)[0][1].size)
-        sizes.append(own)
-    assert sizes[0] == sizes[1]
-    assert len(set(sizes[0])) > 5
-
-
-def somebody_elses_tree(root, seed):
+def drafted_tree(root, seed):
     """Some nodes below ``root``, one of which is out of the question, and what else was said there."""
     generator = np.random.default_rng(seed)
     tree = TokenTree.on_host(WIDTHS[-1], 4)
@@ -112,7 +99,7 @@ def filled(generator, native, policy, shape):
     """The same tree filled with the policy's bound, and in full; each with what its scores promise, and its order."""
     counts, seed, found = some_counts(generator, native), int(generator.integers(1 << 30)), []
     for bound in (policy.bound(0, shape), UNBOUNDED):
-        tree = somebody_elses_tree(counts._last, seed)
+        tree = drafted_tree(counts._last, seed)
         counts.propose(tree, Budget(9, bound=bound, from_root=False))
         ranking = Ranking(tree, WIDTHS)
         found.append((tree, ranking.rank(), ranking.order.tolist()))
@@ -125,7 +112,7 @@ def test_what_is_left_out_of_a_drafted_tree_changes_no_decision(native, objectiv
     generator, left_out = np.random.default_rng(7), 0
     for _ in range(CASES):
         costs = replace(some_costs(generator), head_ms=generator.uniform(0.1, 1.0), draft_ms={2: 0.1})
-        policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None, objective)
+        policy = model_free_policy(costs, objective)
         shape = TreeShape(2, int(generator.integers(1, 6)), int(generator.choice(WIDTHS)))
         (small, few, order), (whole, all_, every) = filled(generator, native, policy, shape)
         decided = policy.prune(Decision(shape), all_, 0)
@@ -151,20 +138,6 @@ def test_the_bound_follows_what_model_free_drafts_had_accepted():
     assert bound[2] < before[2] == bound[1]
 
 
-@pytest.mark.skipif(not is_native(), reason="no compiler here")
-def test_native_trees_are_filled_as_far_as_portable_ones():
-    sizes = []
-    for native in (True, False):
-        generator, own = np.random.default_rng(11), []
-        for _ in range(CASES):
-            costs = replace(some_costs(generator), head_ms=0.3, draft_ms={2: 0.1})
-            policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
-            own.append(filled(generator, native, policy, TreeShape(2, 2, 4))[0][0].size)
-        sizes.append(own)
-    assert sizes[0] == sizes[1]
-    assert len(set(sizes[0])) > 5
-
-
 def test_a_measured_tree_is_filled_as_far_as_it_is_verified():
     generator = np.random.default_rng(13)
     cycle = ShapeCycle([TreeShape(0, 1, 8), TreeShape(2, 2, 8)], seed=0)
@@ -187,3 +160,21 @@ def test_the_least_verified_score_is_that_of_the_best_width():
     assert least_verified_score(scores, UNBOUNDED) == scores[-1]
     assert least_verified_score(scores, stopping_bound([2, 4], [1.0, 0.9])) == scores[3]
     assert least_verified_score(scores, stopping_bound([2, 4], [1.0, 0.5])) == scores[1]
+
+
+@pytest.mark.skipif(not is_native(), reason="no compiler here")
+@pytest.mark.parametrize("fills", [False, True], ids=["grown", "filled"])
+def test_native_trees_end_where_portable_ones_do(fills):
+    sizes = []
+    for native in (True, False):
+        generator, own = np.random.default_rng(5), []
+        for _ in range(CASES):
+            costs = replace(some_costs(generator), head_ms=0.3, draft_ms={2: 0.1})
+            policy = model_free_policy(costs)
+            if fills:
+                own.append(filled(generator, native, policy, TreeShape(2, 2, 4))[0][0].size)
+            else:
+                own.append(both(some_counts(generator, native), policy.bound(0), 8)[0][1].size)
+        sizes.append(own)
+    assert sizes[0] == sizes[1]
+    assert len(set(sizes[0])) > 5

@@ -1,13 +1,10 @@
-"""Where two runs of one prompt part: a near tie that rounding decides, or a fault.
-
-Captured steps keep their logits on the device, so there a difference is counted and not judged.
-"""
+"""The first difference of two runs of one prompt: a near tie that rounding decides, or a fault."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.engine.decoder import Decoder
 
 # Without a measured tolerance: differences of this many last places of the largest logit are rounding.
@@ -22,9 +19,9 @@ class Divergence:
     plain_token: int | None  # None where the plain run had ended
     tree_token: int | None
     replayed_token: int
-    margin: float | None  # log-probability between the two, in the replay; infinite where one run had ended
-    tolerance: float | None
-    verdict: Literal["tie", "fault", "not judged"]
+    margin: float  # log-probability between the two, in the replay; infinite where one run had ended
+    tolerance: float
+    verdict: Literal["tie", "fault"]
 
 
 def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
@@ -47,13 +44,10 @@ def replay(
     if place is None:
         return None
     pair = [tokens[place] if place < len(tokens) else None for tokens in (plain, tree)]
-    can_judge = decoder.assembly.hands_out_logits
-    asked = SamplingParams(logprobs=100) if can_judge else GREEDY
     result = decoder.generate(
-        [*prompt, *plain[:place]], max_new_tokens=1, ignore_eos=True, speculation=False, sampling=asked
-    )
-    if not can_judge:
-        return Divergence(place, pair[0], pair[1], result.tokens[0], None, None, "not judged")
+        [*prompt, *plain[:place]], max_new_tokens=1, ignore_eos=True, speculation=False,
+        sampling=SamplingParams(logprobs=100),
+    )  # fmt: skip
     assert result.logprobs is not None
     known = dict(result.logprobs[0].top)
     best = max(abs(value) for value in known.values())

@@ -31,7 +31,6 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "matched": sum(result.matched for result in results),
         "verify_decode_mismatches": sum(result.divergence is not None for result in results),
         "faults": _num_judged(results, "fault"),
-        "not_judged": _num_judged(results, "not judged"),
         "aal": tokens / iterations if iterations else 0.0,
         "tokens_per_target_step": tokens / iterations if iterations else 0.0,
         "proposed": proposed,

@@ -76,11 +76,10 @@ def prepare_logits(decoder: "Decoder") -> None:
     """Build the steps of requests that sample or follow a constraint now, and say so where that takes long."""
     from yggdrasil.cli.progress import PhaseProgress
 
-    if decoder.assembly.hands_out_logits:
-        with PhaseProgress() as progress:
-            report = progress.phase("building the steps that sampling and constraints need")
-            decoder.assembly.logit_target  # noqa: B018  (made when first asked for)
-            report(1.0)
+    with PhaseProgress() as progress:
+        report = progress.phase("building the steps that sampling and constraints need")
+        decoder.assembly.logit_target  # noqa: B018  (made at first use)
+        report(1.0)
 
 
 def say(sentence: str) -> None:

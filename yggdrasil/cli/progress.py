@@ -131,11 +131,6 @@ def show_comparison(result: "Comparison") -> None:
 
 def show_summary(summary: dict[str, Any]) -> None:
     """The summary as a table."""
-    if summary["not_judged"]:
-        _console.print(
-            "captured steps, which a GPU runs, hand out no log-probabilities: where tokens differ, a near tie cannot "
-            "be told from a fault"
-        )
     table = Table("figure", "value", title="Yggdrasil against plain compiled decoding")
     for name, value in summary.items():
         if isinstance(value, dict):

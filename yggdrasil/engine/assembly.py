@@ -93,11 +93,6 @@ class Assembly:
             return drafter.opened
         return drafter if self.drafter is None else self.drafter.loaded
 
-    @property
-    def hands_out_logits(self) -> bool:
-        """Whether the host can read logits."""
-        return isinstance(self.engine.target, TargetModel | CapturedTarget)
-
     @cached_property
     def logit_target(self) -> LogitTarget:
         """The target for requests that accept on the host, over the same cache; its steps are made at first use."""
@@ -155,19 +150,6 @@ class Assembly:
         self.engine.forget()
         if self.drafter is not None:
             self.drafter.text.forget()
-
-    def warm(self, needed: Sequence[tuple[str, str, int]] | None = None) -> None:
-        """Build steps now instead of on first use: those listed as (runner, step, width), or all.
-
-        Captured steps are all compiled and recorded, drafts of every depth included.
-        """
-        if isinstance(self.engine.target, CapturedTarget):
-            self._capture(silent)
-            return
-        for name, runner in (("target", self.target), ("drafter", self.drafter)):
-            for step, width in runner.defined if runner is not None else ():
-                if runner is not None and (needed is None or (name, step, width) in needed):
-                    runner.step(step, width)
 
     def _capture(self, phase: Phase) -> None:
         """Compile and record every step and every draft, and keep what was compiled for the next start."""
