@@ -156,7 +156,8 @@ def test_the_program_compares_with_plain_decoding(at_root, calibrated, chat, cap
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Eager steps do: those that a plan has not would take minutes to compile."""
+    """Eager steps do: those that a plan has not would take minutes to compile. Nothing settles before it is timed."""
+    monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
     for module in ("calibration.pair", "engine.loading"):
         monkeypatch.setattr(f"yggdrasil.{module}.default_backend", lambda _: "eager")
 
@@ -165,7 +166,7 @@ def eager(monkeypatch):
 def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, reference, capsys):
     code = run_program(
         "search", "--profile", NAME, "--prompts", calibrated.prompts, "--save-as", "searched", "--top", 1, "--limit", 1,
-        "--rounds", 1, "--final-rounds", 0,
+        "--rounds", 1, "--final-rounds", 0, "--max-new-tokens", 16,
     )  # fmt: skip
     (plan,) = (at_root / "plans" / "searched").glob("*.yaml")
     searched = Decoder.from_plan("searched", backend="eager")
@@ -175,9 +176,8 @@ def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, r
     assert Plan.load(plan).search is not None
     assert searched.generate(tokens, max_new_tokens=COUNT, ignore_eos=True).tokens == expected(reference, tokens)
     capsys.readouterr()
-    assert run_program("report", "--name", "searched", "--text", "--csv", "tables", "--out", "report.html") == 0
+    assert run_program("report", "--name", "searched", "--text", "--csv", "tables") == 0
     assert "searched" in capsys.readouterr().out
-    assert (at_root / "report.html").stat().st_size > 10_000
     assert any((at_root / "tables").glob("*.csv"))
 
 
@@ -243,7 +243,7 @@ def test_the_program_trains_a_head(at_root, calibrated, reference):
     with file.open("a") as lines:
         for i in range(70):
             lines.write(json.dumps({"prompt": [5, 6 + i, 8], "answer": [10, 11, 12, 13 + i % 5, 14]}) + "\n")
-    assert run_program("train", "--target", calibrated.target, "--out", "head", "--minutes", 0.1, "--threads", 1) == 0
+    assert run_program("train", "--target", calibrated.target, "--out", "head", "--minutes", 0.02, "--threads", 1) == 0
     head, _ = open_head(at_root / "head", torch.float32)
     assert head.settings.hidden_size == reference.config.hidden_size
     assert "Licence" in (at_root / "head" / "README.md").read_text()
