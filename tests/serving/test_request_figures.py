@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from bundled_server import wait_until
 
-from yggdrasil.serving.metrics import Meters
+from yggdrasil.serving.metrics import ServerMetrics
 from yggdrasil.serving.usage import plain_ms
 
 
@@ -40,7 +40,7 @@ def test_metrics_tell_of_the_line_the_caches_and_the_process(server):
 
 
 def test_an_answer_given_up_before_its_first_token_took_no_time_to_it(alone):
-    meters, request = Meters(lambda: 0), alone.start("a prompt of some length " * 20)
+    meters, request = ServerMetrics(lambda: 0), alone.start("a prompt of some length " * 20)
     next(iter(request))  # a part of the prompt was read
     meters.note(request.result())
     page = meters.page().decode()

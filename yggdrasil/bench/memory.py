@@ -1,4 +1,4 @@
-"""What a process held at its peak, next to what it must hold: two models' weights, keys and values."""
+"""Peak memory of the process beside the size of the models' weights and caches."""
 
 import sys
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from yggdrasil.engine.assembly import Assembly
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Megabytes. ``peak`` is what was held beyond ``imports``, the program before it loaded anything."""
+    """Memory in megabytes. ``imports`` was resident before any model was loaded; ``peak`` is the maximum above it."""
 
     imports: float
     peak: float
@@ -21,7 +21,7 @@ class MemoryUse:
 
     @property
     def ratio(self) -> float:
-        """The peak over what must be held."""
+        """Peak over the size of weights and caches."""
         return self.peak / (self.weights + self.caches)
 
 

@@ -30,7 +30,7 @@ class PrunedPolicy(FixedPolicy):
 
 
 class UnprunedPolicy(ObjectivePolicy):
-    """The plan's policy, but all that was drafted is verified."""
+    """The plan's policy without pruning: every drafted node is verified."""
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
         return super().bound(context) if shape is None else UNBOUNDED

@@ -1,4 +1,4 @@
-"""What every acceptance rule and every exactness mode gives and costs: systems on one engine, in turns."""
+"""Every acceptance rule and exactness mode as a system of ``bench``: decoded in turns on one engine."""
 
 from collections.abc import Sequence
 from dataclasses import replace

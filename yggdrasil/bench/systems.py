@@ -117,7 +117,7 @@ def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int 
 
 
 def encode_one(decoder: Decoder, prompt: Prompt, max_tokens: int | None) -> list[int]:
-    """Its last ``max_tokens`` tokens; YggdrasilError with its place where no two tokens can follow them."""
+    """Return the last ``max_tokens`` tokens of a prompt; YggdrasilError if the context has no room for two more."""
     try:
         tokens = encode_prompt(decoder.tokenizer, prompt)
         tokens = tokens[-max_tokens:] if max_tokens else tokens
@@ -244,7 +244,7 @@ def _partings(
 
 
 def equality(row: Mapping[str, Any], key: str = "same_as_plain") -> str:
-    """How many prompts have the same tokens, and for how many of the rest a near tie is the reason."""
+    """Format the number of prompts with equal tokens, and why the others differ: near ties or faults."""
     if row[key] is None:
         return "-"
     text = f"{row[key]} of {row['prompts']}"

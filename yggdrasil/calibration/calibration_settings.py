@@ -1,4 +1,4 @@
-"""What a calibration is asked to do."""
+"""Settings of a calibration: the pair, the prompts and the effort."""
 
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -21,7 +21,7 @@ from yggdrasil.scheduling.plan import DeviceName, Plan, Shapes
 
 @dataclass(frozen=True)
 class PairSource:
-    """What it takes to build a pair, in this process or in another."""
+    """Everything needed to load a target and its drafter, in this process or another."""
 
     target: str
     drafter: str | None  # the model that drafts
@@ -72,13 +72,13 @@ class PairSource:
 
 
 class Budget(NamedTuple):
-    """How much text the target writes: for so many ``seconds``, or until there are so many ``tokens`` in all."""
+    """Limit of the text that the target writes: ``seconds`` of writing, or ``tokens`` in all, whichever comes first."""
 
     seconds: float  # without end where tokens alone count
     tokens: int | None = None
 
     def share(self, tokens: int, seconds: float) -> float:
-        """What of it is used up."""
+        """Share of the budget that is used up, 0 to 1."""
         of_time = seconds / self.seconds if self.seconds else 1.0
         return min(max(of_time, tokens / self.tokens if self.tokens else 0.0), 1.0)
 
@@ -148,7 +148,7 @@ class CalibrationSettings:
 
     @property
     def _room(self) -> int:
-        """Tokens of a text, behind which there is place for a tree of every depth."""
+        """Longest text in tokens that leaves room for a tree of the greatest depth."""
         return self.pair.shapes.max_length - self.pair.shapes.max_depth - 1
 
     @property

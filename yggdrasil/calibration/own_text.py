@@ -54,7 +54,7 @@ class Document(NamedTuple):
 
 
 def end_of(prompt: Sequence[int]) -> tuple[int, ...]:
-    """What of a prompt tells it from others, however much of it is kept."""
+    """The last tokens of a prompt, which identify it even where its beginning was cut off."""
     return tuple(prompt[-_END:])
 
 
@@ -203,7 +203,7 @@ class OwnText:
         return _bare_turn(self._tokenizer) if self._is_chat else [next(iter(self._ends), 0)]
 
     def _asked(self, text: Written) -> list[int]:
-        """The prompt that the model drew: a user's turn where it has a chat template, else an opening."""
+        """The prompt that the model wrote: as a user's turn if it has a chat template, else its first tokens."""
         if not self._is_chat:
             return text.task.prompt + text.tokens
         turn = str(self._tokenizer.decode(text.tokens, skip_special_tokens=True)).strip()

@@ -30,7 +30,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Survival(NamedTuple):
-    """What a policy goes by."""
+    """Survival tables that the policy decides by."""
 
     mean: Float64Array  # [D] of the drafter's own whole tree of the widest draft width
     ratios: dict[int, Float64Array]  # draft width -> [D budget, D level, V], of filled trees relative to ``mean``
@@ -39,7 +39,7 @@ class Survival(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """An iteration's first row in the traces, and what it may give."""
+    """A position at which an iteration begins, and the tokens that each shape gives there."""
 
     row: int
     kept: Int64Array  # [S, V] drafted tokens that filled trees keep
@@ -124,7 +124,7 @@ def _beginnings(
 
 
 class _ModelFreeTrees:
-    """What the tree model_free_trees that needs no drafter, and gives."""
+    """Trees of the model-free drafters alone: tokens they expect, and tokens that are accepted."""
 
     def __init__(self, model_free: DrafterGroup | None, costs: StepCosts, num_nodes: int) -> None:
         self._costs, self._shadow = costs, None

@@ -1,4 +1,4 @@
-"""The folder of unfinished work: what an interrupted calibration goes on from."""
+"""The folder of unfinished work, from which an interrupted calibration resumes."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
 
 
 def keep_results(old: Path, new: Path) -> None:
-    """Results of benchmarks (JSON) lie beside what calibration measures (tables), and outlive the next one."""
+    """Copy results of benchmarks (JSON files) from the old profile folder to the new one."""
     for file in old.glob("*.json"):
         shutil.copy2(file, new / file.name)
 

@@ -77,7 +77,7 @@ def finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
 
 
 def name(parameter: typer.CallbackParam, value: str | None) -> str | None:
-    """What may name artefacts, or nothing."""
+    """Refuse a name that no artefact can have; None passes."""
     try:
         return value if value is None else validate_name(value)
     except ArtifactError as error:
@@ -85,7 +85,7 @@ def name(parameter: typer.CallbackParam, value: str | None) -> str | None:
 
 
 def weights(parameter: typer.CallbackParam, text: str) -> str:
-    """What weights may be; K formats need the library that rounds to them."""
+    """Refuse unknown weight formats, and K formats where the library that rounds to them is missing."""
     known = (AUTO, *get_args(Weights))
     if text not in known:
         raise YggdrasilError(f"{_typed(parameter)} {text} is none of {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""How every command ends: its own exit code, or one sentence for whatever the user can mend."""
+"""Runs a command and maps errors to exit codes: one sentence for errors that the user can mend."""
 
 import contextlib
 import os

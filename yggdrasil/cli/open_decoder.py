@@ -47,10 +47,10 @@ def open_decoder(
     chat: bool = False,
     grow_table: bool | None = False,
 ) -> "Decoder":
-    """The decoder of a plan or a model, of a chat model where it is to ``chat``.
+    """Open the decoder of a plan or a model; with ``chat``, a model without a chat template is refused.
 
-    ``grow_table`` adds answers to its n-gram table; with None where there is one. What its costs do not cover is said
-    on standard error.
+    ``grow_table`` adds answers to the model's n-gram table; None does so only if it has one. A warning goes to standard
+    error where ``max_length`` exceeds the length that the plan was calibrated for.
     """
     check_source(source, chat=chat)
     from yggdrasil.cli.progress import PhaseProgress

@@ -113,7 +113,7 @@ class PhaseProgress:
         return lambda fraction: self._progress.update(task, completed=fraction)
 
     def tell(self, line: str) -> None:
-        """Show a line that stays."""
+        """Print a line above the progress bars."""
         self._progress.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 

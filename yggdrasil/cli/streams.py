@@ -1,4 +1,4 @@
-"""The three standard streams as every command needs them: open, and able to take any character."""
+"""Makes sure that the three standard streams are open and can encode any character."""
 
 import os
 import sys
@@ -74,7 +74,7 @@ def close_output() -> None:
 
 
 def to_nowhere(descriptor: int) -> None:
-    """Let a stream's number stand for the null device."""
+    """Redirect a file descriptor to the null device."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)

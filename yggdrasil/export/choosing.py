@@ -1,4 +1,4 @@
-"""Which settings of an engine our objective chooses."""
+"""Chooses an engine's speculation settings by the objective."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -60,7 +60,10 @@ def choose_draft_model(
     acceptance: AcceptanceCalibration,
     drafter: ModelDrafter,
 ) -> Settings:
-    """The shape with the least milliseconds a token by the plan's accepted lengths; none where plain takes less."""
+    """Return settings of the shape with the least milliseconds a token, by the plan's accepted lengths.
+
+    Settings without speculation are returned if plain decoding takes less.
+    """
     if not costs.drafter_ms:
         raise YggdrasilError("the plan drafts with a model, which costs time too; give --drafter-url, or drafter_ms")
     best, best_shape = plainly(engine, costs.plain_ms), TreeShape(0, 0, 1)

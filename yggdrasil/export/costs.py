@@ -1,4 +1,4 @@
-"""What passes of another engine cost: measured on a running one, or given in a file."""
+"""Milliseconds of another engine's passes, measured on a running server or read from a file."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Ask a running llama-server what its passes cost, and how the model goes on."""
+"""Measures passes of a running llama-server and has it answer prompts."""
 
 import json
 import random
@@ -66,7 +66,7 @@ class LlamaServer:
         return Document(list(prompt), found)
 
     def _sizes(self) -> tuple[int, float]:
-        """The vocabulary, and the share of the weights that the head has."""
+        """Vocabulary size, and the output layer's share of the weights."""
 
         def read(said: Any) -> tuple[int, float]:
             meta = said["data"][0]["meta"]

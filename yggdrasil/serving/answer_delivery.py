@@ -1,4 +1,4 @@
-"""Tells an answer to whoever waits for it, piece by piece."""
+"""Sends an answer to the route that waits for it, piece by piece, from the decoder's thread."""
 
 from collections.abc import Sequence
 from time import sleep
@@ -13,8 +13,8 @@ from yggdrasil.serving.jobs import Finished, Job, Piece
 _REST_SECONDS = 5e-4
 
 
-class Teller:
-    """Tells what becomes final of one answer."""
+class AnswerDelivery:
+    """Emits the pieces of one answer as their text becomes final."""
 
     def __init__(self, job: Job, scored: Sequence[TokenLogprobs]) -> None:
         self.trees: list[IterationTree] = []

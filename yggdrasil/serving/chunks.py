@@ -1,4 +1,4 @@
-"""What every chunk of a streamed reply carries, whichever route it belongs to."""
+"""Writes the chunks of streamed chats and completions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ def shown_tree(texts: Texts, tree: IterationTree) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ChunkWriter:
-    """Chunks of one reply: ``kind`` is OpenAI's name for them."""
+    """Writes the chunks of one reply. ``kind`` is their ``object`` field, such as ``chat.completion.chunk``."""
 
     identity: Identity
     kind: str

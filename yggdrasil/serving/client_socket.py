@@ -1,4 +1,4 @@
-"""A client's socket in the hands of the decoder's thread: text goes out without another thread being woken for it."""
+"""Writes a client's socket from the decoder's thread, so that no other thread is woken for each piece of text."""
 
 from asyncio import Transport
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Frame = Callable[[str], bytes]  # what is sent of a text
 
 
 class OpenProtocol(H11Protocol):
-    """uvicorn's own, with the connection's transport among the extensions of every request."""
+    """uvicorn's protocol, which adds the connection's transport to the extensions of every request."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -29,8 +29,8 @@ class OpenProtocol(H11Protocol):
         self.app = app
 
 
-class Outlet:
-    """Sends text of one chunked reply while its loop sends nothing. Whoever made it closes it."""
+class SocketWriter:
+    """Sends text of one chunked reply while the event loop sends nothing. Its creator closes it."""
 
     def __init__(self, transport: Transport, frame: Frame) -> None:
         self._transport, self._frame = transport, frame
@@ -40,7 +40,7 @@ class Outlet:
         self._due = 0.0
 
     @classmethod
-    def of(cls, request: Request, frame: Frame) -> "Outlet | None":
+    def of(cls, request: Request, frame: Frame) -> "SocketWriter | None":
         """That of the request's reply, where it will be in chunks and the server shows its transport."""
         transport = request.scope.get("extensions", {}).get(_NAME)
         return None if transport is None or request.scope["http_version"] != "1.1" else cls(transport, frame)

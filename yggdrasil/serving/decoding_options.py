@@ -1,4 +1,4 @@
-"""From a request's fields to the decoder's options."""
+"""Converts the fields of an HTTP request to the decoder's options."""
 
 import json
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def options_of(
 
 
 def filled(body: Body, own: SamplingParams) -> Body:
-    """The request, unless it is greedy, with what its sampling leaves out as ``own`` has it."""
+    """Return ``body`` with unset sampling fields taken from ``own``; unchanged if the request is greedy."""
     if own.is_greedy or body.temperature == 0:
         return body
     return body.model_copy(update={name: getattr(own, name) for name in _OWN if getattr(body, name) is None})

@@ -1,4 +1,4 @@
-"""Faults as a client sees them: OpenAI's error object and the right status."""
+"""HTTP errors in the form of OpenAI's error object."""
 
 import re
 from typing import Any, TypeVar
@@ -90,9 +90,9 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
-    """The first thing that does not fit.
+    """Return the fault of the first invalid field.
 
-    Where a value may be of several kinds, each says what is wrong with it: the one that fits furthest is meant.
+    Of a field that may have several types pydantic reports one error for each; the type that matched furthest counts.
     """
     found = error.errors()
     first = max((each for each in found if each["loc"][:2] == found[0]["loc"][:2]), key=_fit)

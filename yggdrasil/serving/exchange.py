@@ -1,22 +1,24 @@
-"""One HTTP request's answers: asked for, waited for, and given up when the client goes away."""
+"""The answers of one HTTP request: queued, awaited, and cancelled when the client disconnects."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi import Request
+from fastapi.responses import JSONResponse, Response
 
 from yggdrasil.engine.request_options import RequestOptions
-from yggdrasil.serving.client_socket import GATHER_SECONDS, Frame, Outlet
+from yggdrasil.serving.client_socket import GATHER_SECONDS, Frame, SocketWriter
 from yggdrasil.serving.errors import ClientGone
-from yggdrasil.serving.jobs import Ask, Failed, Finished, Job, Piece
-from yggdrasil.serving.loop_messages import Post, Posted
+from yggdrasil.serving.jobs import Failed, Finished, Job, Piece, QueuedRequest
+from yggdrasil.serving.loop_messages import EventChannel, NumberedEvent
+from yggdrasil.serving.streams import CHUNKS, EventStream, Framing
 from yggdrasil.serving.worker import Worker
 
 
-class Wanted(NamedTuple):
-    """A prompt and how it is to be continued."""
+class JobRequest(NamedTuple):
+    """A prompt with the options of its continuation."""
 
     prompt: Sequence[int]
     options: RequestOptions
@@ -25,36 +27,39 @@ class Wanted(NamedTuple):
 
 
 class Exchange:
-    """The answers of one request, event by event, each with its number. Whoever made it closes it, or has it end."""
+    """Iterates over the events of one request's answers, each with the answer's number. Its creator closes it."""
 
     def __init__(
         self,
         worker: Worker,
         request: Request,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[JobRequest],
         *,
         is_streamed: bool,
         frame: Frame | None = None,
     ) -> None:
-        """Join the line; without ``is_streamed`` there are results alone.
+        """Queue the request.
 
-        With ``frame`` what follows the first text of the one answer may be sent as that says, and is no event then.
+        Args:
+            is_streamed: emit pieces; else only results.
+            frame: makes bytes of text. With it, text behind the first piece may be sent straight to the socket, without
+                an event. Only for requests of one answer.
 
         Raises:
-            Fault: it is full or closed.
+            Fault: the queue is full or closed.
         """
-        self._worker, self._request = worker, request
-        self._post = Post()
+        self._worker, self._request, self.is_streamed = worker, request, is_streamed
+        self._post = EventChannel()
         self._left = len(wanted)
         jobs = [
             Job(each.prompt, each.options, partial(self._post.put, i), is_streamed, each.shows_trees, each.scores)
             for i, each in enumerate(wanted)
         ]
         client = request.client.host if request.client is not None else ""
-        self._ask = Ask(client, jobs)
+        self._ask = QueuedRequest(client, jobs)
         worker.submit(self._ask)
         self._frame = frame
-        self._outlet: Outlet | None = None
+        self._outlet: SocketWriter | None = None
         self._watch = asyncio.ensure_future(self._until_gone())
 
     async def begin(self) -> None:
@@ -72,7 +77,7 @@ class Exchange:
             self.close()
             raise
 
-    async def events(self) -> AsyncIterator[Posted]:
+    async def events(self) -> AsyncIterator[NumberedEvent]:
         """All events, each with the number of its answer; pieces of text not more often than anybody reads.
 
         Raises:
@@ -96,7 +101,7 @@ class Exchange:
     async def _gather(self) -> None:
         """Let text gather, or be sent by the decoder's thread, as long as there is no more than text."""
         if self._outlet is None and self._frame is not None:
-            self._outlet, self._frame = Outlet.of(self._request, self._frame), None
+            self._outlet, self._frame = SocketWriter.of(self._request, self._frame), None
         if self._outlet is None or not self._outlet.open():
             await self._post.rest(GATHER_SECONDS)
             return
@@ -124,3 +129,21 @@ class Exchange:
             pass
         self._worker.cancel(self._ask)
         self._post.put(0, Failed(ClientGone()))
+
+
+async def answer(
+    exchange: Exchange,
+    whole: Callable[[list[Finished]], dict[str, Any]],
+    chunks: Callable[[Exchange], AsyncIterator[list[dict[str, Any]]]],
+    framing: Framing = CHUNKS,
+) -> Response:
+    """The reply to a request: what ``whole`` makes of all results, or for a stream what ``chunks`` yields.
+
+    Raises:
+        Fault: the request failed before a stream began.
+        ClientGone: the client did not wait.
+    """
+    if not exchange.is_streamed:
+        return JSONResponse(whole(await exchange.results()))
+    await exchange.begin()
+    return EventStream(chunks(exchange), exchange.close, framing)

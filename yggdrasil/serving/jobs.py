@@ -1,4 +1,4 @@
-"""One answer to be decoded, and what becomes known of it while it is."""
+"""One answer to decode, and the events that report its progress."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from yggdrasil.serving.errors import ClientGone, Fault
 
 @dataclass(frozen=True)
 class Piece:
-    """More of the text is final. The first piece, perhaps empty, says that the prompt is being read."""
+    """Text that became final. The first piece, which may be empty, says that the prompt is being read."""
 
     text: str
     logprobs: Sequence[TokenLogprobs] = ()  # of the tokens that became certain since the last piece, where asked for
@@ -41,7 +41,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """There will be no answer, or no more of it."""
+    """The answer failed; no event follows."""
 
     error: Fault | ClientGone
 
@@ -58,16 +58,16 @@ class Job:
     emit: Callable[[Event], None]
     is_streamed: bool = True  # pieces are wanted, not the whole alone
     shows_trees: bool = False
-    scores: int | None = None  # likeliest tokens to tell at each place of the prompt, None: the prompt is not scored
+    scores: int | None = None  # alternatives reported at each prompt position; None: the prompt is not scored
 
 
 @dataclass(eq=False)
-class Ask:
-    """The answers that one request of a client asks for: jobs that are taken one at a time."""
+class QueuedRequest:
+    """The jobs of one HTTP request, which the worker takes one at a time."""
 
     client: str  # whose turn it is; those of one client wait for each other
     jobs: list[Job]
-    gone: Flag = field(default_factory=Flag)  # nobody waits for the answers any more
+    gone: Flag = field(default_factory=Flag)  # set when the client is gone
     has_begun: bool = False  # the first was taken
     since: float = field(default_factory=monotonic)
 

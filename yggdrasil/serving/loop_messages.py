@@ -1,4 +1,4 @@
-"""What the decoder's thread tells an event loop: left for it while it looks by itself, and said at once otherwise."""
+"""Events from the decoder's thread to an event loop, which is woken for them only where it does not poll."""
 
 import asyncio
 from collections import deque
@@ -7,30 +7,30 @@ from contextlib import suppress
 from itertools import groupby
 from threading import Lock
 
-from yggdrasil.serving.client_socket import Outlet
+from yggdrasil.serving.client_socket import SocketWriter
 from yggdrasil.serving.jobs import Event, Piece
 
-Posted = tuple[int, Event]  # with the number of the answer
+NumberedEvent = tuple[int, Event]  # with the number of the answer
 
 
-class Post:
-    """Events of one request, from any thread to the loop that it was made in.
+class EventChannel:
+    """Carries the events of one request from any thread to the event loop that created the channel.
 
-    To wake a loop takes a third of a millisecond of both cores while they decode. So one that rests, or sends, is left
-    alone until it looks by itself: pieces it then finds are one. Where there is an outlet it sleeps: whoever puts a
-    piece sends it. What ends an answer is no piece and wakes the loop.
+    Waking a loop costs a third of a millisecond on both cores while they decode. So a loop that rests is not woken:
+    it joins the pieces that it finds when its rest ends. With a socket writer the loop sleeps, and the thread that puts
+    a piece sends it. An event that ends an answer always wakes the loop.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._lock = Lock()  # of the events and the outlet: whoever has it is the one who sends
-        self._events: deque[Posted] = deque()
-        self._outlet: Outlet | None = None
+        self._events: deque[NumberedEvent] = deque()
+        self._outlet: SocketWriter | None = None
         self._is_awaited = self._is_resting = self._is_urgent = False
         self._alarm: asyncio.Future[None] | None = None
 
     def put(self, number: int, event: Event) -> None:
-        """Leave an event, or send it straight; never waits."""
+        """Add an event, or send it through the socket writer. Never blocks."""
         with self._lock:
             self._events.append((number, event))
             if not isinstance(event, Piece):
@@ -44,7 +44,7 @@ class Post:
         with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             self._loop.call_soon_threadsafe(self._ring)
 
-    def _send_straight(self, outlet: Outlet) -> bool:
+    def _send_straight(self, outlet: SocketWriter) -> bool:
         """Whether the client's socket has all that is due."""
         if not outlet.is_due():
             return True
@@ -52,7 +52,7 @@ class Post:
         self._events.clear()
         return outlet.send(text)
 
-    async def first(self) -> Posted:
+    async def first(self) -> NumberedEvent:
         """The first event, as soon as there is one; it stays."""
         self._is_awaited = True  # before the look: what is left behind it rings
         while not self._events:
@@ -60,7 +60,7 @@ class Post:
         self._is_awaited = False
         return self._events[0]
 
-    async def take(self) -> list[Posted]:
+    async def take(self) -> list[NumberedEvent]:
         """All events, as soon as there is one."""
         await self.first()
         with self._lock:
@@ -78,7 +78,7 @@ class Post:
         timer.cancel()
         self._is_resting = False
 
-    async def hand_over(self, outlet: Outlet) -> None:
+    async def hand_over(self, outlet: SocketWriter) -> None:
         """Have pieces sent by whoever puts them, until there is more than pieces or the socket takes no more."""
         with self._lock:
             self._outlet = outlet
@@ -102,7 +102,7 @@ class Post:
             self._alarm.set_result(None)
 
 
-def _joined(posted: list[Posted]) -> Iterator[Posted]:
+def _joined(posted: list[NumberedEvent]) -> Iterator[NumberedEvent]:
     """The same with pieces of one answer that follow each other as one."""
     for (number, _), group in groupby(posted, lambda each: (each[0], isinstance(each[1], Piece))):
         events = [event for _, event in group]

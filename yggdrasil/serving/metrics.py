@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows, for Prometheus."""
+"""Prometheus metrics of the server, shown at ``/metrics``."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ _LENGTHS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 12, 16)
 _PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
-class Meters:
+class ServerMetrics:
     """Counters of one server."""
 
     def __init__(self, waiting: Callable[[], float]) -> None:
@@ -32,8 +32,8 @@ class Meters:
         self._prompt = self._counter("prompt_tokens", "Prompt tokens read")
         self._cached = self._counter("cached_prompt_tokens", "Prompt tokens that the caches held already")
         self._generated = self._counter("generated_tokens", "Tokens generated")
-        self._drafted = self._counter("drafted_tokens", "Guesses verified")
-        self._accepted = self._counter("accepted_tokens", "Guesses accepted")
+        self._drafted = self._counter("drafted_tokens", "Drafted tokens verified")
+        self._accepted = self._counter("accepted_tokens", "Drafted tokens accepted")
         self._iterations = self._counter("iterations", "Iterations by kind", "kind")
         self._shapes = self._counter("verify_width", "Iterations by the rows they verified", "width")
         self._stages = self._counter("stage_seconds", "Seconds of decoding by stage", "stage")

@@ -1,4 +1,4 @@
-"""A server process: its socket, its signals, and its end."""
+"""The server process: socket, signals and shutdown."""
 
 import atexit
 import os
@@ -74,9 +74,10 @@ def run_server(
 
 
 class _Server(uvicorn.Server):
-    """Told to end, it refuses what waits, and when its time is up, or it is told again, it ends what runs too.
+    """Shuts down in three steps, one for each signal.
 
-    A third time it waits for no client any more.
+    The first refuses queued requests and lets the running one finish within the limit. The second, or the end of the
+    limit, ends the running one too. The third closes connections whose client does not read.
     """
 
     def __init__(self, config: uvicorn.Config, worker: Worker, limit: float) -> None:

@@ -1,22 +1,22 @@
-"""Requests that wait for the decoder: a bounded line in which clients take turns."""
+"""The bounded queue of requests that wait for the decoder, in which clients take turns."""
 
 from collections import OrderedDict, deque
 from threading import Condition
 
 from yggdrasil.serving.errors import Fault
-from yggdrasil.serving.jobs import Ask, Job
+from yggdrasil.serving.jobs import Job, QueuedRequest
 
 
-class Line:
-    """Waiting requests. Clients are served in turns and each one's requests in their order, an answer at a time.
+class RequestQueue:
+    """Serves clients round-robin, one answer at a time; each client's requests are first in, first out.
 
-    However many requests or answers one client asks for, another's next answer waits for one of its at most.
+    So a client waits for at most one answer of each other client, however many requests they have queued.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._changed = Condition()
-        self._clients: OrderedDict[str, deque[Ask]] = OrderedDict()  # the next one to be served first
+        self._clients: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # the next one to be served first
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -28,7 +28,7 @@ class Line:
     def _length(self) -> int:
         return sum(map(len, self._clients.values()))
 
-    def join(self, ask: Ask, retry_after: float) -> int:
+    def join(self, ask: QueuedRequest, retry_after: float) -> int:
         """Wait at the end; returns how many requests are before this one.
 
         Raises:
@@ -54,7 +54,7 @@ class Line:
                 self._changed.wait(seconds)
             return not self._clients and not self._is_closed
 
-    def take(self) -> tuple[Ask, Job] | None:
+    def take(self) -> tuple[QueuedRequest, Job] | None:
         """The next job, as soon as there is one; None once the line is closed and empty.
 
         A request with more waits again.
@@ -74,7 +74,7 @@ class Line:
                 self._clients[client] = asks
             return ask, job
 
-    def leave(self, ask: Ask) -> None:
+    def leave(self, ask: QueuedRequest) -> None:
         """The request waits no longer, if it did."""
         with self._changed:
             asks = self._clients.get(ask.client)

@@ -1,4 +1,4 @@
-"""What the routes of one server share: its worker, its settings, and the decoder once it is open."""
+"""The state that all routes of a server share: worker, settings, and the decoder once it is open."""
 
 import time
 import uuid

@@ -23,7 +23,7 @@ def frame(data: dict[str, Any]) -> bytes:
 
 
 def named_frame(data: dict[str, Any]) -> bytes:
-    """As ``frame``, under the event's own name, which is its type."""
+    """One server-sent event with an ``event`` line that repeats the ``type`` of ``data``."""
     return f"event: {data['type']}\n".encode("ascii") + frame(data)
 
 

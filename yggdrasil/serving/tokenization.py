@@ -72,9 +72,9 @@ class Texts:
         self._lock = Lock()
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Tokens of a text, of any length; YggdrasilError where it cannot be tokens.
+        """Tokenize a text of any length; YggdrasilError if it is not valid Unicode.
 
-        Nobody waits for it: tokenizing changes nothing in the tokenizer and leaves Python's lock.
+        Takes no lock: the tokenizer is not changed, and tokenizing releases the GIL.
         """
         check_text("the text", text)
         (found,) = self.tokenizer.backend_tokenizer.encode_batch([text], add_special_tokens=special)
@@ -163,7 +163,7 @@ class Texts:
         return twice[len(once) :] if twice.startswith(once) else once
 
     def token_text(self, token: int) -> str:
-        """The token as a text of its own, as OpenAI writes those that are no whole characters."""
+        """The text of one token; bytes that are no whole character are written ``bytes:\\xNN``, as OpenAI does."""
         data = self.token_bytes(token)
         try:
             return data.decode()
@@ -172,7 +172,7 @@ class Texts:
 
     @cached_property
     def _bytes_of(self) -> dict[str, int]:
-        """The byte behind each letter of a byte-level vocabulary; empty for any other."""
+        """The byte that each character of a byte-level vocabulary stands for; empty for other vocabularies."""
         if not isinstance(self.tokenizer.backend_tokenizer.decoder, ByteLevel):
             return {}
         printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -96,7 +96,7 @@ class ToolFormat:
 
     @cached_property
     def _mark(self) -> str:
-        """What marks a call in an answer as it is read."""
+        """The text that begins a call in an answer."""
         return (self.begin if self.reads_special else self._shown(self.begin)).strip()
 
     @cached_property

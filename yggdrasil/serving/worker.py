@@ -1,4 +1,4 @@
-"""The thread that owns the decoder: it opens it, and serves one job after the other until the server ends."""
+"""The thread that owns the decoder: opens it, then decodes one job after the other until the server ends."""
 
 import logging
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.request import Generation
 from yggdrasil.engine.request_options import RequestOptions
 from yggdrasil.errors import first_line
-from yggdrasil.serving.answer_delivery import Teller
+from yggdrasil.serving.answer_delivery import AnswerDelivery
 from yggdrasil.serving.errors import Fault, fault_of
-from yggdrasil.serving.jobs import Ask, Failed, Job
-from yggdrasil.serving.metrics import Meters
-from yggdrasil.serving.request_queue import Line, closing_fault
+from yggdrasil.serving.jobs import Failed, Job, QueuedRequest
+from yggdrasil.serving.metrics import ServerMetrics
+from yggdrasil.serving.request_queue import RequestQueue, closing_fault
 from yggdrasil.serving.server_settings import ServerSettings
 
 _PATIENCE_SECONDS = 10.0  # for the iteration that runs, when all ends
@@ -26,9 +26,9 @@ log = logging.getLogger("yggdrasil.serving")
 
 
 class Worker:
-    """Serves the jobs of a line. ``opening`` makes the decoder in the worker's thread; until then nothing is served.
+    """Decodes the jobs of a queue in a thread of its own.
 
-    ``on_failure`` is told, in that thread, that there will be no decoder.
+    ``opening`` creates the decoder in that thread. If it raises, ``on_failure`` is called there with the error.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class Worker:
         on_failure: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self.decoder: Decoder | None = None
-        self.line = Line(settings.queue)
-        self.meters = Meters(lambda: len(self.line))
+        self.line = RequestQueue(settings.queue)
+        self.meters = ServerMetrics(lambda: len(self.line))
         self._opening, self._on_failure = opening, on_failure
         self._settings = settings
         self._is_ending = False
@@ -55,7 +55,7 @@ class Worker:
         """Whether the decoder is still being opened."""
         return self.decoder is None and self.is_at_work
 
-    def submit(self, ask: Ask) -> None:
+    def submit(self, ask: QueuedRequest) -> None:
         """Put a request in the line.
 
         Raises:
@@ -68,7 +68,7 @@ class Worker:
                 self.meters.refused.inc()
             raise
 
-    def cancel(self, ask: Ask) -> None:
+    def cancel(self, ask: QueuedRequest) -> None:
         """Nobody waits for these answers: they leave the line, and the decoder within one iteration."""
         ask.gone.set()
         self.line.leave(ask)
@@ -108,7 +108,7 @@ class Worker:
             finally:
                 self.meters.busy.set(0)
 
-    def _next(self) -> tuple[Ask, Job] | None:
+    def _next(self) -> tuple[QueuedRequest, Job] | None:
         """The next job. While there is none, what the caches hold is copied: the next text need not wait for that."""
         if self.line.is_quiet(_QUIET_SECONDS):
             try:
@@ -117,7 +117,7 @@ class Worker:
                 log.warning("a conversation could not be kept: %s", first_line(error))
         return self.line.take()
 
-    def _serve(self, decoder: Decoder, ask: Ask, job: Job) -> None:
+    def _serve(self, decoder: Decoder, ask: QueuedRequest, job: Job) -> None:
         began = monotonic()
         self.meters.waited.observe(began - ask.since)
         try:
@@ -137,11 +137,11 @@ class Worker:
         if self._is_ending:
             raise closing_fault()
 
-    def _decode(self, decoder: Decoder, ask: Ask, job: Job) -> None:
+    def _decode(self, decoder: Decoder, ask: QueuedRequest, job: Job) -> None:
         end = monotonic() + self._settings.limits.answer_seconds
         self._conversations.turn_to(job.prompt)
         scored, scoring_ms = self._score(decoder, ask, job)
-        teller = Teller(job, scored)
+        teller = AnswerDelivery(job, scored)
         options: RequestOptions = {**job.options, "watch": teller.trees.append} if job.shows_trees else job.options
         request = decoder.start(job.prompt, **options)
         for text in request:
@@ -156,7 +156,7 @@ class Worker:
         self.meters.note(result)
         teller.end(result)
 
-    def _score(self, decoder: Decoder, ask: Ask, job: Job) -> tuple[list[TokenLogprobs], float]:
+    def _score(self, decoder: Decoder, ask: QueuedRequest, job: Job) -> tuple[list[TokenLogprobs], float]:
         """Log-probabilities of the prompt, if they are wanted and as long as somebody waits, and the milliseconds."""
         if job.scores is None:
             return [], 0.0

@@ -102,7 +102,7 @@ def _too_short(assembly: Assembly) -> YggdrasilError:
 
 
 def _rotated_order(ways: Sequence[Way], turn: int) -> list[Way]:
-    """``ways`` from another one on each turn."""
+    """``ways`` rotated by ``turn``, so that each comes first equally often."""
     shift = turn % len(ways)
     return [*ways[shift:], *ways[:shift]]
 

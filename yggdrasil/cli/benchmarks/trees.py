@@ -28,7 +28,7 @@ OURS, PLAIN, ALL = "yggdrasil, by plan", "yggdrasil, plain compiled", "all"
 
 
 def chosen_trees(names: Sequence[str]) -> list[str]:
-    """The trees that ``names`` stand for; YggdrasilError for what is none."""
+    """Return the trees of these names, all trees for "all"; YggdrasilError for an unknown name."""
     chosen = list(TREES) if ALL in names else list(dict.fromkeys(names))
     check_names(chosen)
     return chosen

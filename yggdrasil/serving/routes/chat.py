@@ -6,19 +6,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from yggdrasil.engine.request import Generation
 from yggdrasil.serving.chunks import ChunkWriter, shown_tree
 from yggdrasil.serving.decoding_options import filled, options_of
 from yggdrasil.serving.errors import Fault
-from yggdrasil.serving.exchange import Exchange, Wanted
+from yggdrasil.serving.exchange import Exchange, JobRequest, answer
 from yggdrasil.serving.jobs import Event, Finished, Piece
 from yggdrasil.serving.logprobs import chat_logprobs
 from yggdrasil.serving.replies import AssistantMessage, ChatChoice, ChatCompletion
 from yggdrasil.serving.request_fields import AllowedChoice, ChatRequest, ChosenTool, Tool
 from yggdrasil.serving.service import Identity, Service, service_of
-from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
+from yggdrasil.serving.streams import STREAMED, TextFrames
 from yggdrasil.serving.tokenization import turns_of
 from yggdrasil.serving.tools import Parsed, ToolFormat
 from yggdrasil.serving.usage import finish_reason, timings_of, usage_of
@@ -34,10 +34,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     identity = service.identify("chatcmpl", body.model)
     chat = await run_in_threadpool(Chat.of, body, service, identity)
     exchange = Exchange(service.worker, request, chat.jobs, is_streamed=bool(body.stream), frame=chat.frame)
-    if not body.stream:
-        return JSONResponse(chat.reply([each.result for each in await exchange.results()]).model_dump())
-    await exchange.begin()
-    return EventStream(chat.chunks(exchange), exchange.close)
+    return await answer(exchange, lambda found: chat.reply([each.result for each in found]).model_dump(), chat.chunks)
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Chat:
     body: ChatRequest
     service: Service
     identity: Identity
-    jobs: list[Wanted]
+    jobs: list[JobRequest]
     tools: ToolFormat | None  # where calls may be in the answer
 
     @classmethod
@@ -75,7 +72,7 @@ class Chat:
         is_formed = body.response_format is not None and body.response_format.type != "text"
         read = None if is_formed else written
         jobs = [
-            Wanted(
+            JobRequest(
                 prompt,
                 options_of(
                     filled(body, service.sampling.params),
@@ -213,7 +210,7 @@ def _must_call(body: ChatRequest) -> bool:
 
 
 def _callable(body: ChatRequest, tools: list[Tool]) -> list[Tool]:
-    """The tools that may be called."""
+    """Return the tools that a required call may name: all of ``tools``, or the one that ``tool_choice`` names."""
     if not isinstance(body.tool_choice, ChosenTool):
         return tools
     name = body.tool_choice.function.name

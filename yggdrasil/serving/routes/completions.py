@@ -6,19 +6,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from yggdrasil.engine.request import Generation
 from yggdrasil.serving.chunks import ChunkWriter
 from yggdrasil.serving.decoding_options import filled, options_of
 from yggdrasil.serving.errors import Fault
-from yggdrasil.serving.exchange import Exchange, Wanted
+from yggdrasil.serving.exchange import Exchange, JobRequest, answer
 from yggdrasil.serving.jobs import Finished, Piece
 from yggdrasil.serving.logprobs import CompletionLogprobsWriter
 from yggdrasil.serving.replies import Completion, CompletionChoice
 from yggdrasil.serving.request_fields import NO_LIMIT, CompletionRequest
 from yggdrasil.serving.service import Identity, Service, service_of
-from yggdrasil.serving.streams import STREAMED, EventStream, TextFrames
+from yggdrasil.serving.streams import STREAMED, TextFrames
 from yggdrasil.serving.tokenization import infill_marks
 from yggdrasil.serving.usage import finish_reason, timings_of, usage_of
 
@@ -34,10 +34,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     identity = service.identify("cmpl", body.model)
     wanted = await run_in_threadpool(_Completion.of, body, service, identity)
     exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=bool(body.stream), frame=wanted.frame)
-    if not body.stream:
-        return JSONResponse(wanted.reply(await exchange.results()).model_dump())
-    await exchange.begin()
-    return EventStream(wanted.chunks(exchange), exchange.close)
+    return await answer(exchange, lambda found: wanted.reply(found).model_dump(), wanted.chunks)
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class _Completion:
     body: CompletionRequest
     service: Service
     identity: Identity
-    jobs: list[Wanted]
+    jobs: list[JobRequest]
 
     @classmethod
     def of(cls, body: CompletionRequest, service: Service, identity: Identity) -> "_Completion":
@@ -65,7 +62,7 @@ class _Completion:
             )
         sampled = filled(body, service.sampling.params)
         jobs = [
-            Wanted(
+            JobRequest(
                 service.texts.check(prompt),
                 options_of(sampled, limits, max_new_tokens=max(1, longest), choice=choice, logprobs=body.logprobs),
                 scores=body.logprobs if body.echo else None,

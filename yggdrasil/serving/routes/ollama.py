@@ -3,22 +3,23 @@
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from yggdrasil import __version__
 from yggdrasil.engine.request import Generation
 from yggdrasil.serving.errors import Fault, as_if_sent
-from yggdrasil.serving.exchange import Exchange
+from yggdrasil.serving.exchange import Exchange, answer
 from yggdrasil.serving.jobs import Finished
 from yggdrasil.serving.request_fields import NO_LIMIT, ChatRequest, Several, Tool, Wire
 from yggdrasil.serving.routes.chat import AnswerStream, Chat
 from yggdrasil.serving.service import service_of
-from yggdrasil.serving.streams import LINES, EventStream
+from yggdrasil.serving.streams import LINES
 from yggdrasil.serving.usage import finish_reason, timings_of
 
 router = APIRouter()
@@ -38,7 +39,7 @@ class Called(Wire):
     function: CalledFunction
 
 
-class Turn(Wire):
+class OllamaMessage(Wire):
     """One message."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -48,7 +49,7 @@ class Turn(Wire):
     tool_name: str | None = None
 
 
-class Asked(Wire):
+class OllamaRequest(Wire):
     """What both kinds of requests have."""
 
     model: str
@@ -58,14 +59,14 @@ class Asked(Wire):
     keep_alive: Any = None
 
 
-class ChatAsked(Asked):
+class OllamaChatRequest(OllamaRequest):
     """``POST /api/chat``."""
 
-    messages: Annotated[Several[Turn], Field(min_length=1)]
+    messages: Annotated[Several[OllamaMessage], Field(min_length=1)]
     tools: Several[Tool] | None = None
 
 
-class TextAsked(Asked):
+class OllamaGenerateRequest(OllamaRequest):
     """``POST /api/generate``: the prompt is a user's turn, as Ollama has it."""
 
     prompt: Annotated[str, Field(min_length=1)]
@@ -76,7 +77,7 @@ class TextAsked(Asked):
 
 
 @router.post("/api/chat")
-async def chat(body: ChatAsked, request: Request) -> Response:
+async def chat(body: OllamaChatRequest, request: Request) -> Response:
     """Answer a chat, as lines of JSON unless ``stream`` is false."""
     fields = {"messages": [_turn(turn) for turn in body.messages]}
     if body.tools:
@@ -85,8 +86,8 @@ async def chat(body: ChatAsked, request: Request) -> Response:
 
 
 @router.post("/api/generate")
-async def generate(body: TextAsked, request: Request) -> Response:
-    """Answer a prompt, likewise."""
+async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
+    """Answer a prompt as a user's turn, as lines of JSON unless ``stream`` is false."""
     if body.raw or body.suffix:
         raise Fault(400, "raw and suffix are not served here; use /v1/completions, which continues a text")
     _refuse_images(body.images)
@@ -115,28 +116,29 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
-async def _answer(body: Asked, request: Request, fields: dict[str, Any], said: Any) -> Response:
+async def _answer(body: OllamaRequest, request: Request, fields: dict[str, Any], said: Any) -> Response:
     service = service_of(request)
     name = body.model.removesuffix(_LATEST)
     identity = service.identify("ollama", name)
     asked = as_if_sent(ChatRequest, {**fields, **_options(body.options or {}), **_format(body.format)})
     wanted = await run_in_threadpool(Chat.of, asked, service, identity)
     exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=body.stream)
-    if not body.stream:
-        (finished,) = await exchange.results()
-        text, calls = wanted.parse(finished.result.text)
-        told = said(text, [_called(call.model_dump()) for call in calls])
-        return JSONResponse(_line(body, told, wanted, finished.result))
-    await exchange.begin()
-    return EventStream(_lines(body, said, wanted, exchange), exchange.close, LINES)
+
+    def whole(found: list[Finished]) -> dict[str, Any]:
+        text, calls = wanted.parse(found[0].result.text)
+        return _line(body, said(text, [_called(call.model_dump()) for call in calls]), wanted, found[0].result)
+
+    return await answer(exchange, whole, partial(_lines, body, said, wanted), LINES)
 
 
-async def _lines(body: Asked, said: Any, wanted: Chat, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
-    answer = AnswerStream(wanted, 0)
+async def _lines(
+    body: OllamaRequest, said: Any, wanted: Chat, exchange: Exchange
+) -> AsyncIterator[list[dict[str, Any]]]:
+    stream = AnswerStream(wanted, 0)
     async for _, event in exchange.events():
-        deltas = list(answer.deltas(event))
+        deltas = list(stream.deltas(event))
         if isinstance(event, Finished):
-            deltas.append(answer.end(event.result))
+            deltas.append(stream.end(event.result))
         text = "".join(delta["delta"].get("content") or "" for delta in deltas)
         calls = [_called(call) for delta in deltas for call in delta["delta"].get("tool_calls", ())]
         lines = [_line(body, said(text, calls), wanted)] if text or calls else []
@@ -145,7 +147,7 @@ async def _lines(body: Asked, said: Any, wanted: Chat, exchange: Exchange) -> As
         yield lines
 
 
-def _line(body: Asked, said: dict[str, Any], wanted: Chat, result: Generation | None = None) -> dict[str, Any]:
+def _line(body: OllamaRequest, said: dict[str, Any], wanted: Chat, result: Generation | None = None) -> dict[str, Any]:
     """One object of the reply; that of the end tells why and how long it took, in nanoseconds."""
     told = {"model": body.model, "created_at": _when(None), **said, "done": result is not None}
     if result is None:
@@ -173,7 +175,7 @@ def _called(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call["id"], "function": {"name": function["name"], "arguments": arguments}}
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
+def _turn(turn: OllamaMessage) -> dict[str, Any]:
     _refuse_images(turn.images)
     calls = [
         {"function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}}

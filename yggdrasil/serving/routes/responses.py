@@ -6,16 +6,16 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from yggdrasil.engine.request import Generation
-from yggdrasil.serving.exchange import Exchange
+from yggdrasil.serving.exchange import Exchange, answer
 from yggdrasil.serving.jobs import Finished
 from yggdrasil.serving.replies import ToolCallReply
 from yggdrasil.serving.routes.chat import AnswerStream, Chat
 from yggdrasil.serving.routes.response_items import ResponseRequest, chat_of
 from yggdrasil.serving.service import service_of
-from yggdrasil.serving.streams import NAMED, STREAMED, EventStream
+from yggdrasil.serving.streams import NAMED, STREAMED
 from yggdrasil.serving.usage import finish_reason, timings_of, usage_of
 
 router = APIRouter()
@@ -30,11 +30,7 @@ async def responses(body: ResponseRequest, request: Request) -> Response:
     chat = await run_in_threadpool(Chat.of, chat_of(body), service, identity)
     exchange = Exchange(service.worker, request, chat.jobs, is_streamed=bool(body.stream))
     writer = _Writer(body, chat)
-    if not body.stream:
-        (finished,) = await exchange.results()
-        return JSONResponse(writer.whole(finished.result))
-    await exchange.begin()
-    return EventStream(writer.events(exchange), exchange.close, NAMED)
+    return await answer(exchange, lambda found: writer.whole(found[0].result), writer.events, NAMED)
 
 
 class _Writer:

@@ -5,14 +5,14 @@ import random
 import threading
 
 from yggdrasil.serving.jobs import Finished, Piece
-from yggdrasil.serving.loop_messages import Post
+from yggdrasil.serving.loop_messages import EventChannel
 
 LONG = 600.0  # seconds: whoever rests as long does not wake by itself here
 
 
 def test_pieces_that_come_while_the_loop_rests_are_one():
     async def read():
-        post = Post()
+        post = EventChannel()
         post.put(0, Piece("a", ["x"]))
         first = await post.take()
         post.put(0, Piece("b", ["y"], ["tree"]))
@@ -28,7 +28,7 @@ def test_pieces_that_come_while_the_loop_rests_are_one():
 
 def test_an_end_wakes_and_a_piece_does_not():
     async def read():
-        post = Post()
+        post = EventChannel()
         resting = asyncio.ensure_future(post.rest(LONG))
         await asyncio.sleep(0)
         for text in ("a", "b"):
@@ -51,7 +51,7 @@ def test_nothing_is_lost_between_two_threads():
     texts = [chr(ord("a") + i % 26) for i in range(3000)]
 
     async def read():
-        post = Post()
+        post = EventChannel()
 
         def write():
             pause = threading.Event()

@@ -12,9 +12,9 @@ import pytest
 from bundled_server import wait_until
 
 from yggdrasil.serving import client_socket as module
-from yggdrasil.serving.client_socket import Outlet
+from yggdrasil.serving.client_socket import SocketWriter
 from yggdrasil.serving.jobs import Finished, Piece
-from yggdrasil.serving.loop_messages import Post
+from yggdrasil.serving.loop_messages import EventChannel
 from yggdrasil.serving.streams import TextFrames, frame
 
 CHAT = [{"role": "user", "content": "Count to a hundred"}]
@@ -24,9 +24,9 @@ LONG = {"messages": CHAT, "max_tokens": 300, "ignore_eos": True}
 @pytest.fixture
 def sends(monkeypatch):
     """What goes out straight, an iteration's text at a time."""
-    taken, send = [], Outlet.send
+    taken, send = [], SocketWriter.send
     monkeypatch.setattr(module, "GATHER_SECONDS", 0.0)
-    monkeypatch.setattr(Outlet, "send", lambda self, text: taken.append(text) or send(self, text))
+    monkeypatch.setattr(SocketWriter, "send", lambda self, text: taken.append(text) or send(self, text))
     return taken
 
 
@@ -97,8 +97,8 @@ def test_what_a_full_socket_does_not_take_is_sent_later(server, sends, monkeypat
     (listener,) = server.uvicorn.servers[0].sockets
     usual = listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     refused = []
-    give_back = Outlet.give_back
-    monkeypatch.setattr(Outlet, "give_back", lambda self: refused.append(bool(self._left)) or give_back(self))
+    give_back = SocketWriter.give_back
+    monkeypatch.setattr(SocketWriter, "give_back", lambda self: refused.append(bool(self._left)) or give_back(self))
     done = server.worker.meters.answers.labels("length")._value
     before = done.get()
 
@@ -141,7 +141,7 @@ def test_nothing_is_lost_between_two_that_send():
     letters = [chr(ord("a") + i % 26) for i in range(2000)]
 
     async def read(seed):
-        post, outlet = Post(), Fickle(seed)
+        post, outlet = EventChannel(), Fickle(seed)
 
         def write():
             for i, text in enumerate(letters):
@@ -179,7 +179,7 @@ def test_what_comes_within_a_moment_goes_out_together(monkeypatch):
     )
 
     async def write():
-        post, outlet, arrived = Post(), Outlet(transport, str.encode), []
+        post, outlet, arrived = EventChannel(), SocketWriter(transport, str.encode), []
         assert outlet.open()
         holder = asyncio.ensure_future(post.hand_over(outlet))
         await asyncio.sleep(0)

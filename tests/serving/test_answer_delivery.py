@@ -6,7 +6,7 @@ import pytest
 
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.serving import answer_delivery as module
-from yggdrasil.serving.answer_delivery import Teller
+from yggdrasil.serving.answer_delivery import AnswerDelivery
 from yggdrasil.serving.jobs import Finished, Job, Piece
 
 
@@ -22,7 +22,7 @@ def told(texts, *, is_streamed=True, whole=None, logprobs=(), scored=()):
     """The pieces of an answer whose iterations gave ``texts``."""
     events, known = [], []
     options = {"sampling": SamplingParams(logprobs=0)} if logprobs else {}
-    teller = Teller(Job([1], options, events.append, is_streamed), scored)
+    teller = AnswerDelivery(Job([1], options, events.append, is_streamed), scored)
     request = SimpleNamespace(logprobs=lambda start: known[start:])
     for number, text in enumerate(texts):
         known += logprobs[number : number + 1]

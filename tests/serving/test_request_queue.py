@@ -3,13 +3,13 @@
 import pytest
 
 from yggdrasil.serving.errors import Fault
-from yggdrasil.serving.jobs import Ask, Failed, Job
-from yggdrasil.serving.request_queue import Line
+from yggdrasil.serving.jobs import Failed, Job, QueuedRequest
+from yggdrasil.serving.request_queue import RequestQueue
 
 
 def ask(client, *names):
     events = []
-    found = Ask(client, [Job([name], {}, events.append) for name in names])
+    found = QueuedRequest(client, [Job([name], {}, events.append) for name in names])
     return found, events
 
 
@@ -18,7 +18,7 @@ def taken(line):
 
 
 def test_each_clients_requests_keep_their_order_and_clients_take_turns():
-    line = Line(10)
+    line = RequestQueue(10)
     for client, names in (("a", [1, 2]), ("a", [3]), ("b", [4]), ("c", [5])):
         line.join(ask(client, *names)[0], 1.0)
 
@@ -27,7 +27,7 @@ def test_each_clients_requests_keep_their_order_and_clients_take_turns():
 
 
 def test_a_full_line_refuses_and_says_when_to_come_back():
-    line = Line(1)
+    line = RequestQueue(1)
     assert line.join(ask("a", 1)[0], 1.0) == 0
     with pytest.raises(Fault, match="1 requests are waiting") as refused:
         line.join(ask("b", 2)[0], 6.6)
@@ -37,7 +37,7 @@ def test_a_full_line_refuses_and_says_when_to_come_back():
 
 
 def test_who_leaves_makes_room():
-    line = Line(1)
+    line = RequestQueue(1)
     first, _ = ask("a", 1, 2)
     line.join(first, 1.0)
     assert taken(line) == 1
@@ -50,7 +50,7 @@ def test_who_leaves_makes_room():
 
 
 def test_what_has_begun_goes_on_behind_a_closed_line_unless_it_ends_too():
-    line = Line(4)
+    line = RequestQueue(4)
     (begun, told), (waiting, refused) = ask("a", 1, 2, 3), ask("b", 4)
     for each in (begun, waiting):
         line.join(each, 1.0)
@@ -66,7 +66,7 @@ def test_what_has_begun_goes_on_behind_a_closed_line_unless_it_ends_too():
 
 
 def test_a_closed_line_tells_those_who_waited():
-    line = Line(4)
+    line = RequestQueue(4)
     waiting, events = ask("a", 1, 2)
     line.join(waiting, 1.0)
     line.close()
