@@ -52,9 +52,9 @@ def as_numbers(rows):
     return torch.from_numpy(quants.dequantize(rows.blocks.numpy(), rows.format)).double()
 
 
-def rounded(x):
-    """Rows as quantised linears see them: multiples of a 127th of the largest of each 32 inputs."""
-    chunks = x.float().unflatten(-1, (-1, 32))
+def rounded(x, form):
+    """Rows as quantised linears see them: multiples of a 127th of the largest input of each block."""
+    chunks = x.float().unflatten(-1, (-1, BLOCKS[form][0]))
     scale = chunks.abs().amax(-1, keepdim=True)
     inverse = torch.div(torch.full_like(scale, 127.0), scale)  # ``127 / scale`` is its reciprocal, rounded, times 127
     values = (chunks * torch.where(scale > 0, inverse, 0)).round()
@@ -85,7 +85,7 @@ def test_a_linear_multiplies_rounded_rows_with_exact_weights(form, dtype, shape)
         x = torch.randn(1, num_rows, rows.num_inputs).to(dtype)
         bias = torch.randn(shape[0]).to(dtype) if num_rows % 2 else None
         output = QuantisedLinear(packed, bias, num_threads=1 + num_rows % 2)(x)
-        exact = rounded(x) @ weight.T + (0 if bias is None else bias.double())
+        exact = rounded(x, form) @ weight.T + (0 if bias is None else bias.double())
 
         assert output.dtype == dtype
         assert output.shape == exact.shape
@@ -125,18 +125,23 @@ def test_a_row_has_the_same_bits_in_any_company(form, dtype):
         assert torch.equal(together, alone[:, :num_rows]), f"{num_rows = }"
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
-def test_a_sum_errs_less_than_by_llama_cpps_scheme(name):
-    """There inputs are rounded to 8 bits too, but with scales in float16."""
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+def test_a_sum_errs_no_more_than_by_llama_cpps_scheme(name):
+    """There inputs are rounded to 8 bits too, with scales in float16 every 32 inputs, or in float32 every 256."""
     form = GGMLQuantizationType[name]
+    rows = random_rows(form, 256, 1536 // BLOCKS[form][0])
     torch.manual_seed(0)
-    weight = torch.randn(256, 1536) / 40
-    rows = QuantisedRows(form, torch.from_numpy(quants.quantize(weight.numpy(), form)))
     x = torch.randn(64, 1536)
     exact = x.double() @ as_numbers(rows).T
     ours = QuantisedLinear(rows.pack(Arena()), None, 1)(x).double()
-    q8_0 = GGMLQuantizationType.Q8_0
-    theirs = as_numbers(QuantisedRows(q8_0, torch.from_numpy(quants.quantize(x.numpy(), q8_0)))) @ as_numbers(rows).T
+    if BLOCKS[form][0] == 256:
+        blocks = x.double().unflatten(-1, (-1, 256))
+        largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+        theirs = ((blocks * (-127 / largest)).round() * (largest / -127)).flatten(-2) @ as_numbers(rows).T
+    else:
+        q8_0 = GGMLQuantizationType.Q8_0
+        numbers = as_numbers(QuantisedRows(q8_0, torch.from_numpy(quants.quantize(x.numpy(), q8_0))))
+        theirs = numbers @ as_numbers(rows).T
 
     assert (ours - exact).square().mean() <= 1.001 * (theirs - exact).square().mean()
 

@@ -99,9 +99,9 @@ def test_experts_multiply_rounded_rows_with_exact_weights(dtype, forms):
     for row, place in torch.cartesian_prod(torch.arange(16), torch.arange(SIZES[1])).tolist():
         expert = index[row, place]
         if expert < SIZES[0]:
-            x = rounded(rows[row])
+            x = rounded(rows[row], forms[0])
             inner = (F.silu((gate[expert] @ x).to(dtype)) * (up[expert] @ x).to(dtype)).to(dtype)
-            exact[row] += shares[row, place] * (down[expert] @ rounded(inner))
+            exact[row] += shares[row, place] * (down[expert] @ rounded(inner, forms[2]))
 
     tolerance = {torch.float32: 1e-3, torch.bfloat16: 1e-2}[dtype]
     torch.testing.assert_close(output, exact, rtol=tolerance, atol=tolerance * exact.abs().max().item())

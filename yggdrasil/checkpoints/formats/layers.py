@@ -1,7 +1,7 @@
 """Modules with quantised weights that replace a model's layers, with the same names and shapes.
 
-Inputs are rounded to int8 with one scale per 32 inputs before they are multiplied. The rounding of a row depends on
-that row alone, so it is the same at every width.
+Inputs are rounded to int8 with one scale per block of the format, 32 or 256 inputs, before they are multiplied. The
+rounding of a row depends on that row alone, so it is the same at every width.
 """
 
 from collections.abc import Sequence

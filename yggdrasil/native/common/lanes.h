@@ -26,6 +26,20 @@ inline Lanes load16(const BFloat16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 inline void store16(float* to, Lanes values) { _mm512_storeu_ps(to, values); }
+inline Lanes load16_halves(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
+
+using Integers = __m512i;  // sixteen of 32 bits
+
+inline Integers no_sums() { return _mm512_setzero_si512(); }
+inline Integers load16(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline Lanes to_floats(Integers numbers) { return _mm512_cvtepi32_ps(numbers); }
+inline Integers low_and_high_words(const uint8_t* low, const uint8_t* high) {  // numbers of a byte each
+  const auto numbers = [](const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); };
+  return _mm512_or_si512(numbers(low), _mm512_slli_epi32(numbers(high), 16));
+}
+inline Integers add_products_of_words(Integers sums, Integers words, int32_t two) {
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(words, _mm512_set1_epi32(two)));
+}
 
 // The first `count` of sixteen; the others are zeros, and neither read nor written.
 inline __mmask16 first_of(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
@@ -93,6 +107,33 @@ inline Lanes load16(const BFloat16* p) {
 inline void store16(float* to, Lanes values) {
   _mm256_storeu_ps(to, values.low);
   _mm256_storeu_ps(to + 8, values.high);
+}
+
+inline Lanes load16_halves(const void* p) {
+  const auto* eights = static_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(eights)), _mm256_cvtph_ps(_mm_loadu_si128(eights + 1))};
+}
+
+struct Integers {
+  __m256i low, high;
+};
+
+inline Integers no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Integers load16(const int32_t* p) {
+  const auto* halves = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+inline Lanes to_floats(Integers numbers) { return {_mm256_cvtepi32_ps(numbers.low), _mm256_cvtepi32_ps(numbers.high)}; }
+inline __m256i low_and_high_words(__m128i low, __m128i high) {
+  return _mm256_or_si256(_mm256_cvtepu8_epi32(low), _mm256_slli_epi32(_mm256_cvtepu8_epi32(high), 16));
+}
+inline Integers low_and_high_words(const uint8_t* low, const uint8_t* high) {
+  const __m128i bytes[] = {_mm_loadu_si128(reinterpret_cast<const __m128i*>(low)), _mm_loadu_si128(reinterpret_cast<const __m128i*>(high))};
+  return {low_and_high_words(bytes[0], bytes[1]), low_and_high_words(_mm_srli_si128(bytes[0], 8), _mm_srli_si128(bytes[1], 8))};
+}
+inline Integers add_products_of_words(Integers sums, Integers words, int32_t two) {
+  const __m256i other = _mm256_set1_epi32(two);
+  return {_mm256_add_epi32(sums.low, _mm256_madd_epi16(words.low, other)), _mm256_add_epi32(sums.high, _mm256_madd_epi16(words.high, other))};
 }
 
 // The first `count` of eight, all of them where there are more, none where it is negative.

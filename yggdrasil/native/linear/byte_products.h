@@ -44,8 +44,6 @@ struct ByteRows {
 };
 
 #ifdef YGG_VNNI
-using Integers = __m512i;
-inline Integers no_sums() { return _mm512_setzero_si512(); }
 inline Integers load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 inline Integers with_products(Integers sums, Integers weights, const int8_t* four) {
   int32_t together;
@@ -54,10 +52,6 @@ inline Integers with_products(Integers sums, Integers weights, const int8_t* fou
 }
 inline Lanes less(Integers sums, int32_t number) { return _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(number))); }
 #else
-struct Integers {
-  __m256i low, high;
-};
-inline Integers no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline Integers load_bytes(const uint8_t* from) {
   const auto* halves = reinterpret_cast<const __m256i*>(from);
   return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};

@@ -26,10 +26,10 @@ class QuantisedExpertsStage {
 
   // `input` has the rows of the step, or those of the choices.
   QuantisedExpertsStage(const InputRows<T>& input, const Choices& choices, bool is_by_choice, uint32_t* memory)
-      : input_(input), choices_(choices), is_by_choice_(is_by_choice), rounded_(reinterpret_cast<uint8_t*>(memory)) {
+      : input_(input), choices_(choices), is_by_choice_(is_by_choice), rounded_(choices.rows_tiled(), input.inputs, memory) {
     for (const Meeting& meeting : choices.meetings())
       for (int64_t row = 0; row < meeting.rows; row += kMostRows)
-        tiles_.push_back({meeting.first + row, std::min(kMostRows, meeting.rows - row), rounded_of(meeting) + row * rounded_bytes(input.inputs)});
+        tiles_.push_back({meeting.first + row, std::min(kMostRows, meeting.rows - row), (meeting.first_tiled + row) * rounded_bytes(input.inputs)});
   }
 
   QuantisedExpertsStage(const QuantisedExpertsStage&) = delete;
@@ -37,39 +37,43 @@ class QuantisedExpertsStage {
   // out [choices, N]; biases [E, N], nullable.
   void add(const QuantisedMatrix& matrix, T* out, int64_t outputs, const float* biases) {
     const int64_t inputs = input_.inputs, bytes = num_pairs(outputs) * pair_bytes(matrix.format, inputs);
+    uint8_t* rounded = rounded_.of(matrix.format);
     for (const Meeting& meeting : choices_.meetings()) {
       const float* bias = biases ? biases + meeting.expert * outputs : nullptr;
       const LinearOutput output{nullptr, out + meeting.first * outputs, bias, nullptr, outputs, std::is_same_v<T, BFloat16>};
       const uint8_t* packed = matrix.packed.const_data_ptr<uint8_t>() + meeting.expert * bytes;
-      products_.add({packed, matrix.format, inputs, output}, rounded_of(meeting), meeting.rows);
+      products_.add({packed, matrix.format, inputs, output}, rounded + meeting.first_tiled * rounded_bytes(inputs), meeting.rows);
     }
   }
 
   void share_out(Stages& stages, int64_t num_threads, bool is_alone) const {
-    stages.add<&QuantisedExpertsStage::round>(*this, tiles_.size() * chunks(), is_alone && choices_.count() < kFewRows ? 1 : num_threads);
+    const int64_t chunks = is_alone && choices_.count() < kFewRows ? 1 : num_threads;
+    if (rounded_.is_used<kChunk>()) stages.add<&QuantisedExpertsStage::round<kChunk>>(*this, units(kChunk), chunks);
+    if (rounded_.is_used<kLargeBlock>()) stages.add<&QuantisedExpertsStage::round<kLargeBlock>>(*this, units(kLargeBlock), chunks);
     stages.add<&QuantisedExpertsStage::multiply>(*this, products_.pairs(), num_chunks_of(products_.pairs(), num_threads, kMuch));
   }
 
  private:
   struct Tile {
     int64_t first, count;  // choices
-    uint8_t* rounded;
+    int64_t place;         // of the rounded rows, in bytes
   };
 
-  int64_t chunks() const { return input_.inputs / kChunk; }
-  uint8_t* rounded_of(const Meeting& meeting) const { return rounded_ + meeting.first_tiled * rounded_bytes(input_.inputs); }
+  int64_t units(int64_t block) const { return tiles_.size() * (input_.inputs / block); }
 
+  template <int Inputs>
   void round(int64_t begin, int64_t end) const {
     constexpr auto kOnes = [] {
       std::array<float, kMostRows> ones;
       ones.fill(1.0f);
       return ones;
     }();
+    const int64_t blocks = input_.inputs / Inputs;
     for (int64_t unit = begin; unit < end; ++unit) {
-      const Tile& tile = tiles_[unit / chunks()];
-      const int64_t chunk = unit % chunks(), m = tile_size(tile.count).rows;
+      const Tile& tile = tiles_[unit / blocks];
+      const int64_t m = tile_size(tile.count).rows;
       const auto row_of = [&](int64_t row) { return is_by_choice_ ? tile.first + row : choices_.row_of(tile.first + row); };
-      round_rows(input_, row_of, tile.count, kOnes.data(), m, chunk, tile.rounded + chunk * m * InputChunk::kBytes);
+      round_rows<Inputs>(input_, row_of, tile.count, kOnes.data(), m, unit % blocks, rounded_.place<Inputs>() + tile.place);
     }
   }
 
@@ -78,7 +82,7 @@ class QuantisedExpertsStage {
   InputRows<T> input_;
   const Choices& choices_;
   bool is_by_choice_;
-  uint8_t* rounded_;
+  RoundedRows rounded_;
   std::vector<Tile> tiles_;
   QuantisedProducts products_;
 };

@@ -204,26 +204,31 @@ void pack_quantised_panel(const uint8_t* rows, int64_t num_rows, int64_t inputs,
 
 // ==== to numbers ======================================================================================================
 
-struct ChunkScales {
-  float scale, minimum;
-  int multiple[2] = {1, 1};  // of the scale, for each half of the chunk
+struct GroupScales {
+  float scale, minimum;  // what is added is a multiple of the minimum
 };
 
 template <typename F>
-ChunkScales chunk_scales(const uint8_t* header, int64_t chunk, int lane) {
-  if constexpr (F::kScaling == Scaling::plain) {
-    return {half_at(header, chunk * kLanes + lane), 0.0f};
-  } else if constexpr (F::kScaling == Scaling::power) {
-    return {power_at(header, lane), 0.0f};
-  } else if constexpr (F::kScaling == Scaling::affine) {
-    return {half_at(header, 2 * chunk * kLanes + lane), half_at(header, (2 * chunk + 1) * kLanes + lane)};
-  } else if constexpr (F::kScaling == Scaling::nested) {
+GroupScales group_scales(const uint8_t* header, int lane) {
+  if constexpr (F::kScaling == Scaling::power) return {power_at(header, lane), 0.0f};
+  const float minimum = F::kHasMinimum ? half_at(header, kLanes + lane) : 0.0f;
+  return {half_at(header, lane), F::kScaling == Scaling::nested ? -minimum : minimum};
+}
+
+struct ChunkMultiples {
+  int scale[2] = {1, 1}, minimum = 1;  // of the group's: of the scale, for each half of the chunk
+};
+
+template <typename F>
+ChunkMultiples chunk_multiples(const uint8_t* header, int64_t chunk, int lane) {
+  if constexpr (F::kScaling == Scaling::nested) {
     const uint8_t* multiples = header + (4 + 2 * chunk) * kLanes + lane;
-    return {half_at(header, lane) * multiples[0], -half_at(header, kLanes + lane) * multiples[kLanes]};
-  } else {
+    return {{multiples[0], multiples[0]}, multiples[kLanes]};
+  } else if constexpr (F::kScaling == Scaling::halved) {
     const auto* multiples = reinterpret_cast<const int8_t*>(header) + (2 + 2 * chunk) * kLanes + lane;
-    return {half_at(header, lane), 0.0f, {multiples[0], multiples[kLanes]}};
+    return {{multiples[0], multiples[kLanes]}};
   }
+  return {};
 }
 
 template <typename F>
@@ -246,10 +251,13 @@ void unpack_row(const uint8_t* pair, int64_t side, int lane, int64_t inputs, flo
   for (int64_t first = 0; first < inputs; first += kChunk) {
     const uint8_t* group = pair + first / kChunk / F::kChunks * F::kGroup;
     const int64_t chunk = first / kChunk % F::kChunks;
-    const ChunkScales scales = chunk_scales<F>(group + F::header_place(side), chunk, lane);
+    const uint8_t* header = group + F::header_place(side);
+    const GroupScales scales = group_scales<F>(header, lane);
+    const ChunkMultiples multiples = chunk_multiples<F>(header, chunk, lane);
+    const float minimum = scales.minimum * static_cast<float>(multiples.minimum);
     for (int i = 0; i < kChunk; ++i) {
       const int value = value_at<F>(group + F::values_place(side, chunk), lane, i) - F::kOffset;
-      row[first + i] = scales.scale * static_cast<float>(scales.multiple[i / 16] * value) + scales.minimum;
+      row[first + i] = scales.scale * static_cast<float>(multiples.scale[i / 16] * value) + minimum;
     }
   }
 }

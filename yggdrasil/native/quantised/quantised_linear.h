@@ -1,8 +1,8 @@
 // Linear layers over quantised weights: a chunk of a pair of panels is widened in registers once and meets all rows of
 // a tile, a few at a time.
 //
-// Products of a chunk are summed exactly, as integers; sums of chunks are float32, in the order of the inputs, whatever
-// the number of rows. A row therefore has the same bits in any company.
+// Products of a group, which has one scale of the row, are summed exactly, as integers; sums of groups are float32, in the
+// order of the inputs, whatever the number of rows. A row therefore has the same bits in any company.
 #pragma once
 
 #include "linear/linear_output.h"
@@ -74,33 +74,28 @@ inline void widen_chunk(const uint8_t* values, __m512i (&wide)[8]) {
   }
 }
 
-inline __m512 halves_to_floats(const uint8_t* halves) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves))); }
 inline __m128i load_16(const uint8_t* bytes) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)); }
 
+// Of a chunk. Nested formats have multiples of the group's scale, for each half of the inputs.
 struct WideScales {
   __m512 scale, minimum;
-  __m512 multiples[2];  // halved: of the scale, for each half of the inputs
+  __m512i multiples[2];
 };
 
 template <typename F>
 inline WideScales wide_scales(const uint8_t* header, int64_t chunk) {
   WideScales wide{};
   if constexpr (F::kScaling == Scaling::plain) {
-    wide.scale = halves_to_floats(header + 2 * chunk * kLanes);
+    wide.scale = load16_halves(header + 2 * chunk * kLanes);
   } else if constexpr (F::kScaling == Scaling::power) {
     wide.scale = load16(reinterpret_cast<const BFloat16*>(header));
   } else if constexpr (F::kScaling == Scaling::affine) {
-    wide.scale = halves_to_floats(header + 4 * chunk * kLanes);
-    wide.minimum = halves_to_floats(header + (4 * chunk + 2) * kLanes);
+    wide.scale = load16_halves(header + 4 * chunk * kLanes);
+    wide.minimum = load16_halves(header + (4 * chunk + 2) * kLanes);
   } else if constexpr (F::kScaling == Scaling::nested) {
-    const uint8_t* multiples = header + (4 + 2 * chunk) * kLanes;
-    wide.scale = _mm512_mul_ps(halves_to_floats(header), _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_16(multiples))));
-    const __m512 whole = _mm512_sub_ps(_mm512_setzero_ps(), halves_to_floats(header + 2 * kLanes));
-    wide.minimum = _mm512_mul_ps(whole, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_16(multiples + kLanes))));
+    wide.multiples[0] = wide.multiples[1] = _mm512_cvtepu8_epi32(load_16(header + (4 + 2 * chunk) * kLanes));
   } else {
-    const uint8_t* multiples = header + (2 + 2 * chunk) * kLanes;
-    wide.scale = halves_to_floats(header);
-    for (int i = 0; i < 2; ++i) wide.multiples[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(multiples + i * kLanes)));
+    for (int i = 0; i < 2; ++i) wide.multiples[i] = _mm512_cvtepi8_epi32(load_16(header + (2 + 2 * chunk + i) * kLanes));
   }
   return wide;
 }
@@ -110,16 +105,18 @@ struct WidePair {
   WideScales scales[2];
 };
 
-// Products of vectors [First, Last) of both sides with R rows; counts are minus the sums of the rows' values there.
+// Products of vectors [First, Last) of both sides with R rows; counts are minus the sums of the rows' values.
 template <typename F, int R, int First, int Last>
-[[gnu::always_inline]] inline void multiply_chunk(const WidePair& wide, const int8_t* x, const int32_t* counts, __m512 (&products)[2][R]) {
-  constexpr bool kIsHalved = F::kScaling == Scaling::halved;
-  __m512i dots[2][R];
+[[gnu::always_inline]] inline void multiply_chunk(const WidePair& wide, const int8_t* x, const int32_t* counts, __m512i (&dots)[2][R]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    const __m512i count = _mm512_set1_epi32(counts[r]), own_half = _mm512_set1_epi32(First == 0 ? F::kOffset : F::kOffset << 16);
-    dots[0][r] = F::kOffset == 0 ? _mm512_setzero_si512() : kIsHalved ? _mm512_madd_epi16(count, own_half) : _mm512_slli_epi32(count, F::kOffsetBits);
-    dots[1][r] = dots[0][r];
+    __m512i count = _mm512_setzero_si512();
+    if constexpr (F::kOffset != 0) {
+      count = _mm512_set1_epi32(counts[r]);
+      if constexpr (F::kScaling == Scaling::halved) count = First == 0 ? _mm512_slli_epi32(count, 16) : _mm512_and_si512(count, _mm512_set1_epi32(~0xffff));
+      count = F::kScaling == Scaling::halved ? _mm512_srai_epi32(count, 16 - F::kOffsetBits) : _mm512_slli_epi32(count, F::kOffsetBits);
+    }
+    dots[0][r] = dots[1][r] = count;
   }
 #pragma GCC unroll 16
   for (int v = First; v < Last; ++v) {
@@ -132,41 +129,50 @@ template <typename F, int R, int First, int Last>
       dots[1][r] = _mm512_dpbusd_epi32(dots[1][r], wide.values[1][v], inputs);
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-    for (int p = 0; p < 2; ++p) products[p][r] = _mm512_cvtepi32_ps(dots[p][r]);
 }
 
 // Adds a chunk to the sums of R rows. What a minimum adds is added at once: sums that go to memory and come back in between
 // take a fifth longer.
 template <typename F, int R>
 [[gnu::always_inline]] inline void add_chunk(const WidePair& wide, uint8_t* input, int64_t rows, int64_t row, float* const (&out)[2]) {
-  const int8_t* x = InputChunk::values(input, rows) + row * kChunk;
   const float *row_scales = InputChunk::scales(input, rows) + row, *row_sums = InputChunk::sums(input, rows) + row;
-  __m512 products[2][R];
-  if constexpr (F::kScaling == Scaling::halved) {  // whole numbers below 2^24, also times their multiples and together
-    const int32_t* counts = InputChunk::half_counts(input, rows) + row;
-    __m512 first[2][R];
-    multiply_chunk<F, R, 0, 4>(wide, x, counts, first);
-#pragma GCC unroll 16
-    for (int i = 0; i < 2 * R; ++i) first[i / R][i % R] = _mm512_mul_ps(first[i / R][i % R], wide.scales[i / R].multiples[0]);
-    multiply_chunk<F, R, 4, 8>(wide, x, counts, products);
-#pragma GCC unroll 16
-    for (int i = 0; i < 2 * R; ++i) products[i / R][i % R] = _mm512_fmadd_ps(products[i / R][i % R], wide.scales[i / R].multiples[1], first[i / R][i % R]);
-  } else {
-    multiply_chunk<F, R, 0, 8>(wide, x, InputChunk::counts(input, rows) + row, products);
-  }
+  __m512i dots[2][R];
+  multiply_chunk<F, R, 0, 8>(wide, InputChunk::values(input, rows) + row * kChunk, InputChunk::counts(input, rows) + row, dots);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     const __m512 row_scale = _mm512_set1_ps(row_scales[r]);
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
       float* place = out[p] + r * kLanes;
-      __m512 sum = _mm512_fmadd_ps(products[p][r], _mm512_mul_ps(wide.scales[p].scale, row_scale), _mm512_load_ps(place));
+      __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), _mm512_mul_ps(wide.scales[p].scale, row_scale), _mm512_load_ps(place));
       if constexpr (F::kHasMinimum) sum = _mm512_fmadd_ps(wide.scales[p].minimum, _mm512_set1_ps(row_sums[r]), sum);
       _mm512_store_ps(place, sum);
     }
+  }
+}
+
+// Adds a chunk's products, times their multiples, to the sums of a group, which the first chunk finds as `before` says: none
+// of them, or all.
+template <typename F, int R>
+[[gnu::always_inline]] inline void add_multiples(const WidePair& wide, uint8_t* input, int64_t rows, int64_t row, __mmask16 before, int32_t* const (&group)[2]) {
+  const int8_t* x = InputChunk::values(input, rows) + row * kChunk;
+  const int32_t* counts = InputChunk::half_counts(input, rows) + row;
+  __m512i dots[2][R], first[2][R];
+  if constexpr (F::kScaling == Scaling::halved) {
+    multiply_chunk<F, R, 0, 4>(wide, x, counts, first);
+#pragma GCC unroll 16
+    for (int i = 0; i < 2 * R; ++i) first[i / R][i % R] = _mm512_mullo_epi32(first[i / R][i % R], wide.scales[i / R].multiples[0]);
+    multiply_chunk<F, R, 4, 8>(wide, x, counts, dots);
+  } else {
+    multiply_chunk<F, R, 0, 8>(wide, x, counts, dots);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 2 * R; ++i) {
+    const int p = i / R, r = i % R;
+    int32_t* place = group[p] + r * kLanes;
+    __m512i sum = _mm512_add_epi32(_mm512_mullo_epi32(dots[p][r], wide.scales[p].multiples[1]), _mm512_maskz_load_epi32(before, place));
+    if constexpr (F::kScaling == Scaling::halved) sum = _mm512_add_epi32(sum, first[p][r]);
+    _mm512_store_si512(place, sum);
   }
 }
 
@@ -179,7 +185,9 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
   __m512 zero = _mm512_setzero_ps();
   asm("" : "+v"(zero));
   for (int64_t i = 0; i < 2 * rows; ++i) _mm512_store_ps(out + i * kLanes, zero);
+  alignas(64) int32_t sums[F::kIsNested ? 2 * kMostRows * kLanes : 1];  // of a group
   for (int64_t group = 0; group < groups; ++group, pair += F::kGroup) {
+    uint8_t* first_chunk = input;
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
       for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(pair + chunk * kShare + kFetchAhead<F, R> + line);
       WidePair wide;
@@ -189,33 +197,56 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
         wide.scales[p] = wide_scales<F>(pair + F::header_place(p), chunk);
       }
 #pragma GCC unroll 1
-      for (int64_t row = 0; row < rows; row += R) add_chunk<F, R>(wide, input, rows, row, {out + row * kLanes, out + (rows + row) * kLanes});
+      for (int64_t row = 0; row < rows; row += R) {
+        const int64_t places[] = {row * kLanes, (rows + row) * kLanes};
+        if constexpr (F::kIsNested) {
+          add_multiples<F, R>(wide, input, rows, row, chunk > 0 ? 0xffff : 0, {sums + places[0], sums + places[1]});
+        } else {
+          add_chunk<F, R>(wide, input, rows, row, {out + places[0], out + places[1]});
+        }
+      }
     }
+    if constexpr (F::kIsNested)
+      for (int p = 0; p < 2; ++p) add_group<F>(pair + F::header_place(p), first_chunk, rows, sums + p * rows * kLanes, out + p * rows * kLanes);
   }
 }
 #elif !defined(YGG_AVX2)
 template <typename F>
 void panel_tile(const uint8_t* pair, int64_t side, uint8_t* input, int64_t groups, int64_t rows, float* out) {
   std::fill(out, out + rows * kLanes, 0.0f);
-  for (int64_t group = 0; group < groups; ++group, pair += F::kGroup) {
-    for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
+  for (int64_t group = 0; group < groups; ++group, pair += F::kGroup, input += F::kChunks * rows * InputChunk::kBytes) {
+    int32_t dots[kMostRows][kLanes] = {}, minima[kMostRows][kLanes] = {};
+    for (int64_t chunk = 0; chunk < F::kChunks; ++chunk) {
+      uint8_t* rounded = input + chunk * rows * InputChunk::kBytes;
       int16_t values[kChunk][kLanes];
-      ChunkScales scales[kLanes];
-      for (int j = 0; j < kLanes; ++j) {
-        scales[j] = chunk_scales<F>(pair + F::header_place(side), chunk, j);
+      for (int j = 0; j < kLanes; ++j)
         for (int i = 0; i < kChunk; ++i) values[i][j] = value_at<F>(pair + F::values_place(side, chunk), j, i) - F::kOffset;
-      }
       for (int64_t m = 0; m < rows; ++m) {
-        const int8_t* x = InputChunk::values(input, rows) + m * kChunk;
-        const float row_scale = InputChunk::scales(input, rows)[m], row_sum = InputChunk::sums(input, rows)[m];
-        int32_t dots[2][kLanes] = {};
-        for (int i = 0; i < kChunk; ++i)
-          for (int j = 0; j < kLanes; ++j) dots[i / 16][j] += values[i][j] * x[i];
+        const int8_t* x = InputChunk::values(rounded, rows) + m * kChunk;
+        int32_t halves[2][kLanes] = {}, count = 0;
+        for (int i = 0; i < kChunk; ++i) {
+          for (int j = 0; j < kLanes; ++j) halves[i / 16][j] += values[i][j] * x[i];
+          count += x[i];
+        }
         for (int j = 0; j < kLanes; ++j) {
-          float& sum = out[m * kLanes + j];
-          const int32_t dot = scales[j].multiple[0] * dots[0][j] + scales[j].multiple[1] * dots[1][j];
-          sum = std::fma(static_cast<float>(dot), scales[j].scale * row_scale, sum);
-          if constexpr (F::kHasMinimum) sum = std::fma(scales[j].minimum, row_sum, sum);
+          const ChunkMultiples multiples = chunk_multiples<F>(pair + F::header_place(side), chunk, j);
+          dots[m][j] += multiples.scale[0] * halves[0][j] + multiples.scale[1] * halves[1][j];
+          minima[m][j] += multiples.minimum * count;
+        }
+      }
+    }
+    for (int j = 0; j < kLanes; ++j) {
+      const GroupScales scales = group_scales<F>(pair + F::header_place(side), j);
+      for (int64_t m = 0; m < rows; ++m) {
+        const float row_scale = InputChunk::scales(input, rows)[m];
+        float& sum = out[m * kLanes + j];
+        if constexpr (F::kIsNested) {
+          float whole = static_cast<float>(dots[m][j]) * scales.scale;
+          if constexpr (F::kHasMinimum) whole = std::fma(static_cast<float>(minima[m][j]), scales.minimum, whole);
+          sum = std::fma(whole, row_scale, sum);
+        } else {
+          sum = std::fma(static_cast<float>(dots[m][j]), scales.scale * row_scale, sum);
+          if constexpr (F::kHasMinimum) sum = std::fma(scales.minimum, InputChunk::sums(input, rows)[m], sum);
         }
       }
     }

@@ -1,6 +1,6 @@
 // Quantised linears on AMX: a chunk of a panel, widened to signed bytes, meets up to 16 rows at once.
 //
-// A chunk's products are summed as integers and then weighed and added up as in quantised_linear.h, to the same bits:
+// A group's products are summed as integers and then weighed and added up as in quantised_linear.h, to the same bits:
 // the number of rows may decide which unit takes them.
 #pragma once
 
@@ -86,12 +86,25 @@ class MatrixSteps {
 
   template <int Side>
   [[gnu::always_inline]] void weigh(int64_t step, const int32_t* sums) {
-    const WideScales scales = wide_scales<F>(group_of(step) + F::header_place(Side), step % F::kChunks);
+    const uint8_t* header = group_of(step) + F::header_place(Side);
+    const int64_t chunk = step % F::kChunks;
+    const WideScales scales = wide_scales<F>(header, chunk);
     // NOTE: stores of vectors may alias members, which would be read again behind each.
     const int64_t rows = rows_;
     const auto before = static_cast<__mmask16>(weighed_ == 0 ? 0 : 0xffff);
     const float *row_scales = InputChunk::scales(input_of(weighed_), rows), *row_sums = InputChunk::sums(input_of(weighed_), rows);
     float* out = out_ + Side * rows * kLanes;
+    if constexpr (F::kIsNested) {
+      int32_t* group = group_ + Side * rows * kLanes;
+      const auto is_later = static_cast<__mmask16>(chunk == 0 ? 0 : 0xffff);
+      for (int64_t place = 0; place < rows * kLanes; place += kLanes) {
+        const __m512i products = _mm512_mullo_epi32(_mm512_load_si512(sums + place), scales.multiples[0]);
+        _mm512_store_si512(group + place, _mm512_add_epi32(products, _mm512_maskz_load_epi32(is_later, group + place)));
+      }
+      if (weighed_ + 1 == F::kChunks) std::fill(out, out + rows * kLanes, 0.0f);  // the first group
+      if (chunk + 1 == F::kChunks) add_group<F>(header, input_of(weighed_ - chunk), rows, group, out);
+      return;
+    }
 #pragma GCC unroll 1
     for (int64_t row = 0; row < rows; row += R, row_scales += R, row_sums += R, sums += R * kLanes, out += R * kLanes) {
 #pragma GCC unroll 16
@@ -115,6 +128,7 @@ class MatrixSteps {
   const uint8_t* stream_ = nullptr;  // of weights, from the first pair on
   int64_t pair_ = 0, multiplied_ = 0, weighed_ = 0;  // the pair whose sums are weighed; chunks of its rows, of both stages
   alignas(64) float out_[2 * kMostRows * kLanes];
+  alignas(64) int32_t group_[F::kIsNested ? 2 * kMostRows * kLanes : 1];  // sums of a group
   alignas(64) uint8_t wide_[2][2][kChunk * kLanes];      // of two chunks, both sides: [inputs / 4, lanes, 4]
   alignas(64) int32_t sums_[2][2][kTileRows * kLanes];  // of two steps, both sides
 };
