@@ -1,6 +1,6 @@
-"""Artefacts: files with a schema version and a checksum, the fingerprints they carry, and the names they go by.
+"""Artefacts: versioned files with checksums, fingerprints of models and machines, and lookup of plans by name.
 
-Importing this package is light: no torch, transformers or pandas.
+Importing this package does not import torch, transformers or pandas.
 """
 
 from yggdrasil.artifacts.atomic import atomic_directory, check_writable, shown, write_atomic

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Write files and folders atomically."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ _ASIDE = ".old"
 
 
 def shown(path: Path) -> str:
-    """Return the path as a person would type it: relative to the working directory where it lies inside."""
+    """Return the path for messages: relative to the working directory if it is inside, else absolute."""
     absolute = path.absolute()
     try:
         return str(absolute.relative_to(Path.cwd()))
@@ -25,27 +25,27 @@ def shown(path: Path) -> str:
 
 
 def cannot_write(path: Path, error: OSError) -> ArtifactError:
-    """That ``path`` cannot be written, whatever of it ``error`` tells of."""
+    """Return the error for a file or folder ``path`` that cannot be written because of ``error``."""
     reason = error.strerror or str(error)
     return ArtifactError(f"cannot write {shown(path)} ({reason}); check the folder's permissions and free space.")
 
 
 def followed(path: Path) -> Path:
-    """What a symbolic link points at in the end; the path as it is where it is none, or one to itself."""
+    """Return the final target of a symbolic link; other paths, and links to themselves, are returned unchanged."""
     try:
         return path.resolve() if path.is_symlink() else path
-    except (OSError, RuntimeError):  # as older Pythons call it
+    except (OSError, RuntimeError):  # older Pythons raise RuntimeError for a link to itself
         return path
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` under a temporary name beside ``path``, flush it to disk, then take the place of ``path``.
+    """Write ``data`` to a temporary file in the same folder, flush it to disk, and rename it to ``path``.
 
-    Missing parent folders are made. A reader sees the old content or the new, never a part. A device or a pipe is
-    written to and stays what it is; of a symbolic link, what it points at is replaced.
+    Missing parent folders are created. A reader sees the old content or the new, never a part. Devices and pipes are
+    written directly; for a symbolic link, its target is replaced.
 
     Raises:
-        ArtifactError: The file cannot be written; what was there before is untouched.
+        ArtifactError: if the file cannot be written; its old content is unchanged then.
     """
     place = followed(path)
     temporary = _temporary_sibling(place)
@@ -69,14 +69,14 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def check_writable(path: Path, *, is_folder: bool = False) -> None:
-    """See that ``path`` can be written later, without writing it: as a file, or as a folder of files.
+    """Check, without writing, that ``path`` can be written later as a file, or as a folder of files.
 
     Raises:
-        ArtifactError: a folder stands where a file belongs or the reverse, or no file can be made there.
+        ArtifactError: if ``path`` is a folder instead of a file or the reverse, or no file can be created there.
     """
     try:
         with contextlib.suppress(FileNotFoundError):
-            path.stat()  # which tells of a link to itself, as exists() does not
+            path.stat()  # raises for a link to itself, unlike exists()
         if path.exists() and path.is_dir() != is_folder:
             found, wanted = ("file", "folder") if is_folder else ("folder", "file")
             raise ArtifactError(f"{shown(path)} is a {found}, not a {wanted}; name another.")
@@ -95,18 +95,18 @@ def check_writable(path: Path, *, is_folder: bool = False) -> None:
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes ``path`` when the block ends without an exception.
 
-    An existing folder is replaced as a whole. When the block fails, or the change of places does, the old folder stays
-    as it was and the temporary one is removed. A symbolic link is followed: what it points at is replaced.
+    An existing folder is replaced as a whole. If the block or the renaming fails, the old folder is unchanged and the
+    temporary one is removed. A symbolic link is followed: its target is replaced.
 
     NOTE: a folder cannot be exchanged in one portable step. A process killed between the two renames leaves the old
-    content beside ``path`` as ``.NAME.XXXXXXXX.old``, which takes its place again when ``path`` is next written.
+    content in the same folder as ``.NAME.XXXXXXXX.old``, which is restored when ``path`` is next written.
 
     Raises:
-        ArtifactError: ``path`` is a file, or the folder cannot be written.
+        ArtifactError: if ``path`` is a file, or the folder cannot be written.
     """
     try:
         place = path.resolve()
-    except (OSError, RuntimeError):  # as older Pythons call it
+    except (OSError, RuntimeError):  # older Pythons raise RuntimeError for a link to itself
         raise _link_to_itself(path) from None
     if place.exists() and not place.is_dir():
         raise ArtifactError(f"{shown(path)} is a file where a folder belongs; move it away or choose another name.")
@@ -123,7 +123,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             _fsync_tree(temporary)
             _change_places(temporary, place)
         except OSError as error:
-            # A write that fails names no file, so it is one of those in here; a file elsewhere has its own sentence.
+            # An error without a file name is of a write to a file in this folder. Errors of other files pass through.
             if (
                 error.filename is None
                 or Path(error.filename).is_relative_to(temporary)
@@ -136,7 +136,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def _tidy(place: Path) -> None:
-    """Undo what a process left that was killed while it wrote the folder ``place``."""
+    """Clean up after a process that was killed while it wrote the folder ``place``."""
     remove_leftovers(place.parent, place.name)
     for aside in _moved_aside(place):
         if place.exists():
@@ -146,6 +146,7 @@ def _tidy(place: Path) -> None:
 
 
 def _moved_aside(place: Path) -> list[Path]:
+    """Return old versions of ``place`` that an interrupted replacement left."""
     pattern = beside(place.name, _ASIDE)
     with contextlib.suppress(OSError):
         return [path for path in place.parent.iterdir() if pattern.fullmatch(path.name)]
@@ -153,7 +154,7 @@ def _moved_aside(place: Path) -> list[Path]:
 
 
 def _change_places(new: Path, place: Path) -> None:
-    """Rename ``new`` to ``place``; a folder already there is moved aside first, and back if the second step fails."""
+    """Rename ``new`` to ``place``; an existing folder is renamed first, and renamed back if the second step fails."""
     aside = new.with_suffix(_ASIDE)
     had_old = place.exists()
     if had_old:
@@ -173,7 +174,7 @@ def _temporary_sibling(path: Path) -> Path:
 
 
 def _open_tree(root: Path) -> None:
-    """Let whoever may read the folder read its files too: safetensors makes its own for their owner alone."""
+    """Give files the read and write permissions of the folder: safetensors creates files for their owner alone."""
     usual = root.stat().st_mode & 0o666
     for entry in root.rglob("*"):
         if entry.is_file():
@@ -191,7 +192,7 @@ def _fsync_tree(root: Path) -> None:
 
 
 def _fsync_directory(path: Path) -> None:
-    """Make renames inside ``path`` durable; a system that cannot open folders (Windows) is left to its own order."""
+    """Flush renames inside ``path`` to disk; does nothing on Windows, which cannot open folders."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Where what is compiled on this machine is kept."""
+"""The folder of cached and compiled files."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,6 @@ from yggdrasil.artifacts.homes import user_cache
 
 
 def cache_root() -> Path:
-    """Folder of everything compiled on this machine; ``YGGDRASIL_CACHE`` moves it."""
+    """Return the cache folder: ``YGGDRASIL_CACHE``, or ``yggdrasil`` in the user's cache."""
     own = os.environ.get("YGGDRASIL_CACHE")
     return Path(own) if own else user_cache() / "yggdrasil"

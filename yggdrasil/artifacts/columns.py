@@ -1,7 +1,7 @@
-"""Columns of whole numbers in few bytes: the bytes of all numbers plane by plane, deflated.
+"""Compress columns of non-negative integers: byte planes, deflated.
 
-A packed column is an array of bytes: the number of values (eight bytes), the width of a value in bytes (one byte), both
-little endian, then the deflated planes, the lowest bytes of all values first.
+A packed column consists of the number of values (8 bytes), the bytes per value (1 byte), both little endian, and the
+deflated byte planes, beginning with the lowest byte of all values.
 """
 
 import struct
@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 _HEADER = struct.Struct("<QB")
-_MOST_DEFLATED = 1100  # of zlib, in bytes out for a byte in; beyond it a length is not to be believed
+_MOST_DEFLATED = 1100  # zlib's highest compression ratio; a larger size in the header is invalid
 
 
 def pack_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return ``values``, none below zero, as bytes.
+    """Compress ``values`` [n] int64, all at least 0, to uint8 bytes in the format above.
 
     Raises:
-        ValueError: A value is below zero.
+        ValueError: if a value is negative.
     """
     if values.size and int(values.min()) < 0:
         raise ValueError("a packed column holds no number below zero")
@@ -29,10 +29,10 @@ def pack_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def unpack_column(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return the numbers that :func:`pack_column` was given.
+    """Return the values [n] int64 that :func:`pack_column` compressed.
 
     Raises:
-        ValueError: The bytes are not a packed column.
+        ValueError: if the bytes are not a packed column.
     """
     data = packed.tobytes()
     try:

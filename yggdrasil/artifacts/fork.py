@@ -1,7 +1,7 @@
-"""Work in processes forked from this one: what it takes of memory goes with them.
+"""Run work in forked processes, whose memory is returned to the system when they end.
 
-A fork has everything that was imported and loaded already. Only Linux forks a process with threads safely enough;
-elsewhere work is done here.
+A fork shares all imported modules and loaded data. Forking a process with threads is safe enough only on Linux; on
+other systems, work runs in this process.
 """
 
 import json
@@ -18,22 +18,22 @@ from time import monotonic, sleep
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
 CAN_FORK = sys.platform == "linux"
-_SLOWDOWN = 4  # of a busy machine: wall-clock seconds for a second of processor time
-_LOOKS, _LOOK_S = 200, 0.05  # at a fork that was interrupted: ten seconds
+_SLOWDOWN = 4  # allowed wall-clock seconds per second of processor time, for busy machines
+_LOOKS, _LOOK_S = 200, 0.05  # polls of an interrupted fork, 10 s in all
 _FAULTS = {kind.__name__: kind for kind in (YggdrasilError, ArtifactError)}
 
 
 class Fork:
-    """A process that does one piece of work and ends; ``is_silent`` keeps from the terminal whatever it would say.
+    """A forked process that runs ``work`` and exits. ``is_silent`` discards its output.
 
-    It ends with this process too, however that went, and takes the compiler that it may be waiting for with it.
+    When this process ends for any reason, the fork is killed, with compilers that it has started.
     """
 
     def __init__(self, work: Callable[[], object], *, is_silent: bool = True) -> None:
-        sys.stdout.flush()  # else a fork writes it too
-        ours, self._held = os.pipe()  # the other end closes with this process
+        sys.stdout.flush()  # else the fork would write buffered output again
+        ours, self._held = os.pipe()  # the write end closes when this process ends
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads here: they hold nothing that a fork needs
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which hold no lock that a fork needs
             self.pid = os.fork()
         if not self.pid:
             os.close(self._held)
@@ -42,7 +42,7 @@ class Fork:
         self._has_ended, self._status = False, 0
 
     def has_ended(self) -> bool:
-        """Whether the work is done, or given up."""
+        """Return whether the process has exited."""
         if not self._has_ended:
             found, self._status = os.waitpid(self.pid, os.WNOHANG)
             if found:
@@ -51,26 +51,26 @@ class Fork:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether it has ended, and not well."""
+        """Whether the process has exited with a failure."""
         return self._has_ended and self._status != 0
 
     def wait(self) -> None:
-        """Until the work is done, or given up."""
+        """Wait until the process exits."""
         if not self._has_ended:
             _, self._status = os.waitpid(self.pid, 0)
             self._close()
 
     def end(self) -> None:
-        """Now."""
+        """Kill the process and those it has started, and wait for it."""
         if not self._has_ended:
-            with suppress(ProcessLookupError, PermissionError):  # it has ended, or has no group of its own yet
+            with suppress(ProcessLookupError, PermissionError):  # it has exited, or has no process group of its own yet
                 os.killpg(self.pid, signal.SIGKILL)
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def interrupt(self) -> None:
-        """As Ctrl-C would: it has a while to put its things in order."""
+        """Send SIGINT, and kill the process if it has not exited after 10 s."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGINT)
         for _ in range(_LOOKS):
@@ -85,17 +85,17 @@ class Fork:
 
 
 def in_fork(work: Callable[[], str]) -> str:
-    """What ``work`` returns, done in a fork, whose memory goes with it; done here where the fork comes to nothing.
+    """Run ``work`` in a fork and return its result. If the fork fails, run ``work`` in this process.
 
     Raises:
-        YggdrasilError: whatever ``work`` raises of that kind; anything else it raises when it is done here.
+        YggdrasilError: if ``work`` raises one. After any other exception ``work`` runs again here, which raises it.
     """
     if not CAN_FORK:
         return work()
     told, tell = os.pipe()
     try:
         fork = Fork(lambda: _answer(work, tell), is_silent=False)
-    except OSError:  # no memory or no number left for another process
+    except OSError:  # the system cannot create another process
         os.close(tell)
         os.close(told)
         return work()
@@ -113,9 +113,9 @@ def in_fork(work: Callable[[], str]) -> str:
 
 
 def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) -> bool:
-    """Whether ``work`` ends, be it with an error, within so much processor time and so much more memory.
+    """Return whether ``work`` ends, even with an exception, within these limits of processor time and extra memory.
 
-    It is done in a fork, and its result is lost: the caller does it again. True where a process cannot be forked.
+    It runs in a fork, and its result is discarded. Returns True on systems that cannot fork.
     """
     if not CAN_FORK:
         return True
@@ -126,12 +126,12 @@ def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) ->
             work()
         except MemoryError:
             raise
-        except Exception:  # noqa: BLE001  (the caller meets it again)
+        except Exception:  # noqa: BLE001  (the caller runs the work again, which raises it)
             return
 
     try:
         fork = Fork(limited)
-    except OSError:  # no memory or no number left for another process
+    except OSError:  # the system cannot create another process
         return False
     try:
         deadline, pause = monotonic() + _SLOWDOWN * cpu_seconds, 0.001
@@ -146,7 +146,7 @@ def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) ->
 
 
 def _limit(cpu_seconds: int, megabytes: int) -> None:
-    """Have the system end this process at these limits."""
+    """Limit the processor time and additional memory of this process."""
     import resource
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -157,6 +157,7 @@ def _limit(cpu_seconds: int, megabytes: int) -> None:
 
 
 def _answer(work: Callable[[], str], tell: int) -> None:
+    """Run ``work`` and write its result or YggdrasilError as JSON to the pipe ``tell``."""
     answer = {}
     try:
         answer = {"text": work()}
@@ -169,11 +170,11 @@ def _answer(work: Callable[[], str], tell: int) -> None:
 
 
 def _live(work: Callable[[], object], caller: int, *, is_silent: bool) -> None:
-    """The life of a fork. ``caller`` is a pipe that ends when the process does that asked for it."""
+    """Run ``work`` in the fork and exit. The pipe ``caller`` closes when the parent process ends."""
     code = 1
     try:
-        os.setsid()  # Ctrl-C is for the caller, who ends it
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background may not listen to it
+        os.setsid()  # a new process group: Ctrl-C reaches only the parent, which ends the fork
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes may ignore SIGINT
         Thread(target=_end_with, args=(caller,), daemon=True).start()
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2) if is_silent else (0,):
@@ -181,10 +182,10 @@ def _live(work: Callable[[], object], caller: int, *, is_silent: bool) -> None:
         if is_silent:
             warnings.simplefilter("ignore")
         if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(1)  # the threads of the caller's pools are not here
+            sys.modules["torch"].set_num_threads(1)  # a fork lacks the threads of the parent's pools
         work()
         code = 0
-    except BaseException:  # noqa: BLE001  (whoever does it then says what is wrong)
+    except BaseException:  # noqa: BLE001  (the exit code reports the failure)
         pass
     finally:
         with suppress(Exception):
@@ -194,5 +195,6 @@ def _live(work: Callable[[], object], caller: int, *, is_silent: bool) -> None:
 
 
 def _end_with(caller: int) -> None:
+    """Wait until the parent process ends, then kill the fork's process group."""
     os.read(caller, 1)
     os.killpg(0, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Users' homes: what ``~`` stands for, and where caches lie."""
+"""Home folders: expansion of ``~``, and the user's cache folder."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ from yggdrasil.errors import ArtifactError
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with the home that a leading ``~`` or ``~user`` stands for.
+    """Return the path with a leading ``~`` or ``~user`` replaced by the home folder.
 
     Raises:
-        ArtifactError: there is no such home.
+        ArtifactError: if there is no such user or home.
     """
     try:
         return Path(path).expanduser()
@@ -22,10 +22,10 @@ def expanded(path: str | Path) -> Path:
 
 
 def user_cache() -> Path:
-    """Folder of the user's caches, as the XDG base directories have it.
+    """Return the user's cache folder according to the XDG base directory specification.
 
     Raises:
-        ArtifactError: nothing says where it lies.
+        ArtifactError: if neither XDG_CACHE_HOME nor a home folder is known.
     """
     named = os.environ.get("XDG_CACHE_HOME")
     try:

@@ -1,7 +1,7 @@
-"""Temporary files and folders that end with their process, however it ends.
+"""Temporary files and folders that are removed even if their process is killed.
 
-Each is locked while it is in use. The system releases the lock of a process that was killed, so whoever comes by next
-can tell what is left over from what another process still writes, and removes it.
+Each is locked while it is in use. The system releases the locks of a killed process, so a later process can tell
+leftovers from files that are still being written, and removes them.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from functools import cache
 from pathlib import Path
 
 SUFFIX = ".tmp"
-_NEWBORN_SECONDS = 1.0  # between its making and its lock
+_NEWBORN_SECONDS = 1.0  # minimum age of leftovers: a new file is not locked yet
 
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder in ``parent``, gone with all it holds when the block ends; leftovers of others go first.
+    """Yield a new folder in ``parent`` that is removed when the block ends. Removes leftovers in ``parent`` first.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: if it cannot be created.
     """
     parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(parent)
@@ -37,7 +37,7 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def in_use(path: Path) -> Iterator[None]:
-    """Keep others from taking the file or folder ``path`` for a leftover while the block runs."""
+    """Lock the file or folder ``path`` while the block runs, so that no process removes it as a leftover."""
     descriptor = _try_lock(path)
     try:
         yield
@@ -47,9 +47,9 @@ def in_use(path: Path) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove what processes that are gone left in ``folder``: temporary files and folders, or those for ``name`` alone.
+    """Remove temporary files and folders in ``folder`` whose processes have ended; with ``name``, only those for it.
 
-    What cannot be removed stays: it harms nobody.
+    Those that cannot be removed are ignored.
     """
     pattern = re.compile(r"\..+\.tmp") if name is None else beside(name, SUFFIX)
     with contextlib.suppress(OSError):
@@ -59,17 +59,18 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
 
 
 def beside(name: str, suffix: str) -> re.Pattern[str]:
-    """The names that something called ``name`` has while it is written, or moved aside."""
+    """Return a pattern for the temporary names of the file or folder ``name``."""
     return re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}{re.escape(suffix)}")
 
 
 @cache
 def remove_leftovers_once(folder: Path) -> None:
-    """The same, the first time that this process asks: at every start."""
+    """Call ``remove_leftovers`` on the first call for ``folder`` in this process."""
     remove_leftovers(folder)
 
 
 def _remove_if_left(path: Path) -> None:
+    """Remove ``path`` unless another process holds its lock."""
     descriptor = _try_lock(path)
     if descriptor is None:
         return
@@ -83,10 +84,10 @@ def _remove_if_left(path: Path) -> None:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock of ``path``; None where another process does, or none can be had."""
+    """Return a file descriptor that holds the lock of ``path``; None if it is locked or cannot be locked."""
     try:
         import fcntl
-    except ImportError:  # Windows: nothing is ever taken for a leftover
+    except ImportError:  # Windows: leftovers are never removed
         return None
     descriptor = None
     try:

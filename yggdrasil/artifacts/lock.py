@@ -1,4 +1,4 @@
-"""One process at a time: a lock file that says who holds it, and that ends with its owner."""
+"""Lock files, which admit one process at a time, record their owner, and are released when it ends."""
 
 import contextlib
 import errno
@@ -12,32 +12,33 @@ from typing import IO
 from yggdrasil.artifacts.atomic import cannot_write, shown
 from yggdrasil.errors import ArtifactError
 
-_FAMILY = os.getpid()  # of this process and of every fork of it: what they do, one command does
+_FAMILY = os.getpid()  # common to this process and its forks, which run the same command
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def tell(sentence: str) -> None:
-    """Say what is waited for, to whoever runs a command."""
+    """Print what a command waits for to standard error."""
     print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
 
 
 @contextlib.contextmanager
 def locked(path: Path, what: str, wait: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold the lock file ``path`` while the block runs. A lock whose owner died is free: the system releases it.
+    """Hold the lock file ``path`` while the block runs. The system releases the lock of a process that dies.
 
-    Folders that it makes for the file go with it where the block has put nothing there.
+    Missing folders of the file are created, and removed afterwards if they are empty.
 
-    With ``wait`` the end of another process's block is waited for, of which it is told in a sentence; not of a fork's
-    of the same command.
+    Args:
+        what: the work in progress, for messages, such as "compiling the CPU kernels".
+        wait: called with a sentence before waiting for another process that holds the lock, unless that is a fork of
+            the same command. Without it, a held lock is an error.
 
     Raises:
-        ArtifactError: another process holds it, and is not waited for, and the sentence says which, and since when; or
-            the file cannot be made.
+        ArtifactError: if another process holds the lock and ``wait`` is None, or the file cannot be created.
     """
     made = _make_folders(path)
     try:
         import fcntl  # noqa: F401
-    except ImportError:  # Windows: two at once are on their own
+    except ImportError:  # Windows: without locks
         yield
         return
     while True:
@@ -51,24 +52,24 @@ def locked(path: Path, what: str, wait: Callable[[str], None] | None = None) -> 
             _take(file, path, waits=True)
         if _is_there(file, path):
             break
-        file.close()  # its owner ended between the two lines above and took the file along
+        file.close()  # its owner removed the file between opening and locking it
     with file:
         try:
-            with contextlib.suppress(OSError):  # a full disk: it locks without its text
+            with contextlib.suppress(OSError):  # on a full disk, the lock has no owner text
                 os.ftruncate(file.fileno(), 0)
                 os.write(file.fileno(), f"{os.getpid()} {time.time():.0f} {_FAMILY}\n".encode())
             yield
         finally:
-            with contextlib.suppress(OSError):  # a folder is in use, or nothing is written there any more
+            with contextlib.suppress(OSError):  # a folder is not empty, or cannot be written any more
                 path.unlink(missing_ok=True)
                 for folder in made:
                     folder.rmdir()
 
 
 def _take(file: IO[bytes], path: Path, *, waits: bool) -> bool:
-    """Lock the open file; False where another process holds it.
+    """Lock the open file; return False if another process holds the lock.
 
-    Where the file system knows no locks, two at once are on their own, as on Windows.
+    Returns True without a lock on file systems that do not support locks.
     """
     import fcntl
 
@@ -86,7 +87,7 @@ def _take(file: IO[bytes], path: Path, *, waits: bool) -> bool:
 
 
 def _make_folders(path: Path) -> list[Path]:
-    """Those that were missing above ``path``, the lowest first."""
+    """Create the missing parent folders of ``path`` and return them, the innermost first."""
     try:
         missing = [folder for folder in path.absolute().parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +98,7 @@ def _make_folders(path: Path) -> list[Path]:
 
 def _open(path: Path) -> IO[bytes]:
     try:
-        with contextlib.suppress(FileNotFoundError):  # its last owner took the folder along
+        with contextlib.suppress(FileNotFoundError):  # its last owner removed the folder
             return path.open("ab", buffering=0)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab", buffering=0)
@@ -106,7 +107,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _is_there(file: IO[bytes], path: Path) -> bool:
-    """Whether the open file is still the one of that name: a lock on another is nobody's hindrance."""
+    """Return whether ``path`` is still the open file; a lock on a removed file excludes nobody."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
@@ -114,6 +115,7 @@ def _is_there(file: IO[bytes], path: Path) -> bool:
 
 
 def _owner(path: Path) -> str:
+    """Describe the process that holds the lock, for messages."""
     try:
         process, since, _ = path.read_text().split()
         return f"in process {int(process)}, begun {max(0, time.time() - int(since)):.0f} s ago"
@@ -122,6 +124,7 @@ def _owner(path: Path) -> str:
 
 
 def _is_held_by_family(path: Path) -> bool:
+    """Return whether another process of this command (a fork or its parent) holds the lock."""
     try:
         process, _, family = map(int, path.read_text().split())
         return family == _FAMILY and process != os.getpid()

@@ -1,4 +1,4 @@
-"""What this machine is, as far as timings depend on it."""
+"""Properties of this machine on which timings depend."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_THREADS = 1024  # that a model may be asked to run on
+MOST_THREADS = 1024  # the highest number of threads accepted as an option
 # The instruction sets that decide how fast a matrix product runs; the names are those of /proc/cpuinfo.
 _RELEVANT_ISA = (
     *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
@@ -24,7 +24,7 @@ _NOISE = re.compile(r"\((r|tm|c)\)|\d+-core|processor|\bcpu\b|@.*", re.IGNORECAS
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine as a process sees it. ``fingerprint`` covers only what changes timings."""
+    """A machine as this process sees it. ``fingerprint`` covers only the fields that change timings."""
 
     cpu: str  # model name
     cpu_family: str  # "26.2": family and model; clouds hide the generation behind one model name
@@ -37,20 +37,20 @@ class Machine:
 
     @property
     def fingerprint(self) -> str:
-        """Eight hexadecimal digits over cpu, cpu_family, isa, cores and accelerator."""
+        """Eight hexadecimal digits of a hash of cpu, cpu_family, isa, cores and accelerator."""
         fields = [self.cpu, self.cpu_family, self.isa, self.cores, self.accelerator]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
 
     @property
     def slug(self) -> str:
-        """A readable file name that ends in the fingerprint, as ``amd-epyc-2c-1a2b3c4d``."""
+        """A readable file name that ends in the fingerprint, such as ``amd-epyc-2c-1a2b3c4d``."""
         parts = [_slugged(_NOISE.sub(" ", self.cpu)) or "cpu", f"{self.cores}c"]
         if self.accelerator is not None:
             parts.append(_slugged(self.accelerator))
         return "-".join([*parts, self.fingerprint])
 
     def describe(self) -> str:
-        """Return one line for a person."""
+        """Return a one-line description."""
         family = f" (family {self.cpu_family})" if self.cpu_family else ""
         cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
         isa = " ".join(self.isa) or self.architecture
@@ -61,7 +61,7 @@ class Machine:
 def current_machine() -> Machine:
     """Describe the machine of this process.
 
-    Imports torch only where an accelerator may be present, so that the answer does not depend on what was imported.
+    Imports torch only if an accelerator may be present.
     """
     cpu, cpu_family, isa = _cpu()
     return Machine(
@@ -79,7 +79,7 @@ def current_machine() -> Machine:
 def parse_cpuinfo(text: str) -> tuple[str, str, tuple[str, ...]]:
     """Return the model name, the family and the relevant instruction sets of the first CPU in ``/proc/cpuinfo``.
 
-    Parts that the text lacks are empty. ARM kernels give numbers in place of a name.
+    Missing parts are empty. On ARM, which has no model names, the name consists of implementer and part numbers.
     """
     fields: dict[str, str] = {}
     for line in text.splitlines():
@@ -94,7 +94,7 @@ def parse_cpuinfo(text: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def parse_cpu_quota(text: str) -> int | None:
-    """Return the whole cores that a cgroup's ``cpu.max`` (``QUOTA PERIOD``) allows, rounded up; None for no limit."""
+    """Return the number of cores, rounded up, that a cgroup's ``cpu.max`` (``QUOTA PERIOD``) allows; None: no limit."""
     quota, _, period = text.strip().partition(" ")
     if not quota.isdecimal() or not period.isdecimal():
         return None
@@ -117,7 +117,7 @@ def _usable_cores() -> int:
 
 
 def _memory_gib() -> int:
-    """Return physical memory rounded to GiB, or 0 where the system does not say (Windows)."""
+    """Return physical memory rounded to GiB, or 0 if it is unknown (Windows)."""
     names = getattr(os, "sysconf_names", {})
     if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
         return 0

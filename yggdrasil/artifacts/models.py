@@ -1,4 +1,4 @@
-"""Fingerprints of checkpoints and tokenizers: quick, the same wherever the files lie."""
+"""Fingerprints of checkpoints and tokenizers, which are fast to compute and independent of file locations."""
 
 import hashlib
 import json
@@ -12,31 +12,31 @@ from yggdrasil.artifacts.plain import parse_json
 from yggdrasil.errors import ArtifactError
 
 _MIB = 2**20
-_WHOLE_BYTES = 64 * _MIB  # a weight file up to this size is read whole
-_WHOLE_GGUF_BYTES = 256 * _MIB  # a GGUF file up to this size is read whole: 0.1 s
-_NUM_SAMPLES = 16  # evenly placed from the first byte to the last
+_WHOLE_BYTES = 64 * _MIB  # a weight file up to this size is hashed completely
+_WHOLE_GGUF_BYTES = 256 * _MIB  # a GGUF file up to this size is hashed completely, in 0.1 s
+_NUM_SAMPLES = 16  # evenly spaced
 _SAMPLE_BYTES = _MIB
-_TENSOR_SAMPLE_BYTES = 4096  # from the middle of each tensor, so that a change of one layer is seen
+_TENSOR_SAMPLE_BYTES = 4096  # from the middle of each tensor, to detect a change of one layer
 _DIGITS = 16
 
 # Saving a checkpoint again rewrites these without changing the model.
 _INCIDENTAL_CONFIG_KEYS = ("transformers_version", "_name_or_path")
-# What turns text into ids and back; padding, truncation and templates do not.
+# Sections that affect the conversion of text to ids and back, unlike padding, truncation and templates.
 _TOKENIZER_SECTIONS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
 _OTHER_VOCABULARIES = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt", "tekken.json")
-OWN_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # beside the weights of a model, or without them
+OWN_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # draft heads, with or without weights of a model
 PICKLED_HEAD = "pytorch_model.bin"
 _OTHER_TOKENIZER_FILES = (*_OTHER_VOCABULARIES, "merges.txt", "added_tokens.json")
 
 
 def model_fingerprint(path: Path) -> str:
-    """Return 16 hexadecimal digits over the configuration and the weights of the folder or GGUF file ``path``.
+    """Return the fingerprint, 16 hexadecimal digits, of configuration and weights of the folder or GGUF file ``path``.
 
-    Weight files up to 64 MiB (GGUF files up to 256 MiB) count in full; of a larger one its header, its size, 16
-    samples of 1 MiB and 4 KiB from the middle of each tensor. File names and the place of the folder do not count.
+    Weight files up to 64 MiB (GGUF files up to 256 MiB) are hashed completely; of larger ones, the header, the size,
+    16 samples of 1 MiB and 4 KiB from the middle of each tensor. File names and folders do not matter.
 
     Raises:
-        ArtifactError: The file, the folder, its config.json or its safetensors weights are missing or damaged.
+        ArtifactError: if the file, the folder, its config.json or its safetensors weights are missing or damaged.
     """
     if is_gguf(path):
         return _gguf_fingerprint(path.absolute())
@@ -58,10 +58,10 @@ def model_fingerprint(path: Path) -> str:
 
 
 def head_files(path: Path) -> list[Path]:
-    """The files that a drafting head in the folder is read from: no others, so that its fingerprint tells of them all.
+    """Return the weight files of a draft head in the folder ``path``, all of which are part of its fingerprint.
 
     Raises:
-        ArtifactError: its index is damaged, or a file is missing that it lists.
+        ArtifactError: if its index is damaged or lists a missing file.
     """
     own = [path / name for name in OWN_HEADS if (path / name).is_file()]
     if own:
@@ -72,10 +72,10 @@ def head_files(path: Path) -> list[Path]:
 
 
 def check_weights(path: Path) -> None:
-    """Refuse a checkpoint folder whose weights are no safetensors, are not all there, or are truncated.
+    """Check that a checkpoint folder has safetensors weights that are complete; reads only their headers.
 
     Raises:
-        ArtifactError: so it is; only headers are read.
+        ArtifactError: if there are none, a file is missing, or one is truncated.
     """
     for file in _weight_files(path):
         with file.open("rb") as stream:
@@ -83,14 +83,14 @@ def check_weights(path: Path) -> None:
 
 
 def tokenizer_fingerprint(path: Path) -> str:
-    """Return 16 hexadecimal digits over what the tokenizer in ``path`` does: vocabulary, merges, text handling.
+    """Return the fingerprint, 16 hexadecimal digits, of the tokenizer in ``path``: vocabulary, merges, text handling.
 
-    ``path`` is a folder or a GGUF file; those of the two kinds never agree. Two folders agree where tokenizer.json says
-    the same, whatever its layout. Without a tokenizer.json the other tokenizer files count byte for byte; such a
-    fingerprint never equals that of a tokenizer.json.
+    ``path`` is a folder or a GGUF file; fingerprints of the two kinds never agree. Two folders agree if their
+    tokenizer.json files have equal content, whatever the formatting. Without a tokenizer.json, the bytes of the other
+    tokenizer files are hashed; the result never equals that of a tokenizer.json.
 
     Raises:
-        ArtifactError: The folder or its tokenizer files are missing or damaged.
+        ArtifactError: if the folder or its tokenizer files are missing or damaged.
     """
     hasher = hashlib.sha256()
     if is_gguf(path):
@@ -155,7 +155,7 @@ def _gguf_fingerprint(path: Path) -> str:
 
 def _gguf_spans(path: Path, num_bytes: int) -> list[tuple[int, int]]:
     if num_bytes <= _WHOLE_GGUF_BYTES:
-        return [(0, num_bytes)]  # its header, with a whole vocabulary, is not taken apart
+        return [(0, num_bytes)]  # without parsing the header, which has the whole vocabulary
     header = read_gguf_layout(path)
     middles = [_middle(tensor.start, tensor.start + tensor.num_bytes) for tensor in header.tensors.values()]
     return _spans_of(num_bytes, header.data_start, middles, whole=_WHOLE_GGUF_BYTES)
@@ -170,7 +170,7 @@ def _add_weights(hasher: "hashlib._Hash", file: Path) -> None:
 
 
 def _spans_of(num_bytes: int, header_end: int, middles: list[tuple[int, int]], *, whole: int) -> list[tuple[int, int]]:
-    """The parts (start, length) of a weight file that its fingerprint reads."""
+    """Return the parts (start, length) of a weight file that its fingerprint hashes."""
     if num_bytes <= whole:
         return [(0, num_bytes)]
     stride = (num_bytes - header_end - _SAMPLE_BYTES) / (_NUM_SAMPLES - 1)
@@ -190,7 +190,7 @@ def _add_spans(hasher: "hashlib._Hash", stream: BinaryIO, spans: list[tuple[int,
 
 
 def _read_header(stream: BinaryIO, file: Path, num_bytes: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return where the header of a safetensors file ends, and a small span (start, length) inside each tensor."""
+    """Return (end of the header of a safetensors file, a span (start, length) in the middle of each tensor)."""
     damaged = ArtifactError(f"{shown(file)} is truncated or not a safetensors file; fetch the checkpoint again.")
     length = int.from_bytes(stream.read(8), "little")
     header_end = 8 + length
@@ -214,11 +214,12 @@ def _middle(start: int, end: int) -> tuple[int, int]:
 
 
 def _normalised_tokenizer(file: Path) -> dict[str, Any]:
+    """Return the relevant content of a tokenizer.json, independent of the version that wrote it."""
     content = _read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ArtifactError(f"{shown(file)} has no model section; copy the model's tokenizer files again.")
     sections = {name: content.get(name) for name in _TOKENIZER_SECTIONS}
-    # Newer writers spell out options that older ones leave away.
+    # Newer versions write options that older ones omit.
     model = {key: value for key, value in content["model"].items() if value not in (None, False, "")}
     if isinstance(model.get("merges"), list):
         # "a b" in old files, ["a", "b"] in new ones.

@@ -1,4 +1,4 @@
-"""From a name to files: where profiles, predictors and plans lie, and which plan fits this machine."""
+"""Locate profiles, predictors and plans by name, and find the plan of this machine."""
 
 import re
 from collections.abc import Sequence
@@ -19,40 +19,40 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """A plan on disk. Its file is read only when its content is asked for: listing many plans stays quick."""
+    """A plan on disk. Its file is read on demand, so listing many plans is fast."""
 
     name: str
-    slug: str
+    slug: str  # ``Machine.slug`` of its machine
     path: Path
 
     @property
     def machine(self) -> Machine | None:
-        """The machine the plan was made on, read from the file; None where the file is damaged or does not say."""
+        """The machine on which the plan was calibrated, read from the file; None if it is damaged."""
         return _machine_of(self.path)
 
     def mentions(self, text: str) -> bool:
-        """Whether the file contains ``text``: a quick check before it is parsed. False where it cannot be read."""
+        """Return whether the file contains ``text``, as a fast check before parsing; False if it cannot be read."""
         try:
             return text.encode() in self.path.read_bytes()
         except OSError:
             return False
 
     def fits(self, machine: Machine) -> bool:
-        """Whether the plan was made on a machine with the same timings."""
+        """Return whether the plan was calibrated on a machine with the same fingerprint as ``machine``."""
         return self.slug == machine.slug or self.slug.endswith(f"-{machine.fingerprint}")
 
     def describe(self) -> str:
-        """Return one line for a person: the machine and the path."""
+        """Return a one-line description with machine and path."""
         machine = self.machine
         return f"{self.name} for {self.slug if machine is None else machine.describe()} [{shown(self.path)}]"
 
 
 def validate_name(name: str) -> str:
-    """Return ``name`` if it may name artefacts.
+    """Return ``name`` if it is a valid name of artefacts.
 
     Raises:
-        ArtifactError: It has other characters than letters, digits, dot, underscore and hyphen, starts with a dot, or
-            is longer than file systems take with what is added to it.
+        ArtifactError: if it has characters other than letters, digits, dot, underscore and hyphen, starts with a dot,
+            or has more than 128 characters.
     """
     if len(name) > _LONGEST_NAME:
         raise ArtifactError(f"'{name}' cannot name a plan; use at most {_LONGEST_NAME} characters.")
@@ -64,10 +64,10 @@ def validate_name(name: str) -> str:
 
 
 def search_roots(explicit: Path | None = None) -> list[Path]:
-    """Return the roots to search, first one first.
+    """Return the root folders of artefacts, in order of precedence.
 
-    ``explicit``; the working directory and the checkout, each if it has a ``plans`` folder; the user's cache. Reading
-    goes through all of them, writing goes to the first.
+    These are ``explicit``; the working directory and the source checkout, each if it has a ``plans`` folder; the user's
+    cache. All are searched when reading; the first is written.
     """
     roots = [] if explicit is None else [expanded(explicit)]
     roots += [root for root in (Path.cwd(), _PACKAGE_ROOT) if (root / "plans").is_dir() and not _is_installed(root)]
@@ -91,14 +91,14 @@ def plan_path(root: Path, name: str, machine: Machine) -> Path:
 
 
 def root_of(plan: Path) -> Path:
-    """Return the root in which the file ``plan`` lies, as ``plan_path`` has it."""
+    """Return the root folder of the plan file ``plan``, the inverse of ``plan_path``."""
     return plan.parent.parent.parent
 
 
 def profile_beside(plan: Path, predictor: Path) -> Path:
-    """Return the folder of what was measured for the plan in the file ``plan``, whose ``predictor`` lies there.
+    """Return the profile folder of the plan file ``plan``, whose predictor is in the folder ``predictor``.
 
-    A plan that a search has saved under another name has no profile of that name: the predictor's is its own.
+    A plan that a search saved under another name has no profile of that name; the predictor's profile is used then.
     """
     profiles = root_of(plan) / "profiles"
     own = profiles / plan.parent.name / plan.stem
@@ -106,9 +106,9 @@ def profile_beside(plan: Path, predictor: Path) -> Path:
 
 
 def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> list[PlanEntry]:
-    """Return the plans there are, of one name or of all, by root, name and slug; an earlier root hides a later one.
+    """Return all plans, or those of one name, sorted by root, name and slug; an earlier root hides a later one.
 
-    Files are found, not read: a damaged plan is listed too. A root that may not be looked into has none.
+    Files are not read, so damaged plans are listed too. Roots without read permission are skipped.
     """
     pattern = "*" if name is None else validate_name(name)
     entries: dict[tuple[str, str], PlanEntry] = {}
@@ -123,20 +123,20 @@ def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> 
 def _files(folder: Path, pattern: str) -> list[Path]:
     try:
         return sorted(folder.glob(pattern))
-    except PermissionError:  # somebody else's: what is in other roots does all the same
+    except PermissionError:  # a root of another user; other roots are still searched
         return []
 
 
 def resolve_plan(
     name_or_path: str | Path, machine: Machine, roots: Sequence[Path] | None = None, force: bool = False
 ) -> Path:
-    """Return the plan file that ``name_or_path`` means on ``machine``, as a whole path: other files lie beside it.
+    """Return the absolute path of the plan ``name_or_path`` for ``machine``.
 
-    An existing file is taken as given. A name means the plan of this machine; with ``force``, where there is none,
-    the only plan of that name.
+    An existing file is returned as given. A name is resolved to the plan calibrated on ``machine``; with ``force``, if
+    there is none, to the only plan of that name.
 
     Raises:
-        ArtifactError: Nothing fits; the message lists the plans there are and says how to calibrate or to force one.
+        ArtifactError: if there is none; the message lists the existing plans and how to calibrate or force one.
     """
     path = expanded(name_or_path)
     if path.is_file():
@@ -168,7 +168,7 @@ def _nothing_fits(name: str, machine: Machine, entries: Sequence[PlanEntry], roo
 
 
 def _machine_of(path: Path) -> Machine | None:
-    """Return the ``machine`` of a plan's payload, or None where the file is damaged: listing must not fail on one."""
+    """Return the ``machine`` of a plan file, or None if it is damaged, so that listing plans does not fail."""
     try:
         content = parse_yaml(path.read_bytes())
         return parse_dataclass(Machine, content["machine"], shown(path))
@@ -177,5 +177,5 @@ def _machine_of(path: Path) -> Machine | None:
 
 
 def _is_installed(root: Path) -> bool:
-    """Whether ``root`` is a folder of installed packages, where ``plans`` would be somebody's package."""
+    """Return whether ``root`` is a folder of installed packages, in which ``plans`` would be another package."""
     return root.name in ("site-packages", "dist-packages")

@@ -1,4 +1,4 @@
-"""Values computed from a file, kept in the user's cache until the file changes."""
+"""Cache values computed from a file, until the file changes."""
 
 import hashlib
 import json
@@ -12,14 +12,14 @@ from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.plain import parse_json
 from yggdrasil.errors import ArtifactError
 
-_known: dict[tuple[str, str], tuple[list[int], Any]] = {}  # what this process read: states and values by file and name
+_known: dict[tuple[str, str], tuple[list[int], Any]] = {}  # (file, name) -> file's state and value, for this process
 
 
 def noted(path: Path, name: str, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, a JSON value computed from the file ``path``, or the value kept from an earlier call.
+    """Return ``make()``, a JSON value computed from the file ``path``, or the value cached by an earlier call.
 
-    ``name`` identifies the value and has to change with the code that computes it. A kept value is used only while the
-    file's size, times, inode and device are the same. If the cache cannot be written, the value is computed again.
+    ``name`` identifies the value and must change with the code that computes it. A cached value is used only while the
+    file's size, times, inode and device are the same. If the cache cannot be written, every process computes it.
     """
     path = path.absolute()
     stat = path.stat()

@@ -27,7 +27,7 @@ _WORDS: dict[object, str] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value stands: the file, and the dotted key inside it."""
+    """Position of a value for messages: the file, and the dotted key in it."""
 
     where: str
     key: str = ""
@@ -46,15 +46,14 @@ class _Place:
 def parse_dataclass(cls: type[T], mapping: object, where: str) -> T:
     """Build the dataclass ``cls`` from a plain mapping, strictly.
 
-    Field types may be int, float (a whole number is taken too), str, bool, None, Path, Literal, list, tuple, dict,
-    unions, nested dataclasses and Any. Fields with a default may be absent. A union takes the first alternative that
-    fits.
-    ``where`` names the source in messages, usually the file.
+    Field types may be int, float (an int is converted), str, bool, None, Path, Literal, list, tuple, dict, unions,
+    nested dataclasses and Any. Fields with a default may be missing. Of a union, the first matching alternative is
+    used. ``where`` is the source in error messages, usually the file.
 
     Raises:
-        ArtifactError: An unknown key, a missing key, a wrong type, or a value that ``cls`` itself refuses with
-            ValueError; the sentence names ``where``, the dotted key and close matches.
-        TypeError: ``cls`` is not a dataclass or has a field type outside the list above.
+        ArtifactError: if a key is unknown or missing, a value has a wrong type, or ``cls`` raises ValueError; the
+            message has ``where``, the dotted key and close matches.
+        TypeError: if ``cls`` is not a dataclass, or has a field type other than the above.
     """
     return cast("T", _parse_fields(cls, mapping, _Place(where)))
 
@@ -85,7 +84,7 @@ def _check_keys(
 ) -> None:
     for key in mapping:
         if key not in fields:
-            # A misspelt key is most likely meant for one that is not given.
+            # A misspelt key is most likely one of the missing keys.
             absent = [name for name in fields if name not in mapping]
             hint = close_match(str(key), absent) or close_match(str(key), fields)
             raise ArtifactError(f"{place.where}: unknown key '{place.child(key).key}'{hint}; remove or rename it.")
@@ -161,7 +160,7 @@ def _convert_literal(args: tuple[Any, ...], value: object, place: _Place) -> obj
 
 
 def _convert_union(args: tuple[Any, ...], value: object, place: _Place) -> object:
-    # An exact type wins over a conversion, so that ``float | int`` keeps a whole number whole.
+    # An exact type takes precedence over a conversion, so that ``float | int`` does not convert an int.
     if type(value) in args and type(value) in _WORDS:
         return value
     choices = [hint for hint in args if hint is not type(None)]

@@ -1,4 +1,4 @@
-"""Values in plain form, the YAML text of them, and what a text of somebody else's holds."""
+"""Convert values to plain containers, write them as YAML, and parse YAML and JSON from untrusted files safely."""
 
 import dataclasses
 import json
@@ -10,12 +10,12 @@ import yaml
 
 from yggdrasil.errors import first_line
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, a tenth of the time, where PyYAML has it
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is 10x faster, if PyYAML was built with it
 _MOST_DEPTH = 100
 
 
 class _ReadableDumper(yaml.SafeDumper):
-    """A SafeDumper that keeps a list of plain values on one line, so that tables stay readable."""
+    """A SafeDumper that writes lists of plain values on one line, so that tables are readable."""
 
     def represent_sequence(
         self, tag: str, sequence: Iterable[Any], flow_style: bool | None = None
@@ -25,7 +25,7 @@ class _ReadableDumper(yaml.SafeDumper):
         return super().represent_sequence(tag, items, flow_style=is_flat if flow_style is None else flow_style)
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        # NOTE: in other quotes PyYAML leaves U+0085 and its like unescaped, and a reader takes them for line ends.
+        # NOTE: except in double quotes, PyYAML leaves U+0085 and similar unescaped, which readers take for line ends.
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
 
@@ -40,10 +40,10 @@ def yaml_text(content: Mapping[str, object]) -> str:
 
 
 def parse_yaml(text: bytes | str) -> Any:
-    """Return what YAML holds, in plain form.
+    """Parse YAML and return its content as plain containers.
 
     Raises:
-        ValueError: It is none, is nested too deep, or says one thing in several places, which nothing of ours does.
+        ValueError: if it is not valid, is nested too deep, or has aliases, which files of ours do not have.
     """
     try:
         _refuse_unusual(text)
@@ -53,7 +53,7 @@ def parse_yaml(text: bytes | str) -> Any:
 
 
 def _refuse_unusual(text: bytes | str) -> None:
-    """Refuse aliases, a few lines of which may stand for more than memory holds, and nesting that fills a stack."""
+    """Raise YAMLError for aliases, which can expand to more than memory holds, and for nesting that is too deep."""
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.AliasEvent):
@@ -64,7 +64,7 @@ def _refuse_unusual(text: bytes | str) -> None:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Return what JSON holds; ValueError for what is none, and for what is nested too deep."""
+    """Parse JSON. Raises ValueError if it is not valid or nested too deep."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -72,10 +72,10 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def to_plain(value: object) -> Any:
-    """Return ``value`` built only of dict, list, str, int, float, bool and None, in fresh containers.
+    """Convert ``value`` to new containers of dict, list, str, int, float, bool and None.
 
     Raises:
-        TypeError: A value has no plain form, or a mapping has a key that is neither text nor a whole number.
+        TypeError: if a value has no plain form, or a mapping has a key that is neither str nor int.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value

@@ -1,4 +1,4 @@
-"""What a name on the command line means: a plan or a model. Names that mean neither are refused with the reason."""
+"""Tell whether a name on the command line is a plan or a model, and report names that are neither."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,14 +11,14 @@ from yggdrasil.errors import ArtifactError, YggdrasilError
 _PLAN_SUFFIXES = (".yaml", ".yml")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _PLAN_START = b"kind: plan"
-_MOST = 8  # names that a sentence lists
+_MOST = 8  # names that a message lists
 
 
 def is_plan(given: str | Path) -> bool:
-    """Whether ``given`` names a plan; else it names a model: a folder, a .gguf file or a hub id.
+    """Return whether ``given`` is a plan; otherwise it is a model: a folder, a .gguf file or a hub id.
 
     Raises:
-        YggdrasilError: it is a file that is neither, or there is nothing of that name.
+        YggdrasilError: if it is a file that is neither, or does not exist.
     """
     path, text = expanded(given), str(given)
     if path.is_file():
@@ -27,7 +27,7 @@ def is_plan(given: str | Path) -> bool:
         raise YggdrasilError(f"there is no plan file {text}; {_there_is(path)}")
     if path.suffix.lower() == ".gguf":
         raise YggdrasilError(f"there is no file {text}; {_there_is(path)}")
-    if path.name != text:  # a path, or a hub id, which the hub knows
+    if path.name != text:  # a path or a hub id
         if not path.exists() and (path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1):
             raise YggdrasilError(f"there is no folder or file {text}; {_there_is(path)}")
         return False
@@ -57,12 +57,12 @@ def _is_plan_file(path: Path, text: str) -> bool:
 def _has_plan(name: str) -> bool:
     try:
         return bool(list_plans(name))
-    except ArtifactError:  # nothing that a plan may be called
+    except ArtifactError:  # not a valid name of a plan
         return False
 
 
 def _there_is(path: Path) -> str:
-    """The names that could be meant: model files in the same folder, and plans."""
+    """List the names that could be meant: model files in the same folder, and plans."""
     folder = path.parent
     files = sorted(file.name for file in folder.glob("*.gguf")) if folder.is_dir() else []
     plans = sorted({entry.name for entry in list_plans()})

@@ -1,7 +1,7 @@
-"""Schema-versioned artefacts on disk: YAML, CSV and safetensors, each with a kind, a schema version and a checksum.
+"""Read and write artefacts: YAML, CSV and safetensors files with a kind, a schema version and a checksum.
 
-Writing is atomic. Reading refuses, with one sentence that names the file and the mend, what is missing, damaged, of
-another kind or of another schema. Nothing here ever unpickles.
+Writing is atomic. Reading raises ArtifactError for files that are missing, damaged, or of another kind or schema
+version. No pickle is used.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _HEADER_KEYS = ("kind", "schema_version", "checksum")
 _CSV_HEADER = re.compile(
     r"# yggdrasil kind=(?P<kind>\S+) schema_version=(?P<schema_version>\d+) checksum=(?P<checksum>\S+)"
 )
-# Columns of our tables that hold text; every other one that is asked for holds numbers.
+# Columns with text; all other requested columns must be numeric.
 _TEXT_COLUMNS = frozenset(
     ("backend", "bonus", "model", "plan", "reads", "role", "schedule", "scorer", "shape", "stage", "step",
      "text", "variant")
@@ -36,15 +36,15 @@ _MAKE_AGAIN = "run `yggdrasil calibrate` again"
 
 
 def write_yaml(path: Path, kind: str, version: int, payload: Mapping[str, object]) -> None:
-    """Write ``payload`` atomically, headed by its kind, schema version and checksum.
+    """Write ``payload`` atomically as YAML, with its kind, schema version and checksum first.
 
-    Tuples become lists, dataclasses mappings, paths text, numpy scalars plain numbers; floats keep every digit in
-    their shortest form. Comments and the order of keys are not part of the checksum.
+    Values are converted by ``to_plain``; floats are written exactly. The checksum is independent of comments and the
+    order of keys.
 
     Raises:
-        ArtifactError: The file cannot be written.
-        TypeError: A value has no plain form.
-        ValueError: ``payload`` uses a header key (kind, schema_version, checksum).
+        ArtifactError: if the file cannot be written.
+        TypeError: if a value has no plain form.
+        ValueError: if ``payload`` has a header key (kind, schema_version, checksum).
     """
     plain = to_plain(payload)
     assert isinstance(plain, dict), f"{type(plain) = }"
@@ -56,10 +56,10 @@ def write_yaml(path: Path, kind: str, version: int, payload: Mapping[str, object
 
 
 def read_yaml(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """Return the payload that :func:`write_yaml` stored.
+    """Return the payload that :func:`write_yaml` wrote.
 
     Raises:
-        ArtifactError: The file is missing, not YAML, of another kind or schema version, edited or truncated.
+        ArtifactError: if the file is missing, not YAML, of another kind or schema version, edited or truncated.
     """
     try:
         content = parse_yaml(_read_bytes(path))
@@ -82,7 +82,7 @@ def _checksum(payload: object) -> str:
 
 
 def _canonical(value: object) -> object:
-    """Tag keys with their type, so that the mappings ``{1: x}`` and ``{"1": x}`` differ in JSON too."""
+    """Prefix keys with their type, so that ``{1: x}`` and ``{"1": x}`` have different checksums."""
     if isinstance(value, dict):
         return {f"{type(key).__name__}:{key}": _canonical(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -94,12 +94,12 @@ def _canonical(value: object) -> object:
 
 
 def write_csv(path: Path, kind: str, version: int, frame: "pd.DataFrame") -> None:
-    """Write the columns of ``frame`` (not its index) atomically, under one comment line that carries the header.
+    """Write the columns of ``frame`` (not its index) atomically, after a comment line with the header.
 
-    Floats keep every digit. An empty text is read back as missing.
+    Floats are written exactly. An empty text is read back as missing.
 
     Raises:
-        ArtifactError: The file cannot be written.
+        ArtifactError: if the file cannot be written.
     """
     body = frame.to_csv(index=False, lineterminator="\n").encode()
     head = f"# yggdrasil kind={kind} schema_version={version} checksum={_digest(body)}\n"
@@ -107,17 +107,17 @@ def write_csv(path: Path, kind: str, version: int, frame: "pd.DataFrame") -> Non
 
 
 def read_csv(path: Path, kind: str, version: int, columns: Sequence[str] = ()) -> "pd.DataFrame":
-    """Return the frame that :func:`write_csv` stored; each of ``columns`` must be there and hold what it should.
+    """Return the frame that :func:`write_csv` wrote; checks that it has ``columns`` with text or numbers as expected.
 
     Raises:
-        ArtifactError: The file is missing, of another kind or schema version, edited, truncated, lacks a column, or
-            holds text among numbers.
+        ArtifactError: if the file is missing, of another kind or schema version, edited or truncated, lacks a column,
+            or has text in a numeric column.
     """
     import io
 
     import pandas as pd
 
-    # A checkout may have rewritten the line ends.
+    # Git may have converted line ends.
     head, _, body = _read_bytes(path).replace(b"\r\n", b"\n").partition(b"\n")
     match = _CSV_HEADER.fullmatch(head.decode(errors="replace"))
     if match is None:
@@ -145,7 +145,7 @@ def read_csv(path: Path, kind: str, version: int, columns: Sequence[str] = ()) -
 
 
 def _exact_floats(pandas_version: str) -> dict[str, Any]:
-    """Return the option that makes pandas read floats to the last digit; from 3.1 on it always does."""
+    """Return the option with which pandas reads floats exactly; from pandas 3.1 on that is the default."""
     major, minor = pandas_version.split(".")[:2]
     return {} if (int(major), int(minor)) >= (3, 1) else {"float_precision": "round_trip"}
 
@@ -154,11 +154,11 @@ def _exact_floats(pandas_version: str) -> dict[str, Any]:
 
 
 def write_tensors(path: Path, kind: str, version: int, tensors: Mapping[str, Any]) -> None:
-    """Write numpy arrays or torch tensors atomically as safetensors; the header goes into the file's metadata.
+    """Write numpy arrays or torch tensors atomically as safetensors, with the header in the file's metadata.
 
     Raises:
-        ArtifactError: The file cannot be written.
-        TypeError: A tensor has a type that numpy lacks (bfloat16); convert it first.
+        ArtifactError: if the file cannot be written.
+        TypeError: if a tensor has a dtype that numpy lacks, such as bfloat16.
     """
     import safetensors.numpy
 
@@ -168,10 +168,10 @@ def write_tensors(path: Path, kind: str, version: int, tensors: Mapping[str, Any
 
 
 def read_tensors(path: Path, kind: str, version: int) -> "dict[str, np.ndarray[Any, Any]]":
-    """Return the arrays that :func:`write_tensors` stored.
+    """Return the arrays that :func:`write_tensors` wrote, by name.
 
     Raises:
-        ArtifactError: The file is missing, not safetensors, of another kind or schema version, edited or truncated.
+        ArtifactError: if the file is missing, not safetensors, of another kind or schema version, edited or truncated.
     """
     import safetensors
     import safetensors.numpy
@@ -195,7 +195,7 @@ def _as_array(value: Any) -> "np.ndarray[Any, Any]":
 
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
-    return np.asarray(value, order="C")  # safetensors writes the buffer as it lies
+    return np.asarray(value, order="C")  # safetensors writes the buffer without regard to strides
 
 
 def _tensor_metadata(data: bytes) -> dict[str, str]:
@@ -212,7 +212,7 @@ def _tensor_checksum(arrays: "Mapping[str, np.ndarray[Any, Any]]") -> str:
     return f"sha256:{hasher.hexdigest()[:16]}"
 
 
-# --- what the three share -----------------------------------------------------------------------------------------
+# --- common to all formats ----------------------------------------------------------------------------------------
 
 
 def _digest(data: bytes) -> str:
@@ -230,7 +230,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _check_header(path: Path, header: Mapping[str, object], kind: str, version: int) -> None:
-    """Refuse another kind or another schema version; a header that lacks a part is not ours."""
+    """Raise ArtifactError if the header is incomplete, or of another kind or schema version."""
     found_kind, found_version = header.get("kind"), header.get("schema_version")
     if not isinstance(found_kind, str) or type(found_version) is not int or not header.get("checksum"):
         raise _not_ours(path, kind)

@@ -1,4 +1,4 @@
-"""Whether a model has a chat template, by its files alone: no tokenizer is opened."""
+"""Find out whether a model has a chat template from its files, without opening the tokenizer."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -11,10 +11,10 @@ _FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_template
 
 
 def lacks_chat_template(path: Path) -> bool:
-    """Whether the folder or GGUF file ``path`` has no chat template; False where that cannot be told.
+    """Return whether the folder or GGUF file ``path`` certainly has no chat template; False if unknown.
 
     Raises:
-        ArtifactError: a GGUF file that is damaged.
+        ArtifactError: if a GGUF file is damaged.
     """
     if is_gguf(path):
         return not any(name.startswith(_FACT) for name in read_gguf_layout(path).facts)

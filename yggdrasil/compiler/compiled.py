@@ -1,17 +1,17 @@
-"""What every way of running steps shares: the backends' names, the type of a step, and the time spent on building."""
+"""Definitions common to all backends: their names, the type of a step, and the time spent on building steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-# "native": steps made from the configuration where its family is covered, else those of "inductor"; "uncompiled": else
-# those of "eager", which are there at once.
+# "native": native steps if they cover the model's family, else "inductor". "uncompiled": native steps, else "eager",
+# which needs no compilation. "cudagraph": steps recorded as CUDA graphs.
 Backend = Literal["native", "uncompiled", "inductor", "eager", "cudagraph"]
-Step: TypeAlias = Callable[[], Sequence[Tensor]]  # over tensors fixed at construction: only their values change
+Step: TypeAlias = Callable[[], Sequence[Tensor]]  # reads and writes tensors that are fixed when it is built
 
 
 class BuildClock:
-    """Nanoseconds spent on making steps ready, in all; so that a first use is not taken for a slow step."""
+    """Total nanoseconds spent on building steps, to be subtracted when a first use is timed."""
 
     ns = 0

@@ -1,8 +1,8 @@
-"""Steps compiled by TorchInductor in this process: a graph for the step, one for each distinct layer.
+"""Compile steps with TorchInductor in this process: one graph for the step, and one for each distinct layer.
 
-No Dynamo: graphs are traced once over fixed shapes and have no guards, so nothing is ever compiled a second time.
-TorchInductor keeps what it makes on disk, and a later process finds it there: of a CPU in our cache folder, of a GPU in
-files by card and versions, from which it is put where TorchInductor looks.
+Dynamo is not used: graphs are traced once with fixed shapes and without guards, so nothing is recompiled. Compiled
+code is cached on disk for later processes: for CPUs in our cache folder, for GPUs in one folder per card and versions,
+from which it is loaded into TorchInductor's cache.
 """
 
 import hashlib
@@ -26,30 +26,30 @@ from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.errors import YggdrasilError, first_line
 
-Compiler = Callable[["Any", list[Tensor]], Callable[..., Sequence[Tensor]]]  # (graph, fake inputs) -> what runs
+Compiler = Callable[["Any", list[Tensor]], Callable[..., Sequence[Tensor]]]  # (graph, fake inputs) -> compiled code
 _OPTIONS: dict[str, Any] = {
-    # Round to the model's dtype after every operator, as eager does. Else rounding follows fusion, fusion follows the
-    # width, and a plain step and a verified row differ in their last bits.
+    # Round to the model's dtype after every operator, as eager mode does. Otherwise rounding depends on fusion, which
+    # depends on the width, and plain steps and verified rows differ in their last bits.
     "emulate_precision_casts": True,
-    "triton.cudagraphs": False,  # we capture ourselves
+    "triton.cudagraphs": False,  # ``runtime.graphs`` records CUDA graphs
 }
 _CPU_OPTIONS: dict[str, Any] = {
     **_OPTIONS,
-    "cpp.threads": 1,  # pointwise work of a few rows: a second thread costs more than it saves, and would change sums
-    # Sums of a few numbers, as of the weights of a row's experts, would be unrolled for several rows and not for one.
+    "cpp.threads": 1,  # for pointwise work on a few rows, more threads are slower, and change the order of sums
+    # Small sums, as over the weights of a row's experts, would be unrolled for several rows but not for one.
     "unroll_reductions_threshold": 1,
-    "cpp.use_two_step_variance_threshold": 0,  # variances of one row are always summed in one pass
+    "cpp.use_two_step_variance_threshold": 0,  # compute variances in one pass at every width
 }
 _FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-_USERS_FOLDER = os.environ.get(_FOLDER_VARIABLE)  # before TorchInductor is imported, which sets it
+_USERS_FOLDER = os.environ.get(_FOLDER_VARIABLE)  # read before importing TorchInductor, which sets the variable
 _LIBRARY = re.compile(r"/\S+\.so\b")
-# Wide rows of a GPU: their time is in matrix products, which the compiler does not change. On a CPU a row has the same
-# bits in every step, so all are compiled.
+# Not compiled on a GPU: the time of wide steps is in matrix products, which the compiler does not change. On a CPU all
+# steps are compiled, so that a row has the same bits in all of them.
 _UNCOMPILED_ON_GPU = ("prefill",)
 
 
 def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, Any] = _OPTIONS) -> Callable[..., Any]:
-    """TorchInductor's code for ``graph``, from its caches where it is there."""
+    """Compile ``graph`` with TorchInductor, or load the code from its caches; ``inputs`` are fake tensors."""
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx
 
@@ -62,7 +62,7 @@ def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, 
 
 
 def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """TorchInductor's code for ``graph`` on a CPU, kept in our cache folder unless the user names another."""
+    """Compile ``graph`` for a CPU. Code is cached in our folder unless the user sets TORCHINDUCTOR_CACHE_DIR."""
     if _USERS_FOLDER is None:
         os.environ[_FOLDER_VARIABLE] = str(cache_root() / "steps")
     try:
@@ -72,12 +72,12 @@ def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
         library = None if found is None else Path(found[0])
         if library is None or not library.is_relative_to(os.environ[_FOLDER_VARIABLE]) or not library.exists():
             raise
-        library.unlink()  # half of it: a process was killed while it was written
+        library.unlink()  # incomplete: a process was killed while writing it
         return compile_by_inductor(graph, inputs, _CPU_OPTIONS)
 
 
 def interpret(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """The traced graph as it is, operator by operator: the stand-in for a compiler, on any device."""
+    """Return the traced graph itself, which runs operator by operator; replaces a compiler on any device."""
     run: Callable[..., Any] = graph
     return run
 
@@ -89,7 +89,7 @@ _run_steps: "ContextVar[list[InProcessStep]]" = ContextVar("_run_steps")
 
 @contextmanager
 def compiling_by(compiler: Compiler | None) -> Iterator[None]:
-    """Compile steps that are made inside by ``compiler``, or not at all; else TorchInductor compiles them."""
+    """Context manager: steps created in the block are compiled by ``compiler`` (None: not compiled)."""
     before = _compiler.set(compiler)
     try:
         yield
@@ -99,7 +99,7 @@ def compiling_by(compiler: Compiler | None) -> Iterator[None]:
 
 @contextmanager
 def noting_steps() -> "Iterator[list[InProcessStep]]":
-    """Yield a list of the steps that run inside, in order."""
+    """Context manager: yield a list to which the steps that run in the block are appended, in order."""
     steps: list[InProcessStep] = []
     before = _run_steps.set(steps)
     try:
@@ -109,13 +109,16 @@ def noting_steps() -> "Iterator[list[InProcessStep]]":
 
 
 class InProcessStep:
-    """A step compiled when first called or ``prepare``d; run operator by operator where that fails.
+    """A step that is compiled by ``prepare`` or its first call, and runs operator by operator if that fails.
 
-    On a GPU a capture follows either way, so what the compiler adds there is fused kernels, not fewer launches.
+    On a GPU, steps are recorded as CUDA graphs in either case: compiling fuses kernels but saves no launches.
 
     Args:
-        is_captured: the step is part of a capture. On a CPU, where a capture is the work itself and only tests make
-            one, it is not compiled unless ``compiling_by`` names a compiler.
+        module: computes the step as ``module(*inputs)``.
+        inputs: fixed tensors; only their values change.
+        step, width: name and width of the step, for messages.
+        is_captured: the step is part of a capture. On a CPU, where only tests make captures, such a step is not
+            compiled unless ``compiling_by`` sets a compiler.
     """
 
     def __init__(
@@ -146,7 +149,7 @@ class InProcessStep:
         return self._run()
 
     def prepare(self) -> None:
-        """Compile now. Where that fails, print one sentence and run the step operator by operator."""
+        """Compile the step. If that fails, print a warning and run it operator by operator from then on."""
         if self._run is not None:
             return
         start = perf_counter_ns()
@@ -165,7 +168,7 @@ class InProcessStep:
             BuildClock.ns += elapsed
 
     def give_way(self, error: BaseException) -> bool:
-        """Run operator by operator from now on, because of ``error``; False where it does so already."""
+        """Run operator by operator from now on, because of ``error``; return False if the step already does."""
         if self._run is not None and not self.is_compiled:
             return False
         _say(f"the step {self.name} runs uncompiled and so slower ({type(error).__name__}: {first_line(error)[:200]})")
@@ -178,7 +181,7 @@ class InProcessStep:
         return outputs
 
     def _compiled(self, compiler: Compiler) -> Callable[[], Sequence[Tensor]]:
-        from yggdrasil.compiler.layer_calls import layer_runs, running, trace_step  # imports the tracer, a second
+        from yggdrasil.compiler.layer_calls import layer_runs, running, trace_step  # imports PyTorch's tracer: 1 s
 
         flat = pytree.tree_leaves(list(self._inputs))
         with getattr(self._module, "tracing", nullcontext)():
@@ -202,7 +205,7 @@ _graphs: dict[tuple[Compiler, str], Callable[..., Sequence[Tensor]]] = {}
 
 
 def _compiled_once(traced: Any, compiler: Compiler) -> Callable[..., Sequence[Tensor]]:
-    """Compile ``traced``, or return the code of an equal graph that this process has compiled."""
+    """Compile ``traced``, or return the code of an equal graph that this process has already compiled."""
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -219,7 +222,7 @@ def _compiled_once(traced: Any, compiler: Compiler) -> Callable[..., Sequence[Te
 
 
 def kept_code_folder() -> Path:
-    """Where TorchInductor's code for this card and these versions is kept, a file for each set of steps."""
+    """Return the cache folder of compiled code for this GPU and these versions; one file per set of steps."""
     from torch.utils._triton import get_triton_version
 
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -229,7 +232,7 @@ def kept_code_folder() -> Path:
 
 @cache
 def load_kept_code() -> int:
-    """Put kept code where TorchInductor looks for it, once a process; returns how many files there were."""
+    """Load cached code into TorchInductor's cache, once per process; return the number of files."""
     try:
         paths = sorted(kept_code_folder().glob("*.bin"))
     except (OSError, ImportError):
@@ -238,14 +241,14 @@ def load_kept_code() -> int:
     for path in paths:
         try:
             loaded += torch.compiler.load_cache_artifacts(path.read_bytes()) is not None
-        except Exception as error:  # noqa: BLE001 - PyTorch's own format: whatever is wrong with it, it is made again
+        except Exception as error:  # noqa: BLE001 - PyTorch's format: on any error, the code is compiled again
             _say(f"{path} cannot be read and is compiled again ({first_line(error)[:200]})")
             path.unlink(missing_ok=True)
     return loaded
 
 
 def keep_code() -> Path | None:
-    """Write the code of all steps of this process to a file, if any of it was compiled here; else None."""
+    """Write the compiled code of this process to the cache and return the file; None if all came from the cache."""
     from torch._dynamo.utils import counters
 
     if not counters["inductor"]["fxgraph_cache_miss"]:

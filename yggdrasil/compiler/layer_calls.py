@@ -1,8 +1,8 @@
-"""Decoder layers as calls inside a traced step: each distinct layer is traced once, and called for all like it.
+"""Trace steps with decoder layers as calls, so that each distinct layer is traced and compiled once.
 
-A step is traced with ``torch.ops.yggdrasil.run_layer`` in the place of every decoder layer, so tracing and compiling it
-take the same time at any depth. The layers themselves are traced over tensors that are inputs: weights, cache and
-whatever the model hands to them. Layers that trace to the same graph share one compiled graph.
+A step is traced with the operator ``torch.ops.yggdrasil.run_layer`` in place of every decoder layer, so tracing and
+compiling take the same time for any number of layers. Layers are traced with weights, caches and arguments as inputs;
+layers with equal traces share one compiled graph.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,36 +21,36 @@ from torch.utils import _pytree as pytree
 
 import yggdrasil.native  # noqa: F401  (defines the operators' namespace)
 
-Graph = Callable[..., Sequence[Tensor]]  # a graph over flat tensors, compiled or not
-LayerRun = Callable[[Sequence[Tensor]], Tensor]  # one layer over the tensors that the model hands to it
+Graph = Callable[..., Sequence[Tensor]]  # a graph over a flat list of tensors, compiled or not
+LayerRun = Callable[[Sequence[Tensor]], Tensor]  # one layer as a function of the tensors that the model passes to it
 _running: ContextVar[Sequence[LayerRun]] = ContextVar("_running")
 
 
 @runtime_checkable
 class LayerCache(Protocol):
-    """The cache object that a model hands to its layers."""
+    """The cache object that a model passes to its layers."""
 
     def own_tensors(self, layer: int) -> list[Tensor]:
-        """Inputs of the step that this layer alone reads and writes: its keys and values."""
+        """Return the inputs of the step that only this layer reads and writes: keys, values and states."""
 
     def shared_tensors(self) -> list[Tensor]:
-        """What the step computes for all layers."""
+        """Return the tensors common to all layers."""
 
     def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> Any:
-        """A cache of the same kind that holds the tensors of this one layer."""
+        """Return a cache of the same kind with the tensors of this layer only."""
 
     def note_call(self, layer: int) -> None:
-        """The layer is called with it."""
+        """Record that ``layer`` was called with this cache."""
 
 
 class Shape(NamedTuple):
-    """A tensor as far as a graph depends on it."""
+    """The properties of a tensor on which a graph depends."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    offset: int  # of its memory, in elements, as far as alignment goes
+    offset: int  # storage offset in elements, modulo 16 bytes, which determines alignment
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Shape":
@@ -58,39 +58,39 @@ class Shape(NamedTuple):
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, offset)
 
     def fake(self) -> Tensor:
-        """A tensor like it, under a fake mode."""
+        """Return a tensor with these properties; call it under a fake tensor mode."""
         extent = 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
         memory = torch.empty(self.offset + max(extent, 1), dtype=self.dtype, device=self.device)
         return memory.as_strided(self.size, self.stride, self.offset)
 
 
 class Call(NamedTuple):
-    """How a model calls one of its layers."""
+    """The arguments with which a model calls one of its layers."""
 
     layer: int
     spec: pytree.TreeSpec  # of (args, kwargs)
-    leaves: tuple[object, ...]  # a ``Shape`` in the place of each tensor
+    leaves: tuple[object, ...]  # flattened arguments, with a ``Shape`` for each tensor
     cache: LayerCache | None
-    own: list[Tensor]  # the cache's tensors of this layer, as the trace saw them
-    shared: list[Shape]  # the cache's tensors of all layers, which follow those of the leaves
+    own: list[Tensor]  # the cache's tensors of this layer, fake tensors of the trace
+    shared: list[Shape]  # the cache's tensors of all layers, inputs after those of the leaves
 
     @property
     def alike(self) -> object:
-        """What has to be equal for two layers to share a graph, their own structure aside."""
+        """Key that must be equal for two layers to share a graph, in addition to their structure."""
         others = tuple(leaf for leaf in self.leaves if not isinstance(leaf, LayerCache))
         return str(self.spec), others, tuple(self.shared)
 
 
 class Traced(NamedTuple):
-    """A graph over flat tensors, of which it takes those numbered ``used``."""
+    """A traced graph. Its inputs are those of the traced function with the indices ``used``."""
 
     graph: GraphModule
-    shapes: list[Shape]  # of the inputs that it takes
+    shapes: list[Shape]  # of the used inputs
     used: list[int]
 
 
 def trace(function: Callable[..., Sequence[Tensor]], shapes: Sequence[Shape]) -> Traced:
-    """``function`` over tensors of ``shapes`` as a graph of ATen operators, without inputs that it does not read."""
+    """Trace ``function`` with inputs of ``shapes`` to a graph of ATen operators, and remove unused inputs."""
     with FakeTensorMode(shape_env=ShapeEnv()), torch.no_grad():
         graph = make_fx(lambda *inputs: list(function(*inputs)))(*(shape.fake() for shape in shapes))
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
@@ -103,17 +103,17 @@ def trace(function: Callable[..., Sequence[Tensor]], shapes: Sequence[Shape]) ->
 
 
 class LayeredStep(NamedTuple):
-    """A step's graph, and the graph of each layer that it calls."""
+    """The graph of a step, and the graphs of the layers that it calls."""
 
     traced: Traced
-    calls: list[Call]  # one a layer, in the model's order; empty where the step runs no layers
-    caches: list[list[int]]  # by layer: the step's inputs that are its keys and values
+    calls: list[Call]  # one per layer, in the model's order; empty if the step calls no layers
+    caches: list[list[int]]  # for each layer, the indices of the step's inputs that are its keys, values and states
     graphs: list[Traced]  # of distinct layers
-    graph_of: list[int]  # by layer
+    graph_of: list[int]  # for each layer, its index in ``graphs``
 
 
 def trace_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> LayeredStep:
-    """Trace ``module(*inputs)`` with its decoder layers as calls."""
+    """Trace ``module(*inputs)`` with its decoder layers as calls, and each distinct layer."""
     flat, spec = pytree.tree_flatten(list(inputs))
     shapes = [Shape.of(tensor) for tensor in flat]
     layers: Sequence[nn.Module] = getattr(module, "decoder_layers", list)()
@@ -143,8 +143,7 @@ def trace_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> La
 
 
 def trace_layer(layer: nn.Module, call: Call) -> Traced:
-    """One layer over the tensors that it is called with, the cache's of all layers, its own keys and values, and its
-    weights."""
+    """Trace one layer as a function of its tensor arguments, the cache's shared and own tensors, and its weights."""
     names, weights = _weights(layer)
     given = [leaf for leaf in call.leaves if isinstance(leaf, Shape)]
     cached = [Shape.of(tensor) for tensor in call.own]
@@ -169,7 +168,10 @@ def trace_layer(layer: nn.Module, call: Call) -> Traced:
 def layer_runs(
     step: LayeredStep, layers: Sequence[nn.Module], inputs: Sequence[Tensor], graphs: Sequence[Graph]
 ) -> list[LayerRun]:
-    """What ``run_layer`` runs, by layer: its graph over the layer's own weights, and its cache among ``inputs``."""
+    """Return for each layer the function that ``run_layer`` calls: its graph with the layer's weights and caches bound.
+
+    ``graphs`` are the compiled ``step.graphs``, ``inputs`` the flat inputs of the step, which contain the caches.
+    """
     runs = []
     for call, number, cached in zip(step.calls, step.graph_of, step.caches, strict=True):
         own = [*(inputs[place] for place in cached), *_weights(layers[call.layer])[1]]
@@ -180,7 +182,7 @@ def layer_runs(
 
 @contextmanager
 def running(runs: Sequence[LayerRun]) -> Iterator[None]:
-    """Let ``run_layer`` mean these layers."""
+    """Context manager: ``run_layer`` calls ``runs`` in the block."""
     before = _running.set(runs)
     try:
         yield
@@ -189,6 +191,7 @@ def running(runs: Sequence[LayerRun]) -> Iterator[None]:
 
 
 def _bound(graph: Graph, traced: Traced, own: Sequence[Tensor], num_handed: int) -> LayerRun:
+    """Bind ``own`` tensors to ``graph``, whose first ``num_handed`` inputs before removal are passed by the model."""
     handed = [(number, shape) for number, shape in zip(traced.used, traced.shapes, strict=True) if number < num_handed]
     kept = [own[number - num_handed] for number in traced.used[len(handed) :]]  # numbers ascend
 
@@ -199,6 +202,7 @@ def _bound(graph: Graph, traced: Traced, own: Sequence[Tensor], num_handed: int)
 
 
 def _laid_out(tensor: Tensor, shape: Shape) -> Tensor:
+    """Return ``tensor`` with the strides of ``shape``, copied if they differ."""
     if tensor.stride() == shape.stride:
         return tensor
     laid_out = torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=shape.device)
@@ -221,9 +225,9 @@ _known_structures: "WeakKeyDictionary[nn.Module, object]" = WeakKeyDictionary()
 
 
 def _structures(layers: Sequence[nn.Module], calls: Sequence[Call]) -> list[object]:
-    """What each layer computes, as text: layers of equal text differ in nothing but their tensors.
+    """Return a key of each layer's computation; layers with equal keys differ only in their tensors.
 
-    Every layer is traced for this once a process, whatever the number of its steps.
+    Every layer is traced for this once per process, independent of the number of steps.
     """
     for layer, call in zip(layers, calls, strict=True):
         if layer not in _known_structures:
@@ -234,18 +238,18 @@ def _structures(layers: Sequence[nn.Module], calls: Sequence[Call]) -> list[obje
 
 @contextmanager
 def _called(layers: Sequence[nn.Module], calls: dict[int, Call]) -> Iterator[None]:
-    """Let every layer be one operator while the block runs, and note how it is called."""
+    """Context manager: replace every layer's forward by the operator ``run_layer``, and record calls in ``calls``."""
     for number, layer in enumerate(layers):
         layer.forward = _Stand(number, calls)
     try:
         yield
     finally:
         for layer in layers:
-            del layer.forward  # the class's own again
+            del layer.forward  # restores the method of the class
 
 
 class _Stand:
-    """The forward of a layer while its step is traced."""
+    """The forward of a layer while its step is traced: records the call and runs the operator ``run_layer``."""
 
     def __init__(self, layer: int, calls: dict[int, Call]) -> None:
         self._layer, self._calls = layer, calls

@@ -1,9 +1,9 @@
 """Equal-Growth Tree (paper section 4.2): every draft step attaches exactly W_d nodes, anywhere in the tree.
 
-Pure tensor functions over a ``TokenTree``, written to be traced into the drafter's compiled step: no branch on data,
-no shape that depends on it. A chain is the case W_d = 1.
+Pure tensor functions over a ``TokenTree``, without data-dependent branches or shapes, so that they can be traced into
+the drafter's compiled step. A chain is the case W_d = 1.
 
-Dims: W nodes attached in a step, K candidates a node, N node capacity, V vocabulary.
+Dims: W nodes attached per step, K candidates per node, N node capacity, V vocabulary.
 """
 
 import torch
@@ -16,9 +16,10 @@ MIN_LOG_PROBABILITY = -12.0
 
 
 def calibrated(log_probability: Tensor, knots: Tensor) -> Tensor:
-    """Acceptance estimate (log) of drafter log-probabilities: linear between ``knots``, uniform over [-12, 0].
+    """Map the drafter's log-probabilities to log acceptance probabilities by linear interpolation.
 
-    ``knots`` [M] float32 are log-acceptances below 0, so a child's score is strictly below its parent's.
+    ``knots`` [M] float32 are the values at M equally spaced log-probabilities from -12 to 0. All are below 0, so a
+    child's score is strictly below its parent's.
     """
     last = knots.shape[0] - 1
     place = (log_probability.clamp(MIN_LOG_PROBABILITY, 0.0) - MIN_LOG_PROBABILITY) * (last / -MIN_LOG_PROBABILITY)
@@ -29,7 +30,7 @@ def calibrated(log_probability: Tensor, knots: Tensor) -> Tensor:
 
 
 def plant_root(tree: TokenTree, token: Tensor) -> None:
-    """Empty the tree and make ``token`` [1] its root."""
+    """Remove all nodes and candidates, and make ``token`` [1] int64 the root."""
     tree.scores.fill_(NO_SCORE)
     tree.scores[:1] = 0.0
     tree.pool_scores.fill_(NO_SCORE)
@@ -41,22 +42,22 @@ def plant_root(tree: TokenTree, token: Tensor) -> None:
 
 
 def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tensor) -> None:
-    """Put the K likeliest continuations of ``nodes`` [W] into the pool; ``logits`` [W, V] are the drafter's."""
+    """Add the top-K continuations of ``nodes`` [W] int64 to the pool; ``logits`` [W, V] are the drafter's."""
     edges, tokens = likeliest(logits, tree.candidates)
     offer(tree, nodes, edges, tokens, knots)
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and tokens of the ``count`` likeliest continuations, [W, count] each."""
+    """Return (log-probabilities float32, tokens int64) of the top ``count`` tokens of ``logits`` [W, V], [W, count]."""
     logits = logits.float()
     top, tokens = torch.ops.yggdrasil.top_candidates(logits, count)
     edges = top - logits.logsumexp(-1, keepdim=True)
-    edges = torch.where(edges.isnan(), MIN_LOG_PROBABILITY, edges)  # a damaged drafter's guesses are guesses too
+    edges = torch.where(edges.isnan(), MIN_LOG_PROBABILITY, edges)  # NaN from a damaged drafter
     return edges, tokens
 
 
 def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor) -> None:
-    """Put known continuations of ``nodes`` [W] into the pool: ``edges`` and ``tokens`` are [W, K]."""
+    """Add candidates below ``nodes`` [W] to the pool: their log-probabilities ``edges`` and ``tokens``, [W, K]."""
     k = tree.candidates
     entries = (nodes[:, None] * k + torch.arange(k, device=nodes.device)).flatten()
     tree.pool_scores[entries] = (tree.scores[nodes][:, None] + calibrated(edges, knots)).flatten()
@@ -65,7 +66,10 @@ def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: 
 
 
 def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
-    """Attach the ``width`` best candidates of the whole pool as nodes ``first`` [1] onwards; returns them [W]."""
+    """Attach the ``width`` candidates with the highest scores in the pool as nodes ``first`` [1] onwards.
+
+    Returns the new nodes [W] int64.
+    """
     best, places = torch.ops.yggdrasil.top_candidates(tree.pool_scores[None], width)
     scores, entries = best[0], places[0]
     parents = entries // tree.candidates
@@ -82,10 +86,10 @@ def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
 
 
 def rank_nodes(tree: TokenTree) -> tuple[Tensor, Tensor]:
-    """All nodes, best score first [N], and the expected accepted tokens of each prefix, bonus included [N].
+    """Return (nodes by descending score [N] int64, expected accepted tokens of each prefix [N] float32, with bonus).
 
-    With path-product scores a child never beats its parent, so every prefix is a connected subtree and is the best
-    of its size: the dynamic programme of paper section 4.2 is not needed.
+    A child's score is below its parent's, so every prefix is a connected subtree and the best one of its size; the
+    dynamic programme of paper section 4.2 is not needed.
     """
     order, expected = torch.empty_like(tree.tokens), torch.empty_like(tree.scores)
     torch.ops.yggdrasil.rank_nodes(tree.scores, order, expected)

@@ -6,7 +6,9 @@ from typing import NamedTuple
 class TreeShape(NamedTuple):
     """Shape of the tree that one iteration drafts and verifies.
 
-    Depth 0 is a plain step (``PLAIN_STEP``). Width 0 with a depth is a tree of model-free drafts, which no pass drafts.
+    ``width`` is the number of nodes attached per draft step, ``depth`` the number of draft steps, ``verify_width`` the
+    number of nodes verified. Depth 0 is a plain step (``PLAIN_STEP``). Width 0 with a depth is a tree of model-free
+    drafts, without draft steps.
     """
 
     width: int
@@ -15,7 +17,7 @@ class TreeShape(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether the tree holds model-free drafts alone."""
+        """Whether the tree has only model-free drafts."""
         return self.width == 0 and self.depth > 0
 
 

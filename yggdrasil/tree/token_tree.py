@@ -1,10 +1,9 @@
-"""The token tree of one iteration: static buffers, and the invariants that make them a tree.
+"""The token tree of one iteration, in static buffers.
 
-Node 0 is the root: the last token that is certain, whose successors are being guessed. Nodes are numbered in the order
-in which they were attached, so a parent always comes before its children. Buffers are allocated once and only ever
-written in place; compiled steps hold their addresses.
+Node 0 is the root: the last committed token. Nodes are numbered in the order in which they are attached, so a parent
+precedes its children. Buffers are allocated once and written in place, since compiled steps hold their addresses.
 
-Dims: N node capacity, K candidates kept a node, P = N*K pool entries.
+Dims: N node capacity, K candidates per node, P = N*K pool entries.
 """
 
 import math
@@ -23,26 +22,26 @@ from yggdrasil.native.direct import direct, native_ranking
 from yggdrasil.runtime.buffers import HostView
 
 NO_SCORE = float("-inf")
-MIN_DESCENT = -1e-4  # a host-attached node scores at least this far below its parent: a choice by score stays connected
+MIN_DESCENT = -1e-4  # largest score difference of a host-attached node to its parent; keeps prefixes by score connected
 
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Buffers of one tree. A node exists when its score is finite; the rest of each buffer is stale."""
+    """Buffers of one tree. A node exists if its score is finite; other entries are stale."""
 
     tokens: Tensor  # [N] int64
     parents: Tensor  # [N] int64, the root's is 0
     depths: Tensor  # [N] int64, the root's is 0
-    scores: Tensor  # [N] float32, log of the estimated probability that the whole path is accepted; root 0
+    scores: Tensor  # [N] float32, log of the estimated probability that the path is accepted; root 0
     edges: Tensor  # [N] float32, the drafter's own log-probability of the token given its parent; root 0
     ancestors: Tensor  # [N, N] bool, row i marks the path from the root to i, both included
-    pool_scores: Tensor  # [P] float32, score a candidate would have as a node; -inf where taken or absent
+    pool_scores: Tensor  # [P] float32, score that a candidate would have as a node; -inf if attached or absent
     pool_edges: Tensor  # [P] float32
     pool_tokens: Tensor  # [P] int64; the candidates of node i are entries i*K .. i*K+K-1
 
     @classmethod
     def allocate(cls, num_nodes: int, candidates: int, device: torch.device) -> "TokenTree":
-        """Buffers for ``num_nodes`` nodes (root included) with ``candidates`` remembered continuations each."""
+        """Allocate buffers for ``num_nodes`` nodes (root included) with ``candidates`` pool entries each."""
         if num_nodes < 1 or candidates < 1:
             raise ValueError(f"a tree needs a root and a candidate, got {num_nodes = }, {candidates = }")
         pool = num_nodes * candidates
@@ -67,43 +66,43 @@ class TokenTree:
 
     @classmethod
     def on_host(cls, num_nodes: int, candidates: int = 1) -> "TokenTree":
-        """Buffers on the host, as a rule for model-free drafts, which need no pool of candidates."""
+        """Allocate a tree on the host; with one candidate per node, for model-free drafts, which use no pool."""
         with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
             return cls.allocate(num_nodes, candidates, torch.device("cpu"))
 
     @property
     def num_nodes(self) -> int:
-        """Capacity N."""
+        """Node capacity N."""
         return self.tokens.shape[0]
 
     @property
     def candidates(self) -> int:
-        """Continuations remembered a node, K."""
+        """Candidates per node, K."""
         return self.pool_tokens.shape[0] // self.tokens.shape[0]
 
     def node_tensors(self) -> list[Tensor]:
-        """The buffers of nodes, without the pool of candidates."""
+        """Return the buffers of nodes, without the pool."""
         return [self.tokens, self.parents, self.depths, self.scores, self.edges, self.ancestors]
 
     def tensors(self) -> list[Tensor]:
-        """All buffers in field order: how compiled steps take a tree."""
+        """Return all buffers in field order, the order in which compiled steps take them."""
         return [*self.node_tensors(), self.pool_scores, self.pool_edges, self.pool_tokens]
 
     def take_nodes(self, other: "TokenTree") -> None:
-        """Copy the nodes of ``other``, a tree of the same capacity; the pool of candidates stays."""
+        """Copy the nodes of ``other``, a tree of the same capacity, but not its pool."""
         for ours, theirs in zip(self.node_tensors(), other.node_tensors(), strict=True):
             ours.copy_(theirs)
 
     def root_guesses(self) -> Tensor:
-        """Log-probabilities of the root's candidates after a head draft, best first, [K]; -inf where there is none.
+        """Return the log-probabilities [K] of the root's candidates on the host, highest first; -inf for absent ones.
 
-        A copy on the host. Before the tree grows: candidates that became nodes have left the pool.
+        Call it before the tree grows: candidates that became nodes are no longer in the pool.
         """
         first = slice(self.candidates)
         return torch.where(torch.isfinite(self.pool_scores[first]), self.pool_edges[first], NO_SCORE).cpu()
 
     def plant(self, token: int) -> None:
-        """Forget every node and make ``token`` the root."""
+        """Remove all nodes and candidates, and make ``token`` the root; for use on the host."""
         self.scores.fill_(NO_SCORE)
         self.pool_scores.fill_(NO_SCORE)
         self.ancestors.copy_(torch.eye(self.num_nodes, dtype=torch.bool, device=self.tokens.device))
@@ -113,14 +112,15 @@ class TokenTree:
         self.scores[0] = 0.0
 
     def attach(self, parent: int, token: int, log_probability: float) -> int:
-        """Add one node below ``parent`` from the host and return its number.
+        """Add a node with ``token`` below ``parent`` and return its number.
 
-        ``log_probability`` (at most 0) estimates that ``token`` follows its parent. For drafters that draft on the
-        host; model drafters grow the tree inside their compiled steps.
+        ``log_probability`` (at most 0) is the estimated log-probability that ``token`` follows its parent. This is for
+        drafters on the host; draft models grow the tree in their compiled steps.
 
         Raises:
-            ValueError: full tree, unknown parent, ``log_probability`` not at most 0, or a sibling with the same token.
-            TypeError: ``token`` is no whole number.
+            ValueError: if the tree is full, the parent is unknown or has a child with this token, or
+                ``log_probability`` is positive or NaN.
+            TypeError: if ``token`` is no integer.
         """
         node = self.size
         if node >= self.num_nodes:
@@ -143,20 +143,21 @@ class TokenTree:
         return node
 
     def graft(self, parents: Sequence[int], tokens: Sequence[int], log_probabilities: Sequence[float]) -> int:
-        """Merge a tree drafted on the host into this one, below the root; returns how many nodes were added.
+        """Merge a tree drafted on the host into this one, below the root; return the number of nodes added.
 
-        Node i is a child of node ``parents[i] - 1`` of these, or of the root where ``parents[i]`` is 0. Nodes that
-        the tree has are skipped; new ones are attached as by ``attach``, in a fixed number of writes, until it is full.
+        Given node i is a child of given node ``parents[i] - 1``, or of the root if ``parents[i]`` is 0. Nodes that the
+        tree already has are skipped; others are attached until it is full, as by ``attach`` but with few tensor writes.
 
         Raises:
-            ValueError: a parent that does not come first or a positive log-probability; nothing is written then.
+            ValueError: if a parent does not precede its child or a log-probability is positive; nothing is written
+                then.
         """
         scores = [score for score in self.scores.tolist() if math.isfinite(score)]
         size = len(scores)
         above, labels = self.parents.tolist()[:size], self.tokens.tolist()[:size]
         children = {(above[node], labels[node]): node for node in range(1, size)}
         depths, edges = self.depths.tolist()[:size], [0.0] * size
-        nodes = [0]  # the node here of each given one, the root first
+        nodes = [0]  # node numbers in this tree of the root and each given node
         for parent, token, log_probability in zip(parents, tokens, log_probabilities, strict=True):
             if not 0 <= parent < len(nodes):
                 raise ValueError(f"node {len(nodes)} has the parent {parent}, which does not come before it")
@@ -186,7 +187,7 @@ class TokenTree:
         return len(above) - size
 
     def _marks(self, node: int, parents: Sequence[int]) -> list[bool]:
-        """The row of ``node`` among the ancestors."""
+        """Return the row [N] of ``node`` in ``ancestors``; ``parents`` are those of all nodes."""
         marks = [False] * self.num_nodes
         marks[0] = True
         while node:
@@ -196,15 +197,15 @@ class TokenTree:
 
     @property
     def size(self) -> int:
-        """Nodes in the tree, the root included."""
+        """Number of nodes in the tree, root included."""
         return int(torch.isfinite(self.scores).sum())
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the root to ``node``, both included."""
+        """Return the nodes from the root to ``node``, both included."""
         return torch.nonzero(self.ancestors[node]).flatten().tolist()
 
     def check_integrity(self) -> None:
-        """Assert every invariant; for tests and authors of drafters."""
+        """Assert all invariants of the tree, for tests of drafters."""
         size = self.size
         exists = torch.isfinite(self.scores)
         assert bool(exists[:size].all()), "nodes are not numbered without gaps"
@@ -224,10 +225,11 @@ class TokenTree:
 
 
 class Ranking:
-    """Ranks the nodes of one tree by score, best first, ties to the lower number; runs in every iteration.
+    """Ranking of one tree's nodes by descending score, ties by ascending number; computed in every iteration.
 
     Args:
-        order: [N] int64 that receives the ranking; a buffer of its own where none is given.
+        verify_widths: the V widths for which expected tokens and depths are computed.
+        order: [N] int64 buffer that receives the ranking, allocated by default.
 
     Dims: N nodes, V verify widths.
     """
@@ -240,7 +242,7 @@ class Ranking:
         self._totals = torch.ones(len(verify_widths), dtype=torch.float64)
         self._levels = torch.zeros(len(verify_widths), dtype=torch.int64)
         self._order = HostView(order)
-        self._given: Any = self._totals.numpy().data  # as a list sooner than the array is
+        self._given: Any = self._totals.numpy().data  # a memoryview: its tolist is faster than the array's
         self._deepest: memoryview = self._levels.numpy().data
         self._indices = {width: index for index, width in enumerate(verify_widths)}
         self._rank: Callable[[], int] = self._rank_portably
@@ -249,20 +251,20 @@ class Ranking:
             self._rank = direct("rank", self._native)
 
     def rank(self) -> list[float]:
-        """Rank the nodes; returns the tokens to expect at each verify width by their scores, bonus included."""
+        """Rank the nodes; return the expected accepted tokens, bonus included, at each verify width."""
         if self._rank() < 0:
             raise RuntimeError("the tree could not be ranked")
         totals: list[float] = self._given.tolist()
         return totals
 
     def depth(self, width: int) -> int:
-        """Depth of the subtree of the best ``width`` nodes; ``width`` is one of the verify widths."""
+        """Return the depth of the subtree of the top ``width`` nodes; ``width`` must be one of ``verify_widths``."""
         deepest: int = self._deepest[self._indices[width]]
         return deepest
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """Nodes from best to worst, [N]."""
+        """Nodes by descending score, [N]."""
         return self._order.read()
 
     def _rank_portably(self) -> int:
@@ -277,7 +279,7 @@ class Ranking:
 
 
 def _write(buffer: Tensor, first: int, rows: Sequence[float] | Sequence[Sequence[bool]]) -> None:
-    """Set entries ``first`` onwards. On a CPU straight in its memory: a call of PyTorch's takes as long as ten such."""
+    """Set the entries of ``buffer`` from ``first`` on. On a CPU, NumPy is 10x faster than a PyTorch call."""
     if buffer.device.type == "cpu":
         buffer.numpy()[first : first + len(rows)] = rows
     else:
