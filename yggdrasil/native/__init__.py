@@ -1,9 +1,9 @@
-"""The operators of a static-shape step, as ``torch.ops.yggdrasil``.
+"""The operators of static-shape steps, registered as ``torch.ops.yggdrasil``.
 
-Each operator has a schema, a shape function and a portable implementation in PyTorch (any device). On CPUs the native
-library's functions take the portable ones' place (``build.py``, ``calls.py``); where there is neither a library nor a
-compiler the portable ones stay, slower and otherwise equal. On CUDA devices ``cuda.py`` does the same with Triton.
-Those over quantised weights are native only: elsewhere models are loaded with full weights.
+Each operator has a schema, a shape function and a portable implementation in PyTorch for any device. On CPUs, functions
+of the native library replace the portable ones (``build.py``, ``calls.py``); without a library and a compiler the
+slower portable ones are used. On CUDA devices, Triton kernels replace some of them (``cuda.py``). Operators over
+quantised weights have only native implementations; without these, models are loaded with full weights.
 """
 
 import sys
@@ -28,7 +28,7 @@ for _schema in SCHEMAS.values():
 
 @lru_cache(1)
 def cuda_operators() -> dict[str, Callable[..., Any]]:
-    """Implementations on CUDA devices: Triton kernels where Triton is installed, else the portable ones."""
+    """Return the implementations for CUDA devices: Triton kernels if Triton works, else the portable ones."""
     functions = {**PORTABLE, "keep_rows": keep_rows}
     try:
         from . import cuda
@@ -41,7 +41,7 @@ def cuda_operators() -> dict[str, Callable[..., Any]]:
 
 
 def _on_cuda(name: str) -> Callable[..., Any]:
-    """The CUDA operator ``name``, looked up when first called: a CPU never imports Triton."""
+    """Return a function that looks up the CUDA operator ``name`` when called, so that CPUs do not import Triton."""
     return lambda *arguments: cuda_operators()[name](*arguments)
 
 
@@ -63,5 +63,5 @@ else:
 
 
 def is_native() -> bool:
-    """Whether the CPU operators are the compiled ones."""
+    """Return whether the CPU operators are those of the native library."""
     return _native

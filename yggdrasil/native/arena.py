@@ -1,6 +1,6 @@
-"""Memory that a step reads from end to end: tensors side by side, on huge pages where the system has them.
+"""Allocate a step's tensors contiguously, on huge pages if the system supports them.
 
-With pages of 4 KiB every 64th cache line costs an address translation, and the processor looks ahead no further.
+With 4 KiB pages, every 64th cache line needs an address translation, and hardware prefetching stops at page ends.
 """
 
 import mmap
@@ -10,14 +10,14 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-_REGION = 64 << 20  # bytes; only what is written to becomes resident
-_LINE = 64  # bytes: every tensor begins on a cache line
+_REGION = 64 << 20  # bytes per region; pages become resident when they are written
+_LINE = 64  # bytes; tensors are aligned to cache lines
 
 
 class Arena:
-    """Hands out CPU tensors one behind the other; memory is given back when the last tensor of a region goes.
+    """Allocator of contiguous CPU tensors; a region is freed with the last tensor in it.
 
-    Each has a storage of its own: steps that write to one of several views of a storage are compiled to copy it all.
+    Each tensor has its own storage: compiled steps that write to one of several views of a storage would copy all.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Arena:
         self._used = 0  # bytes of the region
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor of zeros."""
+        """Allocate a contiguous tensor of zeros."""
         count = torch.Size(shape).numel()
         num_bytes = count * dtype.itemsize
         if count == 0:
@@ -40,6 +40,6 @@ def _region(num_bytes: int) -> mmap.mmap:
     if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
         return mmap.mmap(-1, num_bytes)
     region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system built without them goes on with small pages
+    with suppress(OSError):  # a kernel without huge pages
         region.madvise(mmap.MADV_HUGEPAGE)
     return region

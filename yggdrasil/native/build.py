@@ -1,8 +1,8 @@
-"""Find the CPU operators' library for this processor, or compile it, and load it.
+"""Find the native library for this processor, or compile it, and load it.
 
-An installed package carries a library for each level of instructions (``levels.py``). A checkout compiles its own when
-it is installed. A library's name holds a digest of its sources: where they have changed since, it is compiled again,
-into the user's cache. One that is damaged is never loaded.
+An installed package includes a library for each level of instruction sets (``levels.py``); a checkout compiles its own
+when it is installed. The file name contains a hash of the sources: if they have changed, the library is compiled again
+into the user's cache. Damaged libraries are not loaded.
 """
 
 import ctypes
@@ -19,23 +19,22 @@ from yggdrasil.errors import ArtifactError, first_line
 from yggdrasil.native.compiling import compile_library, digest_file, digest_of, find_compiler, library_name
 from yggdrasil.native.levels import Level, chosen_levels
 
-# Libraries that came with the package; the variable names another folder.
+# Folder of the libraries in the package; the environment variable sets another one.
 INSTALLED = Path(os.environ.get("YGGDRASIL_LIBRARIES") or Path(__file__).parent / "lib")
 
 
 class Native:
-    """The loaded library; ``None`` attributes where there is none."""
+    """The loaded library; attributes are None without one."""
 
-    library: ctypes.CDLL | None = None  # its calls let Python's other threads go on
-    held: ctypes.PyDLL | None = None  # the same, whose calls keep Python's lock
+    library: ctypes.CDLL | None = None  # calls release the GIL
+    held: ctypes.PyDLL | None = None  # the same library; calls hold the GIL
     level: str = "none"
 
 
 def load_native() -> bool:
-    """Load the library for this processor, compiling it first if need be.
+    """Load the library for this processor, compiling it first if necessary; return whether it is loaded.
 
-    False where that cannot be: no library and no C++ compiler, or one that fails. It is said in one sentence, as is
-    that a library for a lower level takes its place.
+    If it cannot be compiled, a library of a lower level is loaded, or False is returned; both print a warning.
     """
     try:
         levels = chosen_levels()
@@ -59,24 +58,24 @@ def load_native() -> bool:
 
 
 def _load_found(level: Level) -> bool:
-    """Load a library that is whole: the package's own, or the one in the user's cache."""
+    """Load an intact library from the package or the user's cache; return whether there is one."""
     name = library_name(level)
     remove_leftovers_once(_kept())
     for library in (INSTALLED / name, _kept() / name):
-        if _is_whole(library, tells=False):  # a cache that cannot be written does for this
+        if _is_whole(library, tells=False):  # needs no write access to the cache
             _open(library, level)
             return True
     return False
 
 
 def _load_compiled(level: Level) -> bool:
-    """Compile the library into the user's cache and load it; False where there is no compiler."""
+    """Compile the library into the user's cache and load it; return False without a compiler."""
     compiler = find_compiler()
     if compiler is None:
         return False
     library = _kept() / library_name(level)
     with locked(library.with_suffix(".lock"), "compiling the CPU kernels", wait=tell):
-        if _is_whole(library):  # compiled by another process, which was waited for
+        if _is_whole(library):  # another process has compiled it meanwhile
             _open(library, level)
         else:
             _compile(compiler, level, library)
@@ -84,7 +83,7 @@ def _load_compiled(level: Level) -> bool:
 
 
 def _load_lower(levels: Sequence[Level]) -> str | None:
-    """Load the best library of these that the package carries; returns the level's name."""
+    """Load the package's library of the first level that it has one for; return the level's name, None without any."""
     for level in levels:
         library = INSTALLED / library_name(level)
         if _is_whole(library):
@@ -104,7 +103,7 @@ def _open(library: Path, level: Level) -> None:
 
 
 def _is_whole(library: Path, *, tells: bool = True) -> bool:
-    """Whether the library is there and is what was compiled: half a library ends the process when it is used."""
+    """Return whether the library exists and matches its hash: using an incomplete one would crash the process."""
     beside = digest_file(library)
     if not library.exists() or not beside.exists():
         return False
@@ -120,20 +119,20 @@ def _say(sentence: str) -> None:
 
 
 def _compile(compiler: str, level: Level, library: Path) -> None:
-    """Compile the library, load it, and keep it with its digest beside it; OSError says what did not work.
+    """Compile the library, load it, and store it with its hash; if storing fails, the loaded library is still used.
 
-    What is loaded is used, even where it cannot be kept.
+    Raises OSError if the compiler fails.
     """
     with temporary_folder(library.parent) as folder:
         output = folder / library.name
         _say(f"compiling the CPU kernels for {level.name}, once on this machine (about 30 s)")
         compile_library(compiler, level, output, folder)
-        _open(output, level)  # before it counts: a compiler may end well and have written half
+        _open(output, level)  # before storing it: a compiler may report success after writing an incomplete file
         keep_library(output, library)
 
 
 def keep_library(output: Path, library: Path) -> None:
-    """Move a library that was just compiled to its place, with its digest beside it; a fault is only told."""
+    """Move a compiled library to its place and write its hash file; a failure only prints a warning."""
     try:
         digest = digest_of(output)
         digest_file(library).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""Operators as calls of the native library's C functions, by their schemas (``common/c_api.h``).
+"""Call the native library's C functions as operators, according to their schemas (``common/c_api.h``).
 
-Of an operator ``name`` the C function is ``yggdrasil_name``. It takes the schema's arguments in order: a tensor as a
-view, null where there is none; a list as a pointer and a count. Behind them come views of its results, which the
-operator's shape function makes here, or a pointer to a number.
+The C function of operator ``name`` is ``yggdrasil_name``. It takes the schema's arguments in order: a tensor as a view,
+or null for None; a list as a pointer and a count. Then follow views of the results, which the operator's shape function
+allocates, or a pointer to an integer result.
 """
 
 import ctypes
@@ -18,11 +18,14 @@ from yggdrasil.native.build import Native
 from yggdrasil.native.views import dtype_number, view_of, views_of
 
 _Values = list[Any]
-Views = ctypes.c_char_p  # one or several, or numbers: bytes, which the library only reads
+Views = ctypes.c_char_p  # packed views or numbers as bytes, which the library only reads
 
 
 def call_of(name: str, schema: Any, shape: Callable[..., Any] | None, *, threads: bool = False) -> Callable[..., Any]:
-    """The operator ``name`` as a Python function; ``shape`` makes its results, ``threads`` appends PyTorch's number."""
+    """Return operator ``name`` as a Python function.
+
+    ``shape`` allocates its results; ``threads`` passes PyTorch's number of threads as last argument.
+    """
     assert Native.library is not None
     function = getattr(Native.library, f"yggdrasil_{name}")
     returned = [str(each.type) for each in schema.returns]
@@ -57,13 +60,13 @@ def call_of(name: str, schema: Any, shape: Callable[..., Any] | None, *, threads
 
 
 def check(code: int) -> None:
-    """RuntimeError with the library's own sentence where a call has failed."""
+    """Raise RuntimeError with the library's message if ``code``, returned by a call, is negative."""
     if code < 0:
         raise RuntimeError(error_sentence())
 
 
 def error_sentence() -> str:
-    """Why this thread's last call failed."""
+    """Return the library's message for this thread's last failed call."""
     assert Native.library is not None
     function = Native.library.yggdrasil_error
     function.restype = ctypes.c_char_p
@@ -72,7 +75,7 @@ def error_sentence() -> str:
 
 
 def numbers_of(numbers: Sequence[int]) -> bytes:
-    """Integers one behind the other."""
+    """Pack integers as consecutive int64."""
     return _packer(len(numbers), "q")(*numbers)
 
 
@@ -115,7 +118,7 @@ def _append_value(value: float, values: _Values) -> None:
 
 
 _LIST = (Views, ctypes.c_int64)
-# What appends an argument of a type to the values of a call, and the C types of these.
+# Schema type -> (function that appends an argument to the C arguments, their C types).
 _KINDS: dict[str, tuple[Callable[[Any, _Values], None], tuple[Any, ...]]] = {
     "Tensor": (_append_tensor, (Views,)),
     "Optional[Tensor]": (_append_tensor, (Views,)),

@@ -1,6 +1,6 @@
-"""Compile the CPU operators' library for one level of instructions.
+"""Compile the native library for one level of instruction sets.
 
-Needs the standard library alone: ``setup.py`` compiles with it before anything is installed.
+Uses only the standard library: ``setup.py`` imports it before anything is installed.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 SOURCES = Path(__file__).parent
-_UNITS = ("programs", "quantised", "ops", "trees", "recurrence")  # those that take longest first
+_UNITS = ("programs", "quantised", "ops", "trees", "recurrence")  # the slowest to compile first
 _FLAGS = ("-O3", "-pthread", "-std=c++20", "-fPIC", "-fvisibility=hidden")
 
 
@@ -25,12 +25,12 @@ class _Level(Protocol):
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler: ``CXX``, or g++ or clang++ on the path."""
+    """Return the C++ compiler: the variable ``CXX``, or g++ or clang++ on the path; None if there is none."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
 def library_name(level: _Level) -> str:
-    """The library's file name, which holds a digest of all that it is made of: sources and flags."""
+    """Return the library's file name, which contains a hash of sources and compiler flags."""
     paths = [*sorted(SOURCES.rglob("*.h")), *(SOURCES / f"{unit}.cpp" for unit in _UNITS)]
     digest = hashlib.sha256(" ".join((*_FLAGS, *level.flags)).encode())
     for path in paths:
@@ -39,7 +39,7 @@ def library_name(level: _Level) -> str:
 
 
 def compile_library(compiler: str, level: _Level, output: Path, folder: Path) -> None:
-    """Compile into ``output``, objects into ``folder``; OSError says what went wrong with the first that failed."""
+    """Compile the library to ``output``, with object files in ``folder``. Raises OSError if the compiler fails."""
     flags = [*_FLAGS, *level.flags, f"-I{SOURCES}"]
     objects = [str(folder / f"{unit}.o") for unit in _UNITS]
     run_all(
@@ -50,7 +50,7 @@ def compile_library(compiler: str, level: _Level, output: Path, folder: Path) ->
 
 
 def install_library(compiler: str, level: _Level, folder: Path) -> Path:
-    """Compile into ``folder``, with the library's digest beside it, in the place of an older one of this level."""
+    """Compile the library and its hash file into ``folder``, replacing an older one of this level; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / library_name(level)
     with tempfile.TemporaryDirectory() as temporary:
@@ -64,17 +64,17 @@ def install_library(compiler: str, level: _Level, folder: Path) -> Path:
 
 
 def digest_file(library: Path) -> Path:
-    """The file beside a library that says what its bytes are."""
+    """Return the path of the hash file of a library."""
     return library.with_suffix(".sha256")
 
 
 def digest_of(library: Path) -> bytes:
-    """SHA-256 of the library's bytes."""
+    """Return the SHA-256 hash of the library as hexadecimal digits."""
     return hashlib.sha256(library.read_bytes()).hexdigest().encode()
 
 
 def run_all(commands: Iterable[Sequence[str]]) -> None:
-    """Run compilers side by side; OSError says what went wrong with the first that failed."""
+    """Run all commands in parallel and wait for them. Raises OSError with the first failed one's first output line."""
     running: list[tuple[Sequence[str], subprocess.Popen[str]]] = []
     try:
         for command in commands:

@@ -1,4 +1,4 @@
-"""The operators whose CUDA implementation is a Triton kernel: signatures and results are those of the portable ones.
+"""Operators with Triton kernels for CUDA devices, with the signatures of the portable operators.
 
 Importing this module imports Triton.
 
@@ -18,8 +18,8 @@ from yggdrasil.native import triton_kernels
 
 MAX_HEAD_DIM = 256  # larger tiles do not fit the shared memory of every GPU
 _MAX_SPLITS = 64
-_WAVES = 2  # programs a multiprocessor that the keys are split for
-_ELEMENTS = {1: tl.int8, 2: tl.int16, 4: tl.int32}  # rows are moved as plain words of their size in bytes
+_WAVES = 2  # programs per multiprocessor for which keys are split
+_ELEMENTS = {1: tl.int8, 2: tl.int16, 4: tl.int32}  # element size in bytes -> type in which rows are moved
 _pointer_tables: dict[tuple[int, ...], Tensor] = {}
 
 
@@ -37,10 +37,10 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     sinks: Tensor | None,  # [Hq]
     num_threads: int,
 ) -> Tensor:
-    """Flash decoding over the context that is there, [1, W, Hq, D]; costs follow its length, not the capacity.
+    """Write keys and values to the cache and compute tree attention by flash decoding; returns [1, W, Hq, D].
 
-    All query heads of a key head share one read of the keys. Scores and sums are float32; weights are rounded to the
-    cache's dtype before they meet the values.
+    The time depends on the context length, not the capacity. All query heads of a key head share one read of the keys.
+    Scores and sums are float32; weights are rounded to the cache's dtype before they multiply the values.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     _, num_heads, width, head_dim = query.shape
@@ -51,7 +51,7 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     block_n = 64 if query.element_size() == 2 and block_d <= 128 else 32
     num_row_blocks = triton.cdiv(group * width, block_m)
     num_splits = _num_splits(query.device, num_key_heads * num_row_blocks, triton.cdiv(capacity, block_n))
-    tree_lengths = offsets  # read only where there is a window
+    tree_lengths = offsets  # a placeholder: read only if there is a window
     if window > 0:
         later = tree_mask.flip(1).cumsum(1).flip(1)  # visible nodes from this one on
         tree_mask = tree_mask & (later <= window)
@@ -80,7 +80,7 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 
 
 def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) -> None:
-    """Move accepted rows of every buffer in one launch; all buffers have one shape and dtype."""
+    """Move the accepted rows of all ``caches`` in one launch; they must have the same shape and dtype."""
     first = caches[0]
     triton_kernels.keep_rows[(len(caches), first.shape[0])](
         _pointer_table(caches), start, rows, count, first.stride(0), ELEMENT=_ELEMENTS[first.element_size()],
@@ -89,16 +89,16 @@ def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) 
 
 
 def check() -> None:
-    """Raise what Triton raises where it cannot build its own launcher: it needs a C compiler and a driver."""
+    """Raise Triton's exception if it cannot compile its launcher, which needs a C compiler and a driver."""
     triton.runtime.driver.active.get_current_target()
 
 
 def with_fallback(portable: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The Triton operators, each giving way to its portable twin on shapes and dtypes that it does not serve."""
+    """Return all operators: Triton's for the shapes and dtypes that they support, else the ``portable`` ones."""
 
     def attend(query: Tensor, key: Tensor, *others: Any) -> Tensor:
         is_served = query.shape[-1] <= MAX_HEAD_DIM and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
-        asks_all = query.shape[2] == key.shape[2]  # heads, which ask for fewer rows, do not run here yet
+        asks_all = query.shape[2] == key.shape[2]  # draft heads with fewer query than key rows are not supported
         is_chunked = others[6] < 0
         operator = tree_attention if is_served and asks_all and not is_chunked else portable["tree_attention"]
         output: Tensor = operator(query, key, *others)
@@ -112,7 +112,7 @@ def with_fallback(portable: dict[str, Callable[..., Any]]) -> dict[str, Callable
 
 
 def _num_splits(device: torch.device, num_programs: int, num_blocks: int) -> int:
-    """Splits of the keys that fill the device, a power of two."""
+    """Return the number of splits of the keys that fills the device, a power of two."""
     wanted = triton.next_power_of_2(max(1, _WAVES * _num_multiprocessors(device) // num_programs))
     return int(min(wanted, _MAX_SPLITS, triton.next_power_of_2(num_blocks)))
 
@@ -125,7 +125,7 @@ def _num_multiprocessors(device: torch.device) -> int:
 
 
 def _pointer_table(caches: list[Tensor]) -> Tensor:
-    """Addresses of the buffers on the device, made on the first call: a capture may not copy from the host."""
+    """Return the buffers' addresses [n] int64 on the device, cached, since a capture must not copy from the host."""
     addresses = tuple(cache.data_ptr() for cache in caches)
     table = _pointer_tables.get(addresses)
     if table is None:

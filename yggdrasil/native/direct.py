@@ -1,7 +1,7 @@
-"""Objects of the native library, and plain C calls for what is done between two passes.
+"""Objects of the native library, and direct C calls for the work between two passes.
 
-A pass of a model streams its weights through every cache: whatever a call touches then has to come from memory. So an
-object is handed its buffers once, and numbers go by a mailbox.
+A pass streams the model's weights through all processor caches, so every memory access right after it is slow.
+Therefore an object gets its buffers once, at construction, and calls pass numbers through a mailbox.
 """
 
 import ctypes
@@ -19,15 +19,18 @@ from yggdrasil.native.views import view_of, views_of
 
 
 class Mailbox:
-    """Numbers for native code: a buffer that both sides hold."""
+    """An int64 buffer shared with native code, to pass numbers to calls."""
 
     def __init__(self, size: int) -> None:
         self.tensor = torch.zeros(size, dtype=torch.int64)
-        self.numbers: memoryview = self.tensor.numpy().data  # quicker by the piece than an array
+        self.numbers: memoryview = self.tensor.numpy().data  # item access is faster than that of an array
 
 
 class NativeObject:
-    """An object of the library, made by ``yggdrasil_<kind>_new``; it lives as long as this, and so do ``kept``."""
+    """An object of the library, created by ``yggdrasil_<kind>_new(*arguments)`` and freed with this Python object.
+
+    ``kept`` are tensors that it uses and that must live as long. Raises RuntimeError if it cannot be created.
+    """
 
     def __init__(self, kind: str, arguments: Sequence[Any], kept: Sequence[Tensor]) -> None:
         library = _library()
@@ -41,9 +44,9 @@ class NativeObject:
 
 
 def direct(name: str, of: NativeObject) -> Callable[[], int]:
-    """The C function ``name`` of a native object, which the caller keeps; it returns -1 where it failed.
+    """Return the C function ``name`` of a native object, which the caller must keep alive; it returns -1 on failure.
 
-    Python's lock is kept: whoever got it in these few microseconds would hold it for milliseconds.
+    The call holds the GIL: a thread that took it during these few microseconds would keep it for milliseconds.
     """
     function = getattr(_library(), f"yggdrasil_{name}")
     function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_int64
@@ -51,28 +54,39 @@ def direct(name: str, of: NativeObject) -> Callable[[], int]:
 
 
 def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
-    """Rows of caches that ``direct("move", ..)`` moves; ``mail``: how many, their destination, where they are."""
+    """Create an object whose ``direct("move", ..)`` moves rows of ``caches``.
+
+    ``mail`` int64 holds the number of rows, their destination, and their slots.
+    """
     arguments = views_of(caches), ctypes.c_int64(len(caches)), view_of(mail)
     return NativeObject("rows", arguments, [*caches, mail])
 
 
 def native_state_rows(buffer: Tensor, layers: int, mail: Tensor) -> NativeObject:
-    """States that ``direct("keep", ..)`` puts side by side in ``buffer`` [n, layers * H] (tree/state_rows.h)."""
+    """Create an object whose ``direct("keep", ..)`` copies hidden states into ``buffer`` [n, layers * H].
+
+    See tree/state_rows.h for the contents of ``mail``.
+    """
     arguments = view_of(buffer), ctypes.c_int64(layers), view_of(mail)
     return NativeObject("state_rows", arguments, [buffer, mail])
 
 
 class VerifiedRows(NativeObject):
-    """The rows of a pass that verifies W nodes of a tree, and the path of them that is accepted (verified_rows.h).
+    """Inputs and outputs of a pass that verifies W nodes of a tree (tree/verified_rows.h).
 
-    ``direct("select_rows", ..)`` fills ``tokens`` and ``positions`` [W] int64, ``ancestors`` [W, W] bool and
-    ``offsets`` [2] int64. ``direct("accept_rows", ..)`` fills ``summary`` [2 + 4W] int64 from ``choices`` [W] int64
-    and ``best`` [W] float32.
+    ``direct("select_rows", ..)`` writes the inputs of the pass: ``tokens`` and ``positions`` [W] int64, ``ancestors``
+    [W, W] bool, ``offsets`` [2] int64. ``direct("accept_rows", ..)`` writes the accepted path to ``summary`` [2 + 4W]
+    int64, from the pass's argmax tokens ``choices`` [W] int64 and their logits ``best`` [W] float32.
     """
 
     def __init__(self, chosen: Tensor, root: Tensor, tree: Sequence[Tensor]) -> None:
-        """``chosen`` [W] int64 nodes, ``root`` [1] int64 its position; ``tree``: tokens, parents, depths [N] int64,
-        scores [N] float32 and ancestors [N, N] bool."""
+        """Register the buffers that ``select_rows`` reads.
+
+        Args:
+            chosen: [W] int64, the nodes to verify.
+            root: [1] int64, the position of the root in the text.
+            tree: tokens, parents, depths [N] int64, scores [N] float32 and ancestors [N, N] bool.
+        """
         width = chosen.shape[0]
         for tensor in (chosen, root, *tree):
             assert tensor.is_contiguous(), tensor.shape
@@ -91,39 +105,45 @@ class VerifiedRows(NativeObject):
 
 
 def native_ranking(*buffers: Tensor) -> NativeObject:
-    """A tree's ranking, made anew by ``direct("rank", ..)``: scores, depths, order, widths, totals, levels."""
+    """Create an object whose ``direct("rank", ..)`` ranks a tree's nodes.
+
+    ``buffers``: scores, depths, order, widths, totals, levels, see ``tree.token_tree.Ranking``.
+    """
     return NativeObject("ranking", _pointers(buffers), buffers)
 
 
 class NativeStatistics(NativeObject):
-    """Trees of what counts make likely (tree/counts.h); the weights are those of the n-gram scorer, float64."""
+    """N-gram counts and trees drafted from them (tree/counts.h); ``weights`` float64 are those of the n-gram scorer."""
 
     def __init__(self, *weights: Tensor) -> None:
         super().__init__("counts", _pointers(weights), ())
         self._buffers: dict[str, Sequence[Tensor]] = {}
 
     def set_table(self, *arrays: Tensor) -> None:
-        """Keys, totals, starts, tokens and counts of an n-gram table, int64."""
+        """Set the n-gram table; ``arrays`` are its keys, totals, starts, tokens and counts, int64."""
         self._call("set_table", *_pointers([array.contiguous() for array in arrays]))
 
     def recycle(self, tokens: Sequence[int], continuations: Tensor) -> None:
-        """After ``tokens[i]`` the target found ``continuations[i]`` likeliest, best first."""
+        """Record that ``continuations[i]`` [K] were the target's top tokens after ``tokens[i]``, highest first."""
         self._call("recycle", *_integers(tokens), view_of(continuations))
 
     def forget(self) -> None:
-        """Forget the text."""
+        """Drop the counts of the text."""
         self._call("forget")
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Count more tokens of the text."""
+        """Append tokens to the text and count their n-grams."""
         self._call("append", *_integers(tokens))
 
     def leave_out_below(self, score: float) -> None:
-        """Grow no node whose path has a lower log-probability."""
+        """Set the lowest log-probability of a path that later trees may contain."""
         self._call("leave_out_below", ctypes.c_double(score))
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """What may follow ``path`` (its last tokens count), [n, 2 + 2 K] int64 (``StatisticsDrafter.features``)."""
+        """Return the features [n, 2 + 2 K] int64 of tokens that may follow ``path``.
+
+        See ``StatisticsDrafter.features``; only the last tokens of ``path`` matter.
+        """
         function = getattr(_library(), "yggdrasil_counts_features")  # noqa: B009
         function.restype = ctypes.c_int64
         room = 1 << 12
@@ -136,15 +156,19 @@ class NativeStatistics(NativeObject):
             room = count
 
     def grow_in(self, *buffers: Tensor) -> None:
-        """Grow trees in these buffers as the last one, a mailbox, says."""
+        """Register the tree buffers and the mailbox (last) for the call that grows a tree."""
         self._keep("grow_in", buffers)
 
     def grow_for(self, address: int, count: int) -> None:
-        """Grow as far as these float64 numbers say (tree/early_stopping.h), which the caller keeps."""
+        """Set the early-stopping bound of later tree growth (tree/early_stopping.h).
+
+        ``address`` points to ``count`` float64 values, three per verify width: width, base value, value per expected
+        accepted token. The memory is not copied: the caller keeps it alive.
+        """
         self._call("grow_for", ctypes.c_int64(address), ctypes.c_int64(count))
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """Go on with trees in these buffers as the last one, a mailbox, says."""
+        """Register the tree buffers and the mailbox (last) for the call that extends a tree."""
         self._keep("fill_in", buffers)
 
     def _keep(self, name: str, buffers: Sequence[Tensor]) -> None:
@@ -157,7 +181,7 @@ class NativeStatistics(NativeObject):
         check(function(self.address, *arguments))
 
 
-FEATURE_COLUMNS = 2 + 2 * 9  # token and place, then how often it followed and was seen in each context (tree/scorer.h)
+FEATURE_COLUMNS = 2 + 2 * 9  # token, rank among runners-up, then counts in each context (tree/scorer.h)
 
 
 def _pointers(tensors: Sequence[Tensor]) -> list[bytes]:

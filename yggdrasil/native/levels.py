@@ -1,6 +1,6 @@
-"""Levels of instruction sets: one library of the CPU operators for each, chosen by what the processor has.
+"""Levels of instruction sets: the native library is compiled once for each, and chosen by the processor's features.
 
-Needs the standard library alone: ``setup.py`` reads it before anything is installed.
+Uses only the standard library: ``setup.py`` imports it before anything is installed.
 """
 
 import os
@@ -9,23 +9,23 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-VARIABLE = "YGGDRASIL_CPU_LEVEL"  # the environment variable that selects a level by name
-NONE = "none"  # its value that selects the portable operators, without a library
+VARIABLE = "YGGDRASIL_CPU_LEVEL"  # environment variable that selects a level by name
+NONE = "none"  # value that selects the portable operators
 _X86 = ("x86_64", "AMD64")
 
 
 class Level(NamedTuple):
-    """A set of instructions that a library may use."""
+    """A set of instruction sets that a library may use."""
 
     name: str
-    flags: tuple[str, ...]  # of GCC and Clang
-    features: tuple[str, ...]  # as /proc/cpuinfo names what a processor must have
+    flags: tuple[str, ...]  # options of GCC and Clang
+    features: tuple[str, ...]  # required processor flags, as in /proc/cpuinfo
 
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni")
 _BF16 = (*_AVX512, "avx512_bf16")
-PLAIN = Level("plain", (), ())  # plain C++: what a compiler makes for any processor of this architecture
+PLAIN = Level("plain", (), ())  # the compiler's default for this architecture
 _X86_LEVELS = (
     PLAIN,
     Level("avx2", ("-march=x86-64-v3",), _AVX2),
@@ -41,21 +41,21 @@ _X86_LEVELS = (
 
 
 def all_levels() -> tuple[Level, ...]:
-    """Levels of this architecture, each needing more than the ones before it."""
+    """Return the levels of this architecture, the lowest first."""
     return _X86_LEVELS if platform.machine() in _X86 else (PLAIN,)
 
 
 def supported_levels() -> tuple[Level, ...]:
-    """Those that this processor has, the lowest first."""
+    """Return the levels that this processor supports, the lowest first."""
     features = cpu_features()
     return tuple(level for level in all_levels() if features.issuperset(level.features))
 
 
 def chosen_levels() -> tuple[Level, ...]:
-    """Levels whose libraries may be used here, the best first: all that the processor has, or the one that is selected.
+    """Return the levels whose libraries may be used, the highest first: all supported ones, or the selected one.
 
     Raises:
-        ValueError: the environment selects a level that there is not, or that the processor does not have.
+        ValueError: if the environment variable selects an unknown level, or one that the processor does not support.
     """
     selected = os.environ.get(VARIABLE)
     supported = supported_levels()
@@ -72,7 +72,7 @@ def chosen_levels() -> tuple[Level, ...]:
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """What the processor has, as Linux names it; nothing elsewhere."""
+    """Return the processor's flags from /proc/cpuinfo; empty on other systems than Linux."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

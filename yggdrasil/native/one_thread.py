@@ -1,4 +1,4 @@
-"""PyTorch on one thread, while operators of ours run on threads of their own or work is too small to share."""
+"""Run PyTorch on one thread while native operators run on their own threads, or for small work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,10 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch's idle threads spin on the cores that our operators use: a pass then takes twice as long and more."""
+    """Context manager: limit PyTorch to one thread in the block.
+
+    PyTorch's idle threads spin on the cores that native operators use, which makes a pass more than 2x slower.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""The CPU operators that the native library computes, as Python functions by name."""
+"""The CPU operators of the native library as Python functions, by name."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -12,27 +12,27 @@ from yggdrasil.native.calls import call_of, check
 from yggdrasil.native.schemas import SCHEMAS
 from yggdrasil.native.shapes import SHAPES
 
-_PANEL, _TILE_PAIRS = 16, 16  # outputs of a panel; input pairs that a panel of bfloat16 is rounded up to
+_PANEL, _TILE_PAIRS = 16, 16  # outputs per panel; bfloat16 panels are padded to a multiple of this many input pairs
 _WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words", "commit_states")
-# Computed otherwise: in PyTorch, or by functions below.
+# Operators that are not a single C call: implemented in PyTorch, or by functions below.
 _NOT_CALLS = {
     "packed_shape", "quantised_shape", "has_byte_products", "keep_rows", "keep_stack", "drop_stack",
 }  # fmt: skip
 
 
 def native_operators() -> dict[str, Callable[..., Any]]:
-    """Functions for operators over CPU tensors; the library is loaded."""
+    """Return the functions of operators over CPU tensors. The library must be loaded."""
     calls = {name: _call(name) for name in SCHEMAS if name not in _NOT_CALLS}
     return {**calls, "packed_shape": packed_shape, "quantised_shape": quantised_shape}
 
 
 def native_functions() -> dict[str, Callable[..., Any]]:
-    """Functions for operators over no tensors, or tensors that are only kept."""
+    """Return the functions of operators that take no tensors, or only store them."""
     keep_layers, drop_layers = _call("keep_stack"), _call("drop_stack")
     stacks: dict[int, Sequence[Tensor]] = {}
 
     def keep_stack(tensors: Sequence[Tensor], *described: Sequence[Any]) -> int:
-        """The number of a stack of layers, which keeps the tensors until it is dropped."""
+        """Register a stack of layers and return its number. Its tensors are kept alive until ``drop_stack``."""
         held = [tensor.detach() for tensor in tensors]
         number: int = keep_layers(held, *described)
         stacks[number] = held
@@ -50,7 +50,7 @@ def native_functions() -> dict[str, Callable[..., Any]]:
 
 
 def packed_shape(weight: Tensor) -> list[int]:
-    """The shape of a packed weight [N, K] (linear/linear_job.h)."""
+    """Return the shape of the packed form of ``weight`` [N, K] (linear/linear_job.h)."""
     if weight.dim() != 2:
         raise RuntimeError(f"weight must be [N, K], not {list(weight.shape)}")
     outputs, inputs = weight.shape
@@ -63,7 +63,7 @@ def packed_shape(weight: Tensor) -> list[int]:
 
 
 def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
-    """The shape of packed rows of a file's blocks: pairs of panels, and their bytes."""
+    """Return the shape of packed quantised ``rows`` [N, bytes]: [pairs of panels, bytes per pair]."""
     assert Native.library is not None
     function = Native.library.yggdrasil_pair_bytes
     function.restype = ctypes.c_int64
@@ -73,7 +73,7 @@ def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
 
 
 def has_byte_products() -> bool:
-    """Whether the library has products of bytes, which a bounded argmax needs."""
+    """Return whether the library has products of bytes, which the bounded argmax needs."""
     return Native.library is not None and bool(Native.library.yggdrasil_has_byte_products())
 
 

@@ -1,7 +1,7 @@
-"""Operators in PyTorch, for any device: what the native ones compute, and what takes their place without a compiler.
+"""Portable implementations of the operators in PyTorch: reference for, and fallback without, the native library.
 
 Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache capacity, T tree slots, K inputs,
-N outputs; of experts E, of which a row chooses K, H hidden size, I inner size.
+N outputs; for experts: E experts, K experts per row, H hidden size, I intermediate size.
 """
 
 from collections.abc import Callable
@@ -27,18 +27,21 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: 
 
 def packed_linears(  # noqa: PLR0913  (an operator's schema)
     x: Tensor,  # [..., K]
-    gate: Tensor | None,  # [..., K]: the layers read silu(gate) * x
-    gelu: bool,  # gelu(gate) * x, by tanh
-    norm: Tensor | None,  # [K]: they read norm * (x / its root mean square)
-    plus_one: bool,  # (x / its root mean square) * (1 + norm), rounded once
+    gate: Tensor | None,  # [..., K]: the layers' input is silu(gate) * x
+    gelu: bool,  # gelu(gate) * x instead, tanh-approximated
+    norm: Tensor | None,  # [K]: the layers' input is RMS-normalised x, times this weight
+    plus_one: bool,  # times (1 + norm) instead, rounded once
     eps: float,  # added to the mean square
-    residual: Tensor | None,  # [..., N]: added to what the one layer gives
+    residual: Tensor | None,  # [..., N]: added to the output, with a single layer only
     packed: list[Tensor],
     biases: list[Tensor | None],
     out_features: list[int],
     num_threads: int,
 ) -> list[Tensor]:
-    """Linear layers over one input, and what stands around them; each operation is rounded to the dtype of ``x``."""
+    """Apply several linear layers to one input, with fused gate, norm and residual; return their outputs.
+
+    Each operation is rounded to the dtype of ``x``.
+    """
     if norm is not None:
         x = norm_rows(x, norm, plus_one, eps, None, num_threads)
     if gate is not None:
@@ -48,12 +51,12 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
 
 
 def gated(gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
-    """``up`` times the gelu (by tanh) or silu of ``gate``."""
+    """Return ``up`` times the tanh-approximated GELU, or SiLU, of ``gate``."""
     return (torch.nn.functional.gelu(gate, approximate="tanh") if gelu else torch.nn.functional.silu(gate)) * up
 
 
 def clamped_gate(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
-    """gpt-oss's SwiGLU: both bounded by ``limit``, the gate's sigmoid of ``alpha`` times it, and ``up`` plus one."""
+    """Return gpt-oss's clamped SwiGLU: (up + 1) * gate * sigmoid(alpha * gate), with both clamped by ``limit``."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
@@ -64,17 +67,17 @@ def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: in
 
 def packed_experts(  # noqa: PLR0913  (an operator's schema)
     x: Tensor,  # [W, H]
-    chosen: Tensor,  # [W, K] int64; one past the last expert is none
-    shares: Tensor,  # [W, K]: weights of what the experts give
+    chosen: Tensor,  # [W, K] int64, expert ids; E is no expert
+    shares: Tensor,  # [W, K], weights of the experts' outputs
     gate_up: Tensor,  # [E, 2, I, H]
     down: Tensor,  # [E, 1, H, I]
-    biases: list[Tensor],  # none, or float32 of gate [E, I], of up [E, I] and of down [E, H]
+    biases: list[Tensor],  # empty, or float32 of gate [E, I], up [E, I] and down [E, H]
     inner_features: int,
-    gelu: bool,  # gelu by tanh, else silu
-    clamp: list[float],  # none, or limit and alpha of ``clamped_gate``
+    gelu: bool,  # tanh-approximated GELU, else SiLU
+    clamp: list[float],  # empty, or limit and alpha of ``clamped_gate``
     num_threads: int,
 ) -> Tensor:
-    """The weighted sum [W, H] of what the experts give that a row chose, in the order of their numbers."""
+    """Return the weighted sums [W, H] of the outputs of each row's experts, added in the order of expert ids."""
     output = torch.zeros_like(x)
     for expert, ((gate, up), (last,)) in enumerate(zip(gate_up, down, strict=True)):
         places, rows = torch.where(chosen.t() == expert)
@@ -89,7 +92,7 @@ def packed_experts(  # noqa: PLR0913  (an operator's schema)
 
 
 def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Tensor | None, num_threads: int) -> Tensor:
-    """Rows normed as ``packed_linears`` reads them, added to ``residual`` where there is one."""
+    """Apply an RMS norm as in ``packed_linears``, and add ``residual`` if given."""
     whole = x.float()
     scaled = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + eps)
     normed = (scaled * (1 + norm.float())).to(x.dtype) if plus_one else norm * scaled.to(x.dtype)
@@ -99,7 +102,7 @@ def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Ten
 def packed_best(
     x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int
 ) -> tuple[Tensor, Tensor]:
-    """The greatest output of each row, not-a-number before all, and its place, the lowest of a tie."""
+    """Return (largest output, its index) of each row; NaN counts as largest, and the first of equals is taken."""
     return best_tokens(torch.nn.functional.linear(x, packed, bias).flatten(0, -2), num_threads)
 
 
@@ -117,12 +120,12 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     sinks: Tensor | None,  # [Hq]
     num_threads: int,
 ) -> Tensor:
-    """Write the step's keys and values, then attend to the context and to the tree slots the mask allows.
+    """Write the step's keys and values to the cache; attend to the context and the tree slots that the mask allows.
 
-    Returns [1, R, Hq, D]: R is W, or fewer where other rows are only attended to. ``window`` > 0 keeps the last
-    ``window`` keys of each row's path (itself included), ``window`` < 0 those of its chunk of ``-window`` positions;
-    ``softcap`` > 0 bounds the scores as Gemma 2 does. A sink is one more score of its head whose weight meets no value.
-    A grouped matmul serves all query heads of a key head, so keys are never repeated.
+    Returns [1, R, Hq, D]; R is W, or less if only some rows have queries. ``window`` > 0 is a sliding window: the last
+    ``window`` keys of each row's path, itself included; ``window`` < 0 is chunked attention with chunks of ``-window``
+    positions. ``softcap`` > 0 bounds the scores as in Gemma 2. ``sinks`` are an extra score per head without a value.
+    One grouped matmul covers all query heads of a key head, so keys are not repeated.
     """
     context, start = offsets.unbind()
     width, num_key_heads, capacity = query.shape[2], key_cache.shape[0], key_cache.shape[1]
@@ -155,15 +158,15 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 
 def rows_attention(
     query: Tensor,  # [N, Hq, D]
-    keys: Tensor,  # [N, Hkv, S, D], or [1, Hkv, S, D] where all are of one text
+    keys: Tensor,  # [N, Hkv, S, D], or [1, Hkv, S, D] if all tokens are of one text
     values: Tensor,
-    lengths: Tensor,  # [N] int64: keys that each sees, its own included
+    lengths: Tensor,  # [N] int64, number of keys that each token sees, its own included
     scale: float,
     window: int,
     softcap: float,
     num_threads: int,
 ) -> Tensor:
-    """Each token attends to as much of its text as it sees; returns [N, Hq, D]."""
+    """Attend, for each token, to the first ``lengths`` keys of its text; returns [N, Hq, D]."""
     longest = int(lengths.max())
     slots = torch.arange(longest, device=query.device)
     hidden = slots >= lengths[:, None]
@@ -208,14 +211,14 @@ def keep_rows(
     rows: Tensor,  # [W] int64, ascending; the first ``count`` are accepted
     count: Tensor,  # [1] int64
 ) -> None:
-    """Move accepted rows to the slots from ``start`` on, lengths unknown to the host: the rest move onto themselves."""
+    """Move accepted rows to the slots from ``start`` on. The host does not know ``count``: other rows stay in place."""
     places = torch.arange(rows.numel(), device=rows.device)
     sources = start + torch.where(places < count, rows, places)
     for cache in caches:
         cache.index_copy_(1, start + places, cache.index_select(1, sources))
 
 
-# By the operator's name; ``keep_rows`` has no other implementation on CPUs.
+# By operator name, without ``keep_rows``, which has this implementation on CPUs in any case.
 PORTABLE: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (

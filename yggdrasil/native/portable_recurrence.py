@@ -1,10 +1,10 @@
-"""The operators of recurrent layers in PyTorch, for any device.
+"""Portable implementations, in PyTorch, of the operators of recurrent layers.
 
-All rows of a tree are solved together from the text's state S and factors of each row: the WY form of a chunk, with the
-tree's ancestor mask instead of a triangular one. The last bits of a row therefore depend on the tree. The native
-operators compute every path token by token.
+All rows of a tree are computed at once from the text's state and the factors of each row, in the WY form of chunked
+linear attention with the tree's ancestor mask instead of a triangular one. The last bits of a row therefore depend on
+the tree; the native operators compute every path token by token.
 
-Dims: W rows, C channels, K taps, M slots, Hk heads of keys, Hv heads of values, Dk and Dv their sizes.
+Dims: W rows, C channels, K taps, M slots, Hk key heads, Hv value heads, Dk and Dv their sizes.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ def tree_convolution(
     weight: Tensor,  # [C, K]
     bias: Tensor | None,  # [C]
     window: Tensor,  # [K - 1, C]: the text's last inputs, oldest first
-    inputs: Tensor,  # [M, C]: keeps those of this pass
+    inputs: Tensor,  # [M, C]: receives the inputs of this pass
     offsets: Tensor,  # [2] int64: context length, first slot written
-    parents: Tensor,  # [W] int64, -1 behind the text
+    parents: Tensor,  # [W] int64, -1 for a row that follows the text
     num_threads: int,
 ) -> Tensor:
-    """A causal convolution along each row's path, [W, C]."""
+    """Compute a causal convolution along each row's path, [W, C]."""
     inputs[_slots(offsets, x.shape[0], inputs.shape[0])] = x
     past = window.shape[0]
     seen = torch.cat([window, x]).float()
@@ -41,22 +41,22 @@ def tree_recurrence(  # noqa: PLR0913  (an operator's schema)
     query: Tensor,  # [W, Hk, Dk] float32
     key: Tensor,
     value: Tensor,  # [W, Hv, Dv] float32
-    decay: Tensor,  # [W, Hv] float32, a logarithm
-    beta: Tensor | None,  # [W, Hv] float32: by the delta rule
+    decay: Tensor,  # [W, Hv] float32, logarithms
+    beta: Tensor | None,  # [W, Hv] float32, strength of the delta rule; None: without delta rule (Mamba-2)
     state: Tensor,  # [Hv, Dk, Dv] float32
-    keys: Tensor,  # [M, Hk, Dk]: keep the factors of the rows
+    keys: Tensor,  # [M, Hk, Dk]: these three receive the factors of the rows
     updates: Tensor,  # [M, Hv, Dv]
     decays: Tensor,  # [M, Hv]
     offsets: Tensor,  # [2] int64
     parents: Tensor,  # [W] int64
     num_threads: int,
 ) -> Tensor:
-    """What each row reads of the state behind its path, [W, Hv, Dv]."""
+    """Compute the output of each row, [W, Hv, Dv] float32, from the state after its path; ``state`` is unchanged."""
     width, group = key.shape[0], value.shape[1] // key.shape[1]
     slots = _slots(offsets, width, keys.shape[0])
     query, own = (each.repeat_interleave(group, 1).transpose(0, 1) for each in (query, key))  # [Hv, W, Dk]
     path = _paths(parents)  # [W, W], itself included
-    total = path @ decay  # [W, Hv]: decay from the text on
+    total = path @ decay  # [W, Hv]: cumulative decay since the text
     apart = (total[:, None] - total[None]).permute(2, 0, 1)  # [Hv, W, W]
     factor = torch.where(path.bool(), apart, -torch.inf).exp()
     faded = total.t()[:, :, None].exp()  # [Hv, W, 1]
@@ -79,10 +79,10 @@ def commit_states(
     keys: Sequence[Tensor],  # each [M, Hk, Dk]
     updates: Sequence[Tensor],  # each [M, Hv, Dv]
     decays: Sequence[Tensor],  # each [M, Hv]
-    slots: Sequence[int],  # of a path's rows, in order
+    slots: Sequence[int],  # slots of a path's rows, in order
     num_threads: int,
 ) -> None:
-    """Add what the rows in ``slots`` have added to the text's states, in place."""
+    """Apply the updates of the rows in ``slots`` to the text's windows and states, in place."""
     if not slots:
         return
     for window, kept in zip(windows, inputs, strict=True):
@@ -99,7 +99,7 @@ def _slots(offsets: Tensor, width: int, count: int) -> Tensor:
 
 
 def _paths(parents: Tensor) -> Tensor:
-    """Which rows lie on the path to each, itself included: [W, W] float32."""
+    """Return the ancestor mask [W, W] float32: 1 if a row is on the path to another, itself included."""
     width = parents.shape[0]
     above = (parents[:, None] == torch.arange(width, device=parents.device)).float()
     path = torch.eye(width, device=parents.device) + above

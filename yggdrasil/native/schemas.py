@@ -1,6 +1,6 @@
-"""The operators' schemas, by name."""
+"""PyTorch schemas of the operators, by name."""
 
-# What linears do beside multiplying.
+# Operations fused with linear layers: gate and norm of the input, residual of the output.
 _AROUND = "Tensor? gate, bool gelu, Tensor? norm, bool plus_one, float eps, Tensor? residual"
 
 _ALL = (

@@ -1,4 +1,4 @@
-"""What shapes operators give, for graphs that are compiled without running them."""
+"""Shape functions: allocate an operator's results, for tracing without running and as outputs of C calls."""
 
 from collections.abc import Callable
 from typing import Any

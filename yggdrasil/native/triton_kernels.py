@@ -1,9 +1,9 @@
-"""Triton kernels of a CUDA step; ``cuda.py`` launches them.
+"""Triton kernels, launched by ``cuda.py``.
 
-Grids depend on shapes alone and lengths are read on the device, so a launch captured once serves any context
-length: a program with nothing to do returns at once.
+Grids depend on shapes only, and lengths are read on the device, so a captured launch is valid for any context length;
+programs without work return at once.
 
-Dims: W rows of the step, G query heads a key head, D head size, S cache capacity, T tree slots, P splits of the keys.
+Dims: W rows of the step, G query heads per key head, D head size, S cache capacity, T tree slots, P splits of the keys.
 """
 
 import triton
@@ -15,7 +15,7 @@ def write_rows(
     key, value, key_cache, value_cache, offsets, key_head, key_row, value_head, value_row, cache_head,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Copy row (program 0) of key head (program 1) to its slot. ``*_head``, ``*_row`` are strides in elements."""
+    """Copy a row (program axis 0) of a key head (axis 1) to its slot. ``*_head``, ``*_row`` are strides in elements."""
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(offsets + 1) + row
     columns = tl.arange(0, BLOCK_D)
@@ -31,7 +31,7 @@ def write_rows(
 def _split_range(
     offsets, width, split, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Slots [first, last) of a split, and how many splits have any. Blocks are dealt out evenly, in order."""
+    """Return (first, last, number of non-empty splits); the split covers slots [first, last), in whole blocks."""
     context = tl.load(offsets).to(tl.int32)
     end = tl.load(offsets + 1).to(tl.int32) + width
     begin = 0
@@ -51,10 +51,10 @@ def attend_to_split(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a block of rows (program 1) of one key head's group (program 0) over one split of the keys.
+    """Compute attention of a block of rows (axis 1) of one key head (axis 0) over one split of the keys (axis 2).
 
-    ``partial`` [Hq * W, P, D] gets unnormalised sums, ``stats`` [Hq * W, P, 2] the maximum and the sum of weights; both
-    float32, and only splits that have keys are written.
+    ``partial`` [Hq * W, P, D] float32 receives unnormalised sums, ``stats`` [Hq * W, P, 2] float32 the maximum score
+    and the sum of weights. Splits without keys are not written.
     """
     head, split = tl.program_id(0), tl.program_id(2)
     first, last, _ = _split_range(offsets, width, split, WINDOW, BLOCK_N, NUM_SPLITS)
@@ -95,7 +95,7 @@ def attend_to_split(
         visible = ((slots < context) & is_slot)[None, :] & (slots[None, :] >= lowest[:, None])
         scores = tl.where(visible | (allowed != 0), scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        # NOTE: rows that have seen no key yet keep a maximum of -inf, and -inf - -inf is not a number.
+        # NOTE: the maximum is -inf before a row has seen a key, and -inf - -inf is NaN.
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         fade = tl.exp(top - shift)
         weights = tl.exp(scores - shift[:, None])
@@ -115,7 +115,7 @@ def merge_splits(
     WINDOW: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of one row of one query head (program 0: head * W + row) into ``output`` [W, Hq, D]."""
+    """Combine the splits of one row and query head (axis 0: head * W + row) into ``output`` [W, Hq, D]."""
     member = tl.program_id(0)
     _, _, num_used = _split_range(offsets, width, 0, WINDOW, BLOCK_N, NUM_SPLITS)
     splits = tl.arange(0, BLOCK_P)
@@ -147,10 +147,10 @@ def keep_rows(
     caches, start, rows, count, cache_head,
     ELEMENT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Move the accepted rows of one key head (program 1) of one buffer (program 0) to the slots from ``start`` on.
+    """Move the accepted rows of one key head (axis 1) of one buffer (axis 0) to the slots from ``start`` on.
 
-    ``caches`` holds the buffers' addresses. Sources ascend and never lie before their destination, so a row is read
-    before anything is written over it.
+    ``caches`` holds the buffers' addresses. Sources ascend and are never before their destination, so every row is
+    read before it is overwritten.
     """
     buffer = tl.load(caches + tl.program_id(0)).to(tl.pointer_type(ELEMENT))
     columns = tl.arange(0, BLOCK_D)

@@ -1,4 +1,4 @@
-"""Tensors as the native library's C interface takes them (``common/tensor.h``): bytes of a ``YggdrasilTensor``."""
+"""Convert tensors to the C struct ``YggdrasilTensor`` of the native library (``common/tensor.h``)."""
 
 import struct
 from collections.abc import Iterable
@@ -16,18 +16,18 @@ _DTYPES = {
     torch.float64: 7,
     torch.bool: 11,
     torch.bfloat16: 15,
-}  # as PyTorch numbers its ScalarTypes
-# Address, dtype, number of dimensions, sizes, strides: one function a number of dimensions, filled up with zeros.
+}  # PyTorch's ScalarType numbers
+# Pack address, dtype, number of dimensions, sizes, strides; one function per number of dimensions, padded with zeros.
 _UNUSED = [8 * (_MOST_DIMS - dim) for dim in range(_MOST_DIMS + 1)]  # bytes
 _PACK = [struct.Struct(f"=Qii{dim}q{unused}x{dim}q{unused}x").pack for dim, unused in enumerate(_UNUSED)]
 _NONE = _PACK[0](0, 0, -1)
 
 
 def view_of(tensor: Tensor | None) -> bytes:
-    """The view of a CPU tensor, or of none; it keeps nothing alive.
+    """Return the view of a CPU tensor, or of None, as bytes; the view does not keep the tensor alive.
 
     Raises:
-        RuntimeError: the tensor is of a dtype or of more dimensions than the library knows, or not on the CPU.
+        RuntimeError: if the tensor's dtype or number of dimensions is unsupported, or it is not on the CPU.
     """
     if tensor is None:
         return _NONE
@@ -41,10 +41,10 @@ def view_of(tensor: Tensor | None) -> bytes:
 
 
 def views_of(tensors: Iterable[Tensor | None]) -> bytes:
-    """Views of several tensors, one behind the other."""
+    """Return the concatenated views of several tensors."""
     return b"".join(map(view_of, tensors))
 
 
 def dtype_number(dtype: torch.dtype) -> int:
-    """How PyTorch numbers the dtype."""
+    """Return PyTorch's ScalarType number of ``dtype``."""
     return _DTYPES[dtype]
