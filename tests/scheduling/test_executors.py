@@ -1,10 +1,10 @@
-"""Executors call every stage once, after what it waits for. Streams and events are stand-ins that keep a log."""
+"""Executors call every stage once, after what it waits for. Events are stand-ins."""
 
 from collections import Counter
 
 import pytest
 
-from yggdrasil.scheduling.executors import InOrderExecutor, StreamExecutor, ThreadedExecutor
+from yggdrasil.scheduling.executors import EventExecutor, InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 
 SCHEDULES = {name: Schedule.of(variants) for name, variants in {**NAMED_VARIANTS, "default": {}}.items()}
@@ -56,51 +56,34 @@ def test_a_failing_stage_is_raised(schedule):
 
 
 class FakeEvent:
-    def __init__(self, after):
-        self.after = after  # every action that has happened once this event has
+    """Notes the time of a device that takes two milliseconds for each stage that was launched before."""
+
+    launched, waits = 0, 0
+
+    def record(self):
+        self.ms = 2.0 * FakeEvent.launched
+
+    def elapsed_time(self, later):
+        return later.ms - self.ms
 
     def synchronize(self):
-        FakeStream.host |= self.after
+        FakeEvent.waits += 1
 
 
-class FakeStream:
-    """Knows which actions are sure to have ended before the next one on it begins."""
+def test_stage_times_by_events():
+    """One wait an iteration, and each stage has the time of its own work on the device."""
+    executor, times = EventExecutor(FakeEvent), Counter()
+    order = []
 
-    host = frozenset()
+    def action(name):
+        order.append(name)
+        FakeEvent.launched += 1 + (name == "verify")
 
-    def __init__(self):
-        self.done = frozenset()
+    schedule = SCHEDULES["default"]
+    actions = {name: lambda state, name=name: action(name) for name in STAGES if name != "tail_draft"}
+    for _ in range(2):
+        executor.run(schedule, actions, None, times)
 
-    def wait_event(self, event):
-        self.done |= event.after
-
-    def record_event(self):
-        return FakeEvent(self.done)
-
-    def __enter__(self):
-        FakeStream.current = self
-
-    def __exit__(self, *_):
-        FakeStream.current = FakeStream.default
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_streams_wait_for_what_a_stage_takes(schedule):
-    streams = {"target": FakeStream(), "drafter": FakeStream()}
-    FakeStream.default = FakeStream.current = FakeStream()
-    FakeStream.host = frozenset()
-    executor = StreamExecutor(streams, lambda stream: stream, lambda: FakeStream.default)
-    resources = {stage.name: stage.resource for stage in schedule.stages}
-
-    for round_number in range(2):
-
-        def action(_, *, name, round_number=round_number):
-            known = FakeStream.current.done | FakeStream.host
-            wanted = {(p, round_number) for p in schedule.predecessors[name]}
-            assert wanted <= known, f"{name} does not wait for {wanted - known}"
-            if round_number and resources[name] != "host":
-                assert ("commit", round_number - 1) in known
-            FakeStream.current.done |= known | {(name, round_number)}
-
-        actions = {name: lambda state, name=name, action=action: action(state, name=name) for name in STAGES}
-        executor.run(schedule, actions, None, Counter())
+    assert order == [name for name in schedule.names if name != "tail_draft"] * 2
+    assert times == {name: 4_000_000 * (1 + (name == "verify")) for name in actions}
+    assert FakeEvent.waits == 2

@@ -35,7 +35,7 @@ from yggdrasil.engine.trace import MODEL_STAGES, Trace
 from yggdrasil.native.one_thread import one_thread
 from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.policy.fixed import ModelFreePolicy
-from yggdrasil.profiling.roofline import wait_for
+from yggdrasil.profiling.timers import Timer, timer_for
 from yggdrasil.scheduling.plan import Costs, DeviceName, Expectation, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
@@ -121,7 +121,7 @@ def with_measured_costs(
 ) -> Plan:
     """``plan`` with the costs that ``assembly``, which decodes by it, shows within about ``SECONDS``."""
     context = max(1, min(CONTEXT, assembly.engine.max_length // 2))
-    times = _timed(timed_steps([assembly], [context]), wait_for(assembly.target.loaded.device), progress)
+    times = _timed(timed_steps([assembly], [context]), timer_for(assembly.target.loaded.device), progress)
     assembly.forget()
     one_row = times["target", "plain", 1]
     passes = {width: times.get(("target", "verify", width), one_row) for width in plan.shapes.verify_widths}
@@ -143,7 +143,7 @@ def with_measured_costs(
 
 @torch.inference_mode()
 def _timed(
-    steps: Sequence[TimedStep], wait: Callable[[], None], progress: Callable[[float], None]
+    steps: Sequence[TimedStep], timer: Timer, progress: Callable[[float], None]
 ) -> dict[tuple[str, str, int], float]:
     """Median milliseconds of each step by model, name and width; rounds in rising, then in falling order."""
     samples: dict[tuple[str, str, int], list[float]] = {(step.model, step.step, step.width): [] for step in steps}
@@ -153,7 +153,7 @@ def _timed(
             for step in steps if turn % 2 else reversed(steps):
                 step.prepare()
                 step.run()
-                elapsed_ms = step.milliseconds(wait)
+                elapsed_ms = timer(step.run)
                 if turn:
                     samples[step.model, step.step, step.width].append(elapsed_ms)
             spent = perf_counter() - began

@@ -6,7 +6,6 @@ Dims: W rows of a step, C context length.
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from torch import nn
 from yggdrasil.checkpoints.experts import PackedExperts
 from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedExperts, QuantisedLinear
 from yggdrasil.checkpoints.packing import PackedLinear
+from yggdrasil.profiling.timers import Timer, timer_for
 from yggdrasil.runtime.loaded import LoadedModel
 
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
@@ -87,14 +87,14 @@ def measure_rates(loaded: LoadedModel, repeats: int = 7) -> MachineRates:
     rows = max((len(module.down_proj) for module in loaded.model.modules() if isinstance(module, _EXPERTS)), default=1)
     num_bytes = max(step_work(loaded, rows, 0).num_bytes, _LEAST_BUFFER)
     buffer = torch.ones(num_bytes // 8, dtype=torch.int64, device=loaded.device)
-    wait = wait_for(loaded.device)
-    read_s = _median_s(lambda: torch.ops.yggdrasil.read_words(buffer, loaded.num_threads), repeats, wait)
+    timer = timer_for(loaded.device)
+    read_s = _median_s(lambda: torch.ops.yggdrasil.read_words(buffer, loaded.num_threads), repeats, timer)
     size = _MATRIX_SIZE[loaded.device.type]
     numbers = torch.randn(2, size, size, device=loaded.device)
 
     def multiply_s(dtype: torch.dtype) -> float:
         a, b = numbers.to(dtype)
-        return _median_s(lambda: torch._int_mm(a, b) if dtype == torch.int8 else a @ b, repeats, wait)
+        return _median_s(lambda: torch._int_mm(a, b) if dtype == torch.int8 else a @ b, repeats, timer)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(loaded.num_threads)
@@ -105,18 +105,6 @@ def measure_rates(loaded: LoadedModel, repeats: int = 7) -> MachineRates:
     return MachineRates(buffer.nbytes / read_s, 2 * size**3 / least_s)
 
 
-def wait_for(device: torch.device) -> Callable[[], None]:
-    """Return a function that waits for the device; call it before reading the clock, as GPU launches return early."""
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
-
-
-def _median_s(run: Callable[[], object], repeats: int, wait: Callable[[], None]) -> float:
+def _median_s(run: Callable[[], object], repeats: int, timer: Timer) -> float:
     run()
-    times = []
-    for _ in range(repeats):
-        wait()
-        start = perf_counter()
-        run()
-        wait()
-        times.append(perf_counter() - start)
-    return statistics.median(times)
+    return statistics.median(timer(run) for _ in range(repeats)) / 1e3

@@ -1,4 +1,4 @@
-"""Executors run the stages of a schedule: one after the other, on threads, or on CUDA streams.
+"""Executors run the stages of a schedule: one after the other, by the host's clock or a GPU's, or on threads.
 
 All three honour the same dependencies, those that follow from inputs and outputs, so a schedule gives the same tokens
 under each.
@@ -27,11 +27,8 @@ class Executor(Protocol):
 class InOrderExecutor:
     """Runs stages on one thread in the schedule's order: fastest on a CPU, whose cores verification already fills.
 
-    A measurement on a GPU has ``after_stage`` wait for the device, so that a stage's time holds its work.
+    Times are the host's: on a GPU those of launches, and of what waits for the device.
     """
-
-    def __init__(self, after_stage: Callable[[], None] | None = None) -> None:
-        self._after_stage = after_stage
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
         before = perf_counter_ns()
@@ -39,8 +36,6 @@ class InOrderExecutor:
             if name not in actions:
                 continue
             actions[name](state)
-            if self._after_stage is not None:
-                self._after_stage()
             now = perf_counter_ns()
             times[name] += now - before
             before = now
@@ -98,51 +93,25 @@ def _waits(schedule: Schedule, forgotten: Collection[tuple[str, str]]) -> dict[s
     return waits
 
 
-class StreamExecutor:
-    """One CUDA stream a model, events between them; the host waits only where a host stage takes a device's value.
+class EventExecutor:
+    """In order, with stage times by a GPU's clock: what each adds to the device's timeline, work and waiting for work.
 
-    NOTE: tested with fakes for streams and events; it has not run on a GPU yet.
+    The host waits once, at the end of an iteration. ``make_event`` gives events that note the time.
     """
 
-    def __init__(self, streams: Mapping[str, Any], enter: Callable[[Any], Any], current: Callable[[], Any]) -> None:
-        self._streams = streams
-        self._enter = enter  # context in which work goes to a stream
-        self._current = current  # the stream of work launched by host stages
-        self._iteration_end: Any = None
-
-    @classmethod
-    def on(cls, device: Any) -> "StreamExecutor":
-        """Streams for ``device``, a CUDA device."""
-        import torch
-
-        streams = {name: torch.cuda.Stream(device) for name in ("target", "drafter")}
-        return cls(streams, torch.cuda.stream, lambda: torch.cuda.current_stream(device))
+    def __init__(self, make_event: Callable[[], Any]) -> None:
+        self._events = [make_event() for _ in range(1 + len(STAGES))]
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Times are those of the launch, except where a stage reads a value back."""
-        if self._iteration_end is not None:
-            for stream in self._streams.values():
-                stream.wait_event(self._iteration_end)
-        done: dict[str, Any] = {}
-        for stage in schedule.stages:
-            start = perf_counter_ns()
-            waited = [done[name] for name in sorted(schedule.predecessors[stage.name])]
-            stream, action = self._streams.get(stage.resource), actions.get(stage.name, _nothing)
-            if stream is None:
-                for event in waited:
-                    event.synchronize()
-                action(state)
-                done[stage.name] = self._current().record_event()
-            else:
-                for event in waited:
-                    stream.wait_event(event)
-                with self._enter(stream):
-                    action(state)
-                done[stage.name] = stream.record_event()
-            times[stage.name] += perf_counter_ns() - start
-        for event in done.values():
-            self._current().wait_event(event)
-        self._iteration_end = self._current().record_event()
+        names = [name for name in schedule.names if name in actions]
+        events = self._events[: 1 + len(names)]
+        events[0].record()
+        for name, event in zip(names, events[1:], strict=True):
+            actions[name](state)
+            event.record()
+        events[-1].synchronize()
+        for name, before, after in zip(names, events, events[1:], strict=False):
+            times[name] += round(before.elapsed_time(after) * 1e6)
 
 
 def _nothing(_: object) -> None:

@@ -12,7 +12,7 @@ import torch
 from yggdrasil.calibration.measurement.timed_steps import timed_steps
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.native.one_thread import one_thread
-from yggdrasil.profiling.roofline import wait_for
+from yggdrasil.profiling.timers import timer_for
 
 PASS = "pass"  # the stage of these samples; their cycle is the turn
 TURNS = 12
@@ -28,13 +28,13 @@ def measure_passes(assembly: Assembly, context: int, progress: Callable[[float],
     Each runs twice and is timed once, in rising order of width, then in falling.
     """
     steps = [step for step in timed_steps([assembly], [context]) if step.model == "target"]
-    wait, rows = wait_for(assembly.target.loaded.device), list[tuple[object, ...]]()
+    timer, rows = timer_for(assembly.target.loaded.device), list[tuple[object, ...]]()
     with one_thread():  # else idle ones would spin on the cores that our operators use
         for turn in range(TURNS + 1):  # the first warms up
             for step in steps if turn % 2 == 0 else reversed(steps):
                 step.prepare()
                 step.run()
-                elapsed_ms = step.milliseconds(wait)
+                elapsed_ms = timer(step.run)
                 if turn:
                     rows.append((context, turn, 0, 0, step.width, PASS, elapsed_ms))
             progress((turn + 1) / (TURNS + 1))

@@ -8,6 +8,7 @@ measured in quicker turns (``passes``).
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
@@ -24,7 +25,7 @@ from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound, stopping_bound
 from yggdrasil.predictor.features import Features
-from yggdrasil.scheduling.executors import InOrderExecutor
+from yggdrasil.scheduling.executors import EventExecutor
 from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
@@ -136,7 +137,7 @@ def measure_stages(
     rows: list[tuple[object, ...]] = []
     done = 0
     if assembly.target.loaded.device.type == "cuda":
-        assembly.engine.executor = InOrderExecutor(torch.cuda.synchronize)  # launches return before their work is done
+        assembly.engine.executor = EventExecutor(partial(torch.cuda.Event, enable_timing=True))
     while done < wanted:
         trace = Trace()
         request = assembly.engine.decode(text, stream(), policy, trace)

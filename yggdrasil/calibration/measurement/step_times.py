@@ -17,7 +17,8 @@ from yggdrasil.calibration.pair import build_assembly, sibling
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native.one_thread import one_thread
-from yggdrasil.profiling.roofline import measure_rates, step_work, wait_for
+from yggdrasil.profiling.roofline import measure_rates, step_work
+from yggdrasil.profiling.timers import Timer, host_ms, timer_for
 
 SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")
 STREAK = 4  # runs in a row; the first is warm-up
@@ -25,11 +26,11 @@ STREAK = 4  # runs in a row; the first is warm-up
 
 @torch.inference_mode()
 def time_steps(
-    steps: Sequence[TimedStep], rounds: int, progress: Callable[[float], None], wait: Callable[[], None] = lambda: None
+    steps: Sequence[TimedStep], rounds: int, progress: Callable[[float], None], timer: Timer = host_ms
 ) -> pd.DataFrame:
     """Milliseconds of every run, columns ``SAMPLE_COLUMNS``; all steps take their turn in every round.
 
-    ``wait`` returns when all launched work is done.
+    ``timer`` times one run.
     """
     rows: list[tuple[object, ...]] = []
     with one_thread():  # else idle ones would spin on the cores that our operators use
@@ -42,7 +43,7 @@ def time_steps(
                 step.prepare()
                 step.run()
                 for _ in range(STREAK - 1):
-                    rows.append((*step[:6], turn, step.milliseconds(wait)))
+                    rows.append((*step[:6], turn, timer(step.run)))
                 progress((turn + (i + 1) / len(steps)) / rounds)
     return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
 
@@ -64,8 +65,8 @@ def time_against_limits(
     sources = [pair.with_shapes(replace(pair.shapes, max_length=capacity)) for capacity in capacities]
     first = build_assembly(sources[0])
     assemblies = [first, *(sibling(first, source.shapes) for source in sources[1:])]
-    steps, wait = timed_steps(assemblies, contexts), wait_for(first.target.loaded.device)
-    return roofline(first, time_steps(steps, rounds, phase("timing steps"), wait))
+    steps, timer = timed_steps(assemblies, contexts), timer_for(first.target.loaded.device)
+    return roofline(first, time_steps(steps, rounds, phase("timing steps"), timer))
 
 
 def roofline(assembly: Assembly, samples: pd.DataFrame) -> pd.DataFrame:

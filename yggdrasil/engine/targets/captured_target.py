@@ -108,11 +108,18 @@ class CapturedTarget(PromptReader):
 
     def plain(self, token: int) -> Outcome:
         """Read ``token``, the last certain one, and choose its successor."""
-        self._tokens.write(token)
-        self._start.write(self.length)
-        outputs = self._launch(self._step("plain"), 1)
+        outputs = self.launch_plain(token)
+        outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]
         seen = self._seen(outputs[0], 1, [token])
         return self._outcome(outputs[0], 1)._replace(layers=self._layers(outputs, slice(1)), seen=seen)
+
+    def launch_plain(self, token: int) -> Sequence[Tensor]:
+        """Launch what ``plain`` waits for."""
+        self._tokens.write(token)
+        self._start.write(self.length)
+        packed, *layers = self.captures[self._step("plain"), 1]()
+        self._readback.begin(packed)
+        return packed, *layers
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch ranking, verification, acceptance and commit of the ``width`` best nodes; ``accept`` waits for it."""
