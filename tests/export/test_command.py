@@ -61,7 +61,7 @@ def test_a_plan_that_counts_is_foreseen_on_what_the_target_wrote(folder, capsys)
     assert run_program(*arguments) == 0
     said = capsys.readouterr()
     assert "--spec-type ngram-" in said.out
-    assert "1 answers that the target wrote" in said.err
+    assert "1 answers of the target" in said.err
 
 
 @pytest.mark.parametrize("plan", ["made-up", "counted"])

@@ -1,4 +1,4 @@
-"""Chooses an engine's speculation settings by the objective."""
+"""Chooses the speculation settings of an engine with the lowest predicted time per token."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,23 +19,29 @@ from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.scheduling.search import AcceptedLengths
 from yggdrasil.tree.shape import TreeShape
 
-_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)  # drafted tokens
-_MATCHES = (1, 2, 3, 4, 5, 6, 8, 12)  # tokens that must come again
+_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)  # draft lengths that are tried
+_MATCHES = (1, 2, 3, 4, 5, 6, 8, 12)  # match lengths that are tried
 _SUFFIX_DEPTH, _TRIE_DEPTH = 24, 18  # the engines' own defaults
 
 
 class Way(NamedTuple):
-    """One candidate: a look-up, and the engine's words for it."""
+    """One candidate: a lookup with the engine's options for it."""
 
     method: str
     options: dict[str, Value]
     make: Callable[[], LookUp]
-    longest: int  # tokens drafted at most
-    is_fixed: bool = False  # its passes are as wide where less is drafted, or nothing
+    longest: int  # maximum of drafted tokens
+    is_fixed: bool = False  # whether every pass has the full width, also with fewer or no drafted tokens
 
 
 def choose_look_up(engine: EngineName, costs: EngineCosts, documents: Sequence[Document]) -> Settings:
-    """The settings with the least milliseconds a token over ``documents``; none where plain decoding takes less."""
+    """Return the settings of a lookup with the fewest milliseconds per token in simulation over ``documents``.
+
+    If plain decoding is faster, they turn speculation off.
+
+    Raises:
+        YggdrasilError: no document has an answer.
+    """
     if not any(len(document.answer) > 1 for document in documents):
         raise YggdrasilError("there is no text to predict look-ups on; give --prompts, and --url of a running server")
     steps = costs.steps(range(1, _LENGTHS[-1] + 2))
@@ -47,7 +53,7 @@ def choose_look_up(engine: EngineName, costs: EngineCosts, documents: Sequence[D
 
 
 class ModelDrafter(NamedTuple):
-    """Who drafts with passes of its own: a draft model, or a head of some kind."""
+    """The name of a draft model or draft head, and the head's kind."""
 
     name: str
     head: Kind | None = None
@@ -60,9 +66,12 @@ def choose_draft_model(
     acceptance: AcceptanceCalibration,
     drafter: ModelDrafter,
 ) -> Settings:
-    """Return settings of the shape with the least milliseconds a token, by the plan's accepted lengths.
+    """Return the settings of a draft model or head with the fewest milliseconds per token, by recorded lengths.
 
-    Settings without speculation are returned if plain decoding takes less.
+    If plain decoding is faster, they turn speculation off.
+
+    Raises:
+        YggdrasilError: ``costs`` has no drafter times.
     """
     if not costs.drafter_ms:
         raise YggdrasilError("the plan drafts with a model, which costs time too; give --drafter-url, or drafter_ms")
@@ -70,7 +79,7 @@ def choose_draft_model(
     steps = costs.steps(
         {*range(1, lengths.max_depth + 2), *lengths.verify_widths},
         lengths.draft_widths,
-        reads_again=engine == "llama-server",  # its draft model reads what was verified once more
+        reads_again=engine == "llama-server",  # its draft model reads the verified tokens once more
     )
     for shape, known in _shapes(lengths, trees=engine == "sglang" and drafter.head != "dflash"):
         aal = lengths.aal(known)
@@ -87,7 +96,7 @@ def choose_draft_model(
 
 
 def _shapes(lengths: AcceptedLengths, *, trees: bool) -> Iterator[tuple[TreeShape, TreeShape]]:
-    """Shapes that the engine can be set to, each with the recorded shape whose accepted length it has."""
+    """Yield (shape, recorded shape): shapes that the engine supports, and where their accepted length is recorded."""
     for width in lengths.draft_widths if trees else (1,):
         for depth in range(1, lengths.max_depth + 1):
             whole = [known for known in lengths.verify_widths if known > width * depth]
@@ -98,8 +107,8 @@ def _shapes(lengths: AcceptedLengths, *, trees: bool) -> Iterator[tuple[TreeShap
                 yield from ((shape, shape) for shape in (TreeShape(width, depth, known) for known in kept))
 
 
-_ONE_PASS: tuple[Kind, ...] = ("medusa", "dflash")  # whose passes guess all levels
-# The engine's words for heads. What a target brings along (mtp) is found in its own folder.
+_ONE_PASS: tuple[Kind, ...] = ("medusa", "dflash")  # one pass drafts all levels
+# Each engine's names of head kinds. The module of a target (mtp) is in the target's own folder.
 _HEADS: dict[EngineName, dict[Kind, str]] = {
     "llama-server": {},
     "vllm": {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "mtp": "mtp", "dflash": "dflash"},
@@ -108,7 +117,7 @@ _HEADS: dict[EngineName, dict[Kind, str]] = {
 
 
 def refuse_unknown_head(engine: EngineName, drafter: ModelDrafter) -> None:
-    """Refuse a head of a kind that the engine's documents have no setting for."""
+    """Raise YggdrasilError if the engine's documents have no setting for the head's kind."""
     if drafter.head is not None and drafter.head not in _HEADS[engine]:
         others = " or ".join(name for name, known in _HEADS.items() if drafter.head in known)
         raise YggdrasilError(
@@ -118,7 +127,7 @@ def refuse_unknown_head(engine: EngineName, drafter: ModelDrafter) -> None:
 
 
 def _drafted(engine: EngineName, shape: TreeShape, drafter: ModelDrafter) -> tuple[str, dict[str, Value]]:
-    """The engine's words for a drafter and a shape."""
+    """Return (method, options) of an engine for a drafter and a tree shape."""
     if engine == "llama-server":
         options: dict[str, Value] = {"--spec-type": "draft-simple", "--spec-draft-model": drafter.name}
         return "draft-simple", {**options, "--spec-draft-n-max": shape.depth}
@@ -145,9 +154,10 @@ def _drafted(engine: EngineName, shape: TreeShape, drafter: ModelDrafter) -> tup
 def _least_probability(
     acceptance: AcceptanceCalibration, steps: StepCosts, shape: TreeShape, tokens_a_ms: float
 ) -> float:
-    """The drafter's probability below which a token costs more than it gains, even behind tokens that are certain.
+    """Return the drafter probability below which drafting a token costs more time than it saves.
 
-    A value is tokens beyond what the row's milliseconds would give at the rate of the whole, as in the run-time policy.
+    A drafted token pays off if its acceptance probability exceeds the tokens that its row's time would generate at the
+    overall rate ``tokens_a_ms``, as in the run-time policy.
     """
     row_ms = (steps.verify_ms[shape.verify_width] - steps.verify_ms[1]) / shape.depth
     probabilities = np.arange(1, 100) / 100

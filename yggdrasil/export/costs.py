@@ -1,4 +1,4 @@
-"""Milliseconds of another engine's passes, measured on a running server or read from a file."""
+"""The pass times of another engine, measured on a running server or read from a file."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,15 +12,18 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts, lower_envelope
 
 _LONGEST = 10  # digits of a width
-_MOST_MS = 1e9  # of a pass: eleven days, and lines through such times stay numbers
+_MOST_MS = 1e9  # per pass (eleven days): extrapolated times stay finite
 
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """Milliseconds of passes by the tokens they read, everything around them included.
+    """Milliseconds of passes by the number of tokens they read, overhead included.
 
-    ``target_ms`` needs the plain step, width 1, and a wider one; ``drafter_ms`` is empty where no model drafts. Widths
-    between two given ones are interpolated, wider ones go on as the last two do.
+    ``target_ms`` needs width 1, the plain step, and a wider one; ``drafter_ms`` is empty if no model drafts. Other
+    widths are interpolated, wider ones extrapolated from the last two.
+
+    Raises:
+        ValueError: a width or a time is missing or out of range.
     """
 
     target_ms: dict[int, float]
@@ -39,18 +42,21 @@ class EngineCosts:
 
     @property
     def plain_ms(self) -> float:
-        """A token without speculation."""
+        """Milliseconds per token without speculation."""
         return self.target_ms[1]
 
     def steps(
         self, widths: Iterable[int], draft_widths: Iterable[int] = (1,), *, reads_again: bool = False
     ) -> StepCosts:
-        """The costs as the objective takes them. ``reads_again``: the drafter also reads what the target verifies."""
+        """Return the costs for the objective, at verify ``widths`` and ``draft_widths``.
+
+        ``reads_again``: the drafter also reads the tokens that the target verifies.
+        """
         wanted = sorted({1, *widths})
         verify = {width: _at(self.target_ms, width) for width in wanted}
         if reads_again and self.drafter_ms:
             verify |= {width: ms + _at(self.drafter_ms, width) for width, ms in verify.items() if width > 1}
-        # Where nothing is drafted by a model, no such step is asked for.
+        # Without a drafter these costs are not used.
         drafter = self.drafter_ms or {1: self.plain_ms}
         draft = {width: _at(drafter, width) for width in draft_widths}
         falling = {width: ms for width, (ms, _) in lower_envelope(verify).items()}
@@ -58,7 +64,11 @@ class EngineCosts:
 
     @classmethod
     def load(cls, path: Path) -> "EngineCosts":
-        """Read ``{"target_ms": {"1": 9.1, "4": 11.8}, "drafter_ms": {"1": 2.0}}``; YggdrasilError if it is not so."""
+        """Load a file such as ``{"target_ms": {"1": 9.1, "4": 11.8}, "drafter_ms": {"1": 2.0}}``.
+
+        Raises:
+            YggdrasilError: it is not such a file.
+        """
         try:
             found: Any = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -70,14 +80,14 @@ class EngineCosts:
 
 
 def _with_widths(table: object) -> object:
-    """Keys of JSON are texts."""
+    """Convert decimal keys, which are text in JSON, to integers."""
     if not isinstance(table, dict):
         return table
     return {int(key) if str(key).isdecimal() and len(key) < _LONGEST else key: value for key, value in table.items()}
 
 
 def _at(measured: dict[int, float], width: int) -> float:
-    """Milliseconds at ``width``, a line through the measured ones."""
+    """Return milliseconds at ``width``, interpolated or extrapolated linearly."""
     widths = sorted(measured)
     times = [measured[each] for each in widths]
     if width <= widths[-1] or len(widths) == 1:

@@ -1,4 +1,4 @@
-"""From a plan and an engine to settings."""
+"""Exports a plan: measures an engine's costs and chooses its speculation settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,19 +23,19 @@ from yggdrasil.scheduling.plan import ModelRef, Plan, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths
 
 _OWN_MODULE = "the engine finds the module in the target's own folder"
-_OWN_DOCUMENTS = 96  # of the target's own text, spread over it
+_OWN_DOCUMENTS = 96  # answers of the target's own text that are used, evenly spread
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is exported, and from what."""
+    """The arguments of an export."""
 
     plan: str
     engine: EngineName
     url: str | None = None  # of a running llama-server with the target
-    drafter_url: str | None = None  # and of one with the draft model
-    costs: Path | None = None  # instead of servers
-    prompts: Path | None = None  # that the server answers: text to predict look-ups on, instead of the plan's own
+    drafter_url: str | None = None  # of a llama-server with the draft model
+    costs: Path | None = None  # a file of costs, instead of measuring on servers
+    prompts: Path | None = None  # for the server, whose answers lookups are simulated on; None: the target's text
     chat: bool = False
     limit: int = 24
     tokens: int = 128
@@ -45,14 +45,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Exported:
-    """Settings, and what to know of them."""
+    """The chosen settings, the costs they were chosen by, and remarks for the user."""
 
     settings: Settings
     costs: EngineCosts
     remarks: tuple[str, ...]
-    not_said: tuple[str, ...]  # of the plan, in the engine's settings
+    not_said: tuple[str, ...]  # features of the plan for which the engine has no option
 
     def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data for JSON."""
         chosen = self.settings
         return {
             "engine": chosen.engine,
@@ -68,7 +69,11 @@ class Exported:
 
 
 def export(request: Request, reporter: Reporter) -> Exported:
-    """Choose settings; YggdrasilError where costs or text are missing or do not fit. Files are read before servers."""
+    """Choose the engine's settings. Files are read before servers are asked.
+
+    Raises:
+        YggdrasilError: costs or text are missing or unusable, a server fails, or the plan is unsupported.
+    """
     machine = current_machine()
     path = resolve_plan(request.plan, machine, force=request.force_machine)
     _check(request)
@@ -90,7 +95,7 @@ def export(request: Request, reporter: Reporter) -> Exported:
 def _by_model(
     request: Request, plan: Plan, drafter: ModelRef, path: Path, reporter: Reporter
 ) -> tuple[Settings, EngineCosts, list[str]]:
-    """Settings of a draft model or a head, by the accepted lengths that the plan's calibration recorded."""
+    """Choose settings of a draft model or head, by the accepted lengths that the plan's calibration recorded."""
     learned = Learned.load(path.parent / plan.predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
     named, remarks = _named(request.engine, drafter)
@@ -103,23 +108,23 @@ def _by_model(
 
 
 def _by_look_ups(request: Request, plan: Plan, reporter: Reporter) -> tuple[Settings, EngineCosts, list[str]]:
-    """Settings of look-ups, simulated on the server's answers to prompts, or on text that the target wrote."""
+    """Choose settings of a lookup, simulated on the server's answers or on text that the target wrote before."""
     if request.drafter_url is not None:
         raise YggdrasilError(f"--drafter-url is for plans with a draft model, and {plan.name} has none")
     if request.prompts is None or request.url is None:
         documents = _own_answers(plan)
         costs = _costs(request, reporter)
-        wrote = f"{len(documents)} answers that the target wrote in calibration"
+        wrote = f"{len(documents)} answers of the target from calibration"
     else:
         prompts = _prompts(request, request.prompts, plan)
         costs = _costs(request, reporter)
         documents = _answers(LlamaServer(request.url), prompts, request, reporter)
         wrote = f"the server's answers to {len(prompts)} prompts of {request.prompts.name}"
-    return choose_look_up(request.engine, costs, documents), costs, [f"look-ups were predicted on {wrote}"]
+    return choose_look_up(request.engine, costs, documents), costs, [f"lookups were simulated on {wrote}"]
 
 
 def _check(request: Request) -> None:
-    """What can be said before the plan is read."""
+    """Raise YggdrasilError if arguments are missing or incompatible, before the plan is read."""
     if request.costs is None and request.url is None:
         raise YggdrasilError(
             "export needs what the engine's passes cost: give --costs FILE, or --url of a llama-server"
@@ -133,7 +138,7 @@ def _check(request: Request) -> None:
 
 
 def _costs(request: Request, reporter: Reporter) -> EngineCosts:
-    """Those given, or measured on the servers."""
+    """Load the costs from the given file, or measure them on the servers."""
     if request.costs is not None:
         return EngineCosts.load(request.costs)
     assert request.url is not None
@@ -145,7 +150,7 @@ def _costs(request: Request, reporter: Reporter) -> EngineCosts:
 
 
 def _named(engine: EngineName, drafter: ModelRef) -> tuple[ModelDrafter, list[str]]:
-    """The drafter as the engine's options name it, and what has to be done for that."""
+    """Return the drafter as the engine's options name it, and remarks on what the user has to do first."""
     path = drafter.path()
     kind = kind_of(expanded(path))
     if kind is not None:
@@ -159,11 +164,11 @@ def _named(engine: EngineName, drafter: ModelRef) -> tuple[ModelDrafter, list[st
 
 
 def _own_answers(plan: Plan) -> list[Document]:
-    """Some of what the target wrote in calibration, spread over it."""
+    """Return up to ``_OWN_DOCUMENTS`` answers of the target from calibration, evenly spread."""
     own = read_documents(text_file(plan.target.fingerprint, plan.target.weights))
     if not own:
         raise YggdrasilError(
-            "there is no text of this target to predict look-ups on; give --prompts, and --url of a running server"
+            "there is no text of this target to simulate lookups on; give --prompts, and --url of a running server"
         )
     return spread_over(own, _OWN_DOCUMENTS)
 

@@ -1,4 +1,4 @@
-"""Measures passes of a running llama-server and has it answer prompts."""
+"""Client of a llama-server: measures its pass times and generates greedy answers."""
 
 import json
 import random
@@ -18,13 +18,13 @@ from yggdrasil.errors import YggdrasilError, one_line
 T = TypeVar("T")
 
 WIDTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49)
-ROUNDS, STEPS = 7, 48  # passes of each width; tokens of a plain stretch
+ROUNDS, STEPS = 7, 48  # measurements per width; tokens generated to time plain steps
 _CONTEXT = 128  # tokens before the measured ones
 _SECONDS = 600
 
 
 class LlamaServer:
-    """A llama-server at ``url``; every failure is a sentence that names it."""
+    """A llama-server at ``url``. Every failure raises a YggdrasilError that names the URL."""
 
     def __init__(self, url: str) -> None:
         if not re.fullmatch(r"https?://([^\s\[\]/]+|\[[\da-fA-F:.]+\](:\d+)?)(/\S*)?", url):
@@ -32,16 +32,16 @@ class LlamaServer:
         self._url = url.rstrip("/")
 
     def describe(self) -> str:
-        """Its build, as it says itself."""
+        """Return the build that the server reports."""
         return self._ask("/props", lambda said: one_line(said.get("build_info", "an unknown build")))
 
     def pass_ms(self, report: Callable[[float], None]) -> dict[int, float]:
-        """Milliseconds of a pass by the rows it reads, logits of each row included.
+        """Measure milliseconds of a pass by its number of rows (``WIDTHS``), logits of every row included.
 
-        Width 1 is a plain step as it is decoded, of a stretch without speculation where the server has none. Wider ones
-        add to it what reading so many prompt tokens takes more than reading one. A prompt's rows have no logits but the
-        last's, so the head's share of the weights is added for the others. And they add what one token takes longer
-        behind a pass of another width, for which the server plans its pass anew: guesses come now and then.
+        Width 1 is a plain step, timed during generation without speculation. A wider pass adds the extra time of
+        reading that many prompt tokens instead of one. llama-server computes logits of the last prompt token only, so
+        the extra time is scaled up by the LM head's share of the weights. It also adds the extra time of a pass after
+        one of another width, for which the server rebuilds its graph. ``report`` gets the fraction done.
         """
         numbers = random.Random(0)
         vocabulary, share = self._sizes()
@@ -60,13 +60,13 @@ class LlamaServer:
         return {width: step + (anew if width > 1 else 0.0) + extra for width, extra in more.items()}
 
     def answer(self, prompt: Sequence[int], tokens: int) -> Document:
-        """How the model goes on greedily, past an end too."""
+        """Return ``tokens`` greedy tokens after ``prompt``, end-of-text tokens ignored."""
         options = {"n_predict": tokens, "ignore_eos": True, "return_tokens": True, "cache_prompt": False}
         found = self._complete(prompt, lambda said: check_tokens("tokens", said["tokens"]), **options)
         return Document(list(prompt), found)
 
     def _sizes(self) -> tuple[int, float]:
-        """Vocabulary size, and the output layer's share of the weights."""
+        """Return the vocabulary size and the LM head's share of the parameters."""
 
         def read(said: Any) -> tuple[int, float]:
             meta = said["data"][0]["meta"]
@@ -78,9 +78,9 @@ class LlamaServer:
         return self._ask("/v1/models", read)
 
     def _read_ms(self, context: Sequence[int], tokens: Sequence[int]) -> float:
-        """Milliseconds of reading ``tokens`` behind a context that is in the cache."""
+        """Return milliseconds of reading ``tokens`` after ``context``, which is in the server's cache."""
         read = 0
-        for _ in range(2):  # the first may have to read the context
+        for _ in range(2):  # the first request may also read the context
             read, ms = self._complete(
                 [*context, *tokens], lambda said: _timing(said, "prompt_n", "prompt_ms"), n_predict=0, cache_prompt=True
             )
@@ -93,6 +93,7 @@ class LlamaServer:
         )
 
     def _step_ms(self, prompt: Sequence[int]) -> float:
+        """Return milliseconds per token over ``STEPS`` generated tokens."""
         options = {"n_predict": STEPS, "ignore_eos": True, "cache_prompt": True}
         (count, ms), is_drafted = self._complete(
             prompt,
@@ -108,7 +109,7 @@ class LlamaServer:
         return self._ask("/completion", read, {"prompt": list(prompt), **greedy, **options})
 
     def _ask(self, path: str, read: Callable[[Any], T], body: dict[str, Any] | None = None) -> T:
-        """What ``read`` finds in the answer; whatever else a server says is a sentence that names it."""
+        """Send a request and return ``read`` of its JSON answer. Raises YggdrasilError for any other answer."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
         try:
@@ -120,7 +121,7 @@ class LlamaServer:
 
 
 def _timing(said: Any, count: str, ms: str) -> tuple[int, float]:
-    """A count of tokens, and the milliseconds that they took."""
+    """Return the token count and the milliseconds under these names in an answer's timings."""
     timings = said["timings"]
     found = float(timings[ms])
     if not 0.0 < found < inf:

@@ -1,7 +1,7 @@
-"""What llama-server's look-ups draft, played over recorded text: written from what they do, to predict what they give.
+"""Simulations of llama-server's n-gram lookups, to predict their accepted lengths on recorded text.
 
-A look-up sees the text up to the token that is certain but not verified yet, the last one. ``tests/export`` holds what
-the server itself drafted on such texts.
+A lookup gets the accepted text. Its last token has not been read by the target yet. ``tests/export`` compares the
+drafts with those of a real server.
 """
 
 from collections.abc import Sequence
@@ -9,28 +9,31 @@ from typing import Protocol
 
 
 class LookUp(Protocol):
-    """One way of drafting a chain from the text alone."""
+    """A drafter of chains that reads only the text."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A request with this prompt begins."""
+        """Begin a request with this prompt."""
 
     def draft(self, text: Sequence[int]) -> Sequence[int]:
-        """What may follow ``text``, which goes on where the last call's ended."""
+        """Return drafted tokens after ``text``, which extends the text of the last call."""
 
     def settle(self, drafted: int, accepted: int) -> None:
-        """So many of the tokens drafted last were right; not called where none of them were verified."""
+        """Record how many of the last draft's tokens were accepted; not called if none was verified."""
 
 
 class Occurrences:
-    """Where each n-gram of one text begins, in order."""
+    """Index of the start positions of every n-gram of one text, in order."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._ends = size  # of the next n-gram that is not known yet
+        self._ends = size  # end of the next n-gram to index
         self._starts: dict[tuple[int, ...], list[int]] = {}
 
     def of_end(self, text: Sequence[int]) -> list[int]:
-        """Places of ``text``'s last n-gram, itself the last of them; the text has only grown since the last call."""
+        """Return all start positions of the last n-gram of ``text``, itself last.
+
+        The text may only grow between calls.
+        """
         for end in range(self._ends, len(text) + 1):
             self._starts.setdefault(tuple(text[end - self._size : end]), []).append(end - self._size)
         self._ends = max(self._ends, len(text) + 1)
@@ -38,9 +41,9 @@ class Occurrences:
 
 
 class NGramSimple:
-    """``ngram-simple``: the ``draft`` tokens behind the last earlier place of the text's last ``match`` tokens.
+    """``ngram-simple``: drafts the ``draft`` tokens after the previous occurrence of the text's last ``match`` tokens.
 
-    It drafts nothing that is shorter than ``match``, and leaves the text's first place and its last token out.
+    As in llama.cpp, drafts shorter than ``match`` are dropped; the text's first position and last token are ignored.
     """
 
     def __init__(self, match: int, draft: int) -> None:
@@ -63,9 +66,9 @@ class NGramSimple:
 
 
 class NGramMod:
-    """``ngram-mod``: token by token what followed the last ``match`` tokens the last time, from ``least`` to ``most``.
+    """``ngram-mod``: drafts ``least`` to ``most`` tokens, each the last continuation of the ``match`` tokens before.
 
-    The table outlives a request, takes new text in every 32 tokens, and is emptied after five bad drafts in a row.
+    The table outlives a request, adds new text every 32 tokens, and is cleared after five bad drafts in a row.
     """
 
     def __init__(self, match: int, least: int, most: int) -> None:

@@ -1,4 +1,4 @@
-"""What the look-ups of vLLM and SGLang draft, played over recorded text as those of llama-server are."""
+"""Simulations of the lookups of vLLM and SGLang, from their documentation and code."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,10 @@ from yggdrasil.export.lookups import Occurrences
 
 
 class PromptLookUp:
-    """vLLM's ``ngram``: the ``draft`` tokens behind the first place of the longest last n-gram seen before."""
+    """vLLM's ``ngram``: drafts the tokens after the first occurrence of the text's longest repeated last n-gram.
+
+    N-grams have ``least`` to ``most`` tokens; ``draft`` tokens are drafted.
+    """
 
     def __init__(self, least: int, most: int, draft: int) -> None:
         self._sizes, self._draft = range(most, least - 1, -1), draft
@@ -27,10 +30,10 @@ class PromptLookUp:
 
 
 class SuffixDecoding:
-    """vLLM's ``suffix``, by the request's own text: the likeliest path behind each matched length, the best of them.
+    """vLLM's ``suffix``, over the request's own text: for each match length the most frequent path, then the best.
 
-    A path goes on with the commonest next token while its share of the places is at least ``least_share``, for at most
-    ``factor`` times the matched tokens and ``most`` in all. Answers to earlier requests are not played.
+    A path takes the most frequent next token while its share of all matches is at least ``least_share``. It has at most
+    ``factor`` times the matched tokens, and at most ``most``. Answers to earlier requests are not simulated.
     """
 
     def __init__(self, most: int, factor: float, least_share: float, tree_depth: int) -> None:
@@ -41,7 +44,7 @@ class SuffixDecoding:
         self._known = 0
 
     def draft(self, text: Sequence[int]) -> Sequence[int]:
-        for place in range(self._known, len(text) - 1):  # places of each token that has a continuation
+        for place in range(self._known, len(text) - 1):  # positions of each token that has a continuation
             self._followed.setdefault(text[place], []).append(place)
         self._known = max(self._known, len(text) - 1)
         best: tuple[float, Sequence[int]] = (0.0, [])
@@ -60,7 +63,7 @@ class SuffixDecoding:
         pass
 
     def _path(self, text: Sequence[int], places: Sequence[int], length: int) -> tuple[float, Sequence[int]]:
-        """What follows most often behind ``places``, and the sum of its tokens' shares."""
+        """Return the most frequent path after positions ``places``: the sum of its tokens' shares, and the path."""
         whole, score, path, here = len(places), 0.0, list[int](), list(places)
         for step in range(1, length + 1):
             following = Counter(text[place + step] for place in here if place + step < len(text))
@@ -76,7 +79,7 @@ class SuffixDecoding:
 
 
 class TrieChain:
-    """SGLang's ``NGRAM`` without branches: what followed the longest known suffix the last time, within the trie."""
+    """SGLang's ``NGRAM`` without branches: drafts what last followed the longest suffix that the trie holds."""
 
     def __init__(self, draft: int, trie_depth: int) -> None:
         self._draft, self._depth = draft, trie_depth
@@ -100,6 +103,6 @@ class TrieChain:
         pass
 
     def _matched(self, text: Sequence[int], place: int) -> int:
-        """How many tokens up to ``place`` are those at the end of ``text``; room for one more in the trie is kept."""
+        """Return how many tokens up to ``place`` equal the end of ``text``; at most the trie's depth minus 1."""
         most = min(self._depth - 1, place + 1)
         return next((n for n in range(1, most) if text[place - n] != text[-1 - n]), most)

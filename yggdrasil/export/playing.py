@@ -1,4 +1,4 @@
-"""Play what an engine would do over recorded text: accepted lengths first, then our objective at its costs."""
+"""Simulates an engine's decoding over recorded text, and predicts its time per token from costs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 
 class Drafts(NamedTuple):
-    """Tokens of a play, and how often so many were drafted and so many of them right."""
+    """The result of a simulation: generated tokens, and passes by drafted and accepted tokens."""
 
-    tokens: int
+    tokens: int  # generated
     counts: dict[tuple[int, int], int]  # (drafted, accepted) -> passes
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a setting gives by the objective."""
+    """The predicted speed of a setting."""
 
-    aal: float
+    aal: float  # tokens per pass, bonus included
     ms_per_token: float
-    speedup: float  # over a token without speculation
+    speedup: float  # over plain decoding
 
 
 def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
-    """Decode every document greedily with ``look_up``, each a request, in turn."""
+    """Simulate greedy decoding of every document with ``look_up``, one request after another."""
     tokens, counts = 0, Counter[tuple[int, int]]()
     for document in documents:
         text = [*document.prompt, *document.answer]
@@ -38,7 +38,7 @@ def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
         tokens += len(text) - place
         while place < len(text):
             found = look_up.draft(text[:place])
-            # An engine keeps room for the pass's own token, and knows how long the answer may be, not how long it is.
+            # The draft leaves room for the pass's own token; ``settle`` gets all of it, as in an engine.
             drafted = list(found)[: len(text) - place - 1]
             accepted = next((i for i, token in enumerate(drafted) if token != text[place + i]), len(drafted))
             if drafted:
@@ -49,9 +49,9 @@ def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
 
 
 def predict(drafts: Drafts, costs: StepCosts, verified: int | None = None) -> Prediction:
-    """The objective over a play. ``verified``: an engine whose passes all have this width, drafted or not."""
+    """Predict the speed of a simulated setting by ``costs``. ``verified``: the width of all passes if it is fixed."""
     tally = ShapeTally()
-    tally.begin()  # passes are known as counts, of no document
+    tally.begin()  # passes are counted over all documents together
     for (drafted, accepted), passes in sorted(drafts.counts.items()):
         shape = TreeShape(0, drafted, verified or drafted + 1) if drafted or verified else PLAIN_STEP
         milliseconds = costs.verify_ms[verified] if verified else costs.iteration_ms(*shape)

@@ -1,4 +1,4 @@
-"""Settings of an engine in its own words, and what its documents know."""
+"""Speculation settings of an engine in its own options, and the options that its documents list."""
 
 import json
 import shlex
@@ -13,11 +13,11 @@ Value: TypeAlias = str | int | float
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine, the version whose documents were read, and the options there that settings may have."""
+    """An engine: the documents that were read, and the options and methods that settings may have."""
 
     documents: str
     options: tuple[str, ...]
-    methods: tuple[str, ...]  # the first is to decode without speculation
+    methods: tuple[str, ...]  # the first decodes without speculation
 
 
 ENGINES: dict[EngineName, Engine] = {
@@ -52,7 +52,11 @@ ENGINES: dict[EngineName, Engine] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """One way of decoding with an engine, and what it should give."""
+    """A method with its options for an engine, and its predicted speed.
+
+    Raises:
+        ValueError: the engine's documents do not list an option or the method.
+    """
 
     engine: EngineName
     method: str
@@ -67,14 +71,14 @@ class Settings:
 
     @property
     def line(self) -> str:
-        """What is added to the engine's command line."""
+        """The options as text for the engine's command line."""
         if self.engine == "vllm":
             return f"--speculative-config {shlex.quote(json.dumps(self.options))}" if self.options else ""
         return shlex.join(part for name, value in self.options.items() for part in (name, str(value)))
 
 
 def plainly(engine: EngineName, plain_ms: float) -> Settings:
-    """Without speculation."""
+    """Return the settings of decoding without speculation."""
     options: dict[str, Value] = {"--spec-type": "none"} if engine == "llama-server" else {}
     return Settings(engine, "none", options, Prediction(1.0, plain_ms, 1.0))
 
@@ -83,37 +87,40 @@ _NOT_SAID: dict[EngineName, tuple[str, ...]] = {
     "llama-server": (
         "a tree: it verifies one chain",
         "a draft length that follows the text: the one set here holds for every pass",
-        "a pause where guesses fail",
+        "a pause of speculation while drafts are rejected",
     ),
     "vllm": (
         "a tree: it verifies one chain",
         "a draft length that follows the text: the one set here holds for every pass",
-        "a pause where guesses fail",
+        "a pause of speculation while drafts are rejected",
     ),
     "sglang": (
         "a shape that follows the text: the one set here holds for every pass",
-        "a pass without guesses: it verifies as many rows where it has none",
+        "a pass without a draft: its passes have the same width",
     ),
 }
 _NOT_SAID_OF_TEXT: dict[EngineName, tuple[str, ...]] = {
     "llama-server": (
-        "the table of what the model tends to say",
-        "how likely each guess is: what was seen is drafted whole",
-        "other types were not considered: ngram-cache and ngram-map-* keep places of texts that are gone",
+        "the n-gram table of the model's own text",
+        "the probability of a drafted token: a lookup drafts the full length",
+        "other types were not considered: ngram-cache and ngram-map-* keep positions of earlier texts",
     ),
     "vllm": (
-        "the table of what the model tends to say (suffix keeps earlier answers, which were not played)",
-        "how likely each guess is, with ngram",
+        "the n-gram table of the model's own text (suffix keeps earlier answers, which were not simulated)",
+        "the probability of a drafted token, with ngram",
     ),
     "sglang": (
-        "the table of what the model tends to say (its trie keeps earlier requests, which were not played)",
-        "branches were not played, so none are set",
+        "the n-gram table of the model's own text (its trie keeps earlier requests, which were not simulated)",
+        "branches: they were not simulated, so none are set",
     ),
 }
 
 
 def not_said(engine: EngineName, *, by_model: bool) -> tuple[str, ...]:
-    """What the plan does and the engine's settings cannot say, or were not tried."""
+    """Return features of the plan that the engine has no option for, or that were not tried.
+
+    ``by_model``: whether a draft model or head drafts.
+    """
     if not by_model:
         return _NOT_SAID[engine] + _NOT_SAID_OF_TEXT[engine]
     if engine == "sglang":
