@@ -1,7 +1,8 @@
-"""Which layers a head means: writers of files count a layer by its input or by its output, and files do not say which.
+"""Detect which of the target's layers a head was trained on.
 
-A head that reads a neighbour of the layer that it was trained on still guesses, only worse, and nothing shows it. So it
-is tried once on text that the target draws, under both readings; what came of it is kept in the user's cache.
+A head's configuration lists layer numbers, but some writers number a layer by its input and others by its output, and
+the files do not record which. A head that reads a neighbouring layer still drafts, only with lower acceptance. So the
+head is evaluated once, under both conventions, on text sampled from the target, and the result is cached on disk.
 
 Dims: B texts, T tokens.
 """
@@ -29,18 +30,18 @@ from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.traced import decoder_layers
 
 _TEXTS, _OPENING, _LENGTH = 12, 4, 64
-_TEMPERATURE = 0.6  # its likelier texts are nearer to what is decoded than what it would draw
-_LEAST = 0.02  # of the target's choices: a head that guesses fewer is another target's, or no head
+_TEMPERATURE = 0.6  # below 1, so that the sampled texts resemble greedy output
+_LEAST = 0.02  # of the target's argmax tokens: a head that predicts fewer belongs to another target or is untrained
 _CLEAR = 2.0  # standard errors
-_BLOCKS_APART = 8  # tokens between the blocks of a text that a block head is tried with
+_BLOCKS_APART = 8  # tokens between the evaluated blocks of a text, for a block head
 
 
 class Reading(NamedTuple):
-    """Layers by one convention, and what the head then makes of the target's choices."""
+    """The layers that one convention selects, and how well the head then predicts the target's argmax tokens."""
 
     layers: tuple[int, ...]
-    agreement: float  # the share that it guesses
-    likelihoods: Tensor  # [N] log-probability of each choice; not a number where it is none of the drafted tokens
+    agreement: float  # share of argmax tokens that the head's argmax equals
+    likelihoods: Tensor  # [N] log-probability of each argmax token; NaN for tokens outside the draft vocabulary
 
     def __str__(self) -> str:
         layers = f"the outputs of layers {', '.join(map(str, self.layers))}"
@@ -49,10 +50,10 @@ class Reading(NamedTuple):
 
 
 def settled(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHead:
-    """The head, reading the layers that it agrees with the target on; ``fingerprint`` is the target's.
+    """Return ``head`` with the layers under which it predicts the target best; ``fingerprint`` is the target's.
 
     Raises:
-        YggdrasilError: it agrees hardly ever, whatever it reads.
+        YggdrasilError: the head predicts less than 2 % of the target's argmax tokens under every convention.
     """
     folder = Path(head.loaded.name)
     file = cache_root() / "heads" / f"{model_fingerprint(folder)}-{fingerprint}.json"
@@ -70,13 +71,13 @@ def settled(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHe
         is_clear = _is_clearly_better(best, other)
         doubt = f"; the other convention gives {other.agreement:.0%}" + ("" if is_clear else ", which hardly differs")
     print(f"yggdrasil: {shown(folder)} guesses {best}{doubt}", file=sys.stderr)  # noqa: T201
-    with suppress(ArtifactError):  # it is tried again the next time
+    with suppress(ArtifactError):  # without the file the head is evaluated again at the next start
         write_atomic(file, json.dumps({"layers": best.layers}).encode())
     return head._replace(layers=best.layers)
 
 
 def _known(file: Path, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """What an earlier time found; None where there was none, or its file is damaged."""
+    """Return the cached layers, or None if there are none or the file is damaged."""
     try:
         found = tuple(parse_json(file.read_bytes())["layers"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -85,7 +86,7 @@ def _known(file: Path, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...] |
 
 
 def _tried(head: LoadedHead, target: LoadedModel) -> list[Reading]:
-    """All readings, the best one first; the usual one where they hardly differ."""
+    """Evaluate all readings; return the best first, or the default convention first if they hardly differ."""
     tokens, choices, outputs = _own_text(target, {layer for layers in head.readings for layer in layers})
     module: Any = head.loaded.model
     readings = [_reading(module, tokens, choices, outputs, each) for each in head.readings]
@@ -93,10 +94,10 @@ def _tried(head: LoadedHead, target: LoadedModel) -> list[Reading]:
 
 
 def _is_clearly_better(one: Reading, other: Reading) -> bool:
-    """Whether ``one`` finds the choices likelier, by more than these few might tell by chance.
+    """Return whether ``one`` gives the argmax tokens a higher mean log-probability, by two standard errors.
 
-    States of neighbouring layers are so alike that the guesses of both readings are nearly the same; their
-    probabilities tell them apart on a tenth of the text.
+    Hidden states of neighbouring layers are so similar that both readings have nearly the same argmax. Their
+    log-probabilities differ significantly on a tenth of the text that a comparison of argmax tokens needs.
     """
     more = (one.likelihoods - other.likelihoods).double()
     more = more[~more.isnan()]
@@ -105,8 +106,12 @@ def _is_clearly_better(one: Reading, other: Reading) -> bool:
 
 @torch.inference_mode()
 def _own_text(target: LoadedModel, layers: set[int]) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-    """Texts that the target draws [B, T], its choice after every token [B, T], and the outputs of ``layers``."""
-    from yggdrasil.runtime.attention import own_attention  # brings transformers' models along
+    """Sample texts from the target.
+
+    Returns:
+        The tokens [B, T], the target's argmax after every token [B, T], and the outputs of ``layers``, [B, T, H] each.
+    """
+    from yggdrasil.runtime.attention import own_attention  # imports transformers' models
 
     model: Any = target.model
     outputs: dict[int, Tensor] = {}
@@ -146,7 +151,7 @@ def _reading(
     if isinstance(module.head, BlockHead):
         ends = torch.arange(1 + _OPENING, tokens.shape[1], _BLOCKS_APART, device=tokens.device)
         logits, wanted = _block_logits(module, tokens, states, ends).float(), choices[:, ends]
-    else:  # what a text is opened with says more of the opening than of the target
+    else:  # skip the random opening tokens, which the target did not sample
         logits, wanted = _logits(module, tokens, states)[:, _OPENING:].float(), choices[:, 1:][:, _OPENING:]
     drafted = module.head.target_tokens(torch.arange(logits.shape[-1], device=logits.device))
     number = torch.full((int(max(drafted.max(), choices.max())) + 1,), -1, device=logits.device)
@@ -158,7 +163,7 @@ def _reading(
 
 
 def _logits(module: DraftingHead, tokens: Tensor, states: Tensor) -> Tensor:
-    """Of the first drafted token behind each of ``tokens`` but the first, from the states before them."""
+    """Return the head's logits [B, T - 1, V] of the next token after each of ``tokens[:, 1:]``."""
     head: Any = module.head
     if isinstance(head, MedusaHeads):
         first: Tensor = head(states)[..., 0, :]
@@ -169,7 +174,7 @@ def _logits(module: DraftingHead, tokens: Tensor, states: Tensor) -> Tensor:
 
 
 def _block_logits(module: DraftingHead, tokens: Tensor, states: Tensor, ends: Tensor) -> Tensor:
-    """Of the first drafted token behind each of the ``ends`` [E] of ``tokens`` [B, T], from the states before it."""
+    """Return the head's logits [B, E, V] of the next token after each index of ``ends`` [E] in ``tokens`` [B, T]."""
     head: Any = module.head
     rows = torch.arange(states.shape[1], device=states.device)
     context = head.context(states, rows)
@@ -188,14 +193,14 @@ def _block_logits(module: DraftingHead, tokens: Tensor, states: Tensor, ends: Te
 
 
 def _seen(end: int, inside: Tensor, window: int, is_causal: bool) -> Tensor:
-    """Which of ``end`` rows before a block and of its own rows ``inside`` [B] each row sees, [B, end + B]."""
+    """Return the attention mask [N, end + N] of a block's N rows over ``end`` earlier rows and the block itself."""
     own = inside[:, None] >= inside if is_causal else torch.ones_like(inside[:, None] == inside)
     seen = torch.cat([own.new_ones(len(inside), end), own], dim=1)
     return seen & (seen.flip(1).cumsum(1).flip(1) <= window) if window else seen
 
 
 def _behind(keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, *, sees: Tensor) -> Tensor:
-    """Attention of a block's rows to ``keys`` and ``values`` of the text before it and to their own."""
+    """Attend from a block's rows to the ``keys`` and ``values`` before the block and to those of the block."""
     groups = query.shape[1] // key.shape[1]
     both = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
     wide_key, wide_value = (each.repeat_interleave(groups, dim=1) for each in both)

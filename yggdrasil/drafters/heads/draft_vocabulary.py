@@ -1,4 +1,4 @@
-"""The tokens that a head drafts among: the most frequent ones of its target's own text (FR-Spec, arXiv 2502.14856).
+"""A head's draft vocabulary: the most frequent tokens of the target's own text (FR-Spec, arXiv 2502.14856).
 
 Dims: Vd drafted tokens.
 """
@@ -15,8 +15,8 @@ from yggdrasil.artifacts.store import read_tensors, write_tensors
 from yggdrasil.errors import ArtifactError
 
 KIND, SCHEMA_VERSION, FILE_NAME = "vocabulary", 1, "vocabulary.safetensors"
-DRAFT_VOCABULARY = 8192  # tokens at most: the largest part of what a drafted row reads
-_PROMPT_WEIGHT = 0.25  # of a prompt's token, where an answer's counts 1: others' text, but what chats are about
+DRAFT_VOCABULARY = 8192  # maximum tokens; the LM head is most of what a small head reads per pass
+_PROMPT_WEIGHT = 0.25  # weight of a prompt's token; an answer's weighs 1. The target did not write prompts
 
 # A prompt and the target's answer to it.
 Text = tuple[Sequence[int], Sequence[int]]
@@ -24,7 +24,7 @@ Text = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Tokens of a target, ascending."""
+    """A subset of the target's tokens, in ascending order."""
 
     tokens: Tensor  # [Vd] int64
 
@@ -34,15 +34,14 @@ class Vocabulary:
 
     @classmethod
     def whole(cls, vocab_size: int) -> "Vocabulary":
-        """Every token."""
+        """Return the vocabulary of all ``vocab_size`` tokens."""
         return cls(torch.arange(vocab_size))
 
     @classmethod
     def of(cls, texts: Iterable[Text], vocab_size: int, most: int = DRAFT_VOCABULARY) -> "Vocabulary":
-        """The ``most`` frequent tokens of ``texts``, every one of a vocabulary that is small.
+        """Return the ``most`` frequent tokens of ``texts``, or all tokens if there are no more than that.
 
-        Of tokens that are as frequent those come first that a tokenizer has numbered first, as it mostly did by how
-        frequent they were in its own text.
+        Ties are broken by the smaller token id, since tokenizers mostly number tokens by frequency.
         """
         if vocab_size <= most:
             return cls.whole(vocab_size)
@@ -55,18 +54,18 @@ class Vocabulary:
         return cls(torch.tensor(sorted(ranked[:most])))
 
     def coverage(self, texts: Iterable[Text]) -> float:
-        """The share of the answers' tokens that can be drafted; 0 where there are none."""
+        """Return the share of the answers' tokens that are in the vocabulary, 0 to 1; 0 without answers."""
         known = set(self.tokens.tolist())
         tokens = [token for _, answer in texts for token in answer]
         return sum(token in known for token in tokens) / max(len(tokens), 1)
 
     def save(self, path: Path) -> None:
-        """Write a safetensors artefact; ArtifactError where that fails."""
+        """Write a safetensors artefact. Raises: ArtifactError if that fails."""
         write_tensors(path, KIND, SCHEMA_VERSION, {"tokens": self.tokens})
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
-        """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
+        """Read a file of ``save``. Raises: ArtifactError if it is missing, damaged or of another kind."""
         arrays = read_tensors(path, KIND, SCHEMA_VERSION)
         tokens = arrays.get("tokens")
         if tokens is None or tokens.ndim != 1 or tokens.dtype.kind != "i":

@@ -1,4 +1,4 @@
-"""The tensors of an EAGLE or block head's folder, under one spelling, checked against its configuration."""
+"""Load EAGLE and block heads: tensors are renamed to one spelling and checked against the configuration."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,21 +24,24 @@ from yggdrasil.errors import YggdrasilError
 
 EMBEDDING = "embed_tokens.weight"
 _OUTPUT = "lm_head.weight"
-# What files hold beyond the head: copies of the target's, and tables that are computed.
+# Tensors that are not the head's: copies of the target's, and tables that are computed.
 _IGNORED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
-_HEAD_NORM = ".self_attn.q_norm.weight"  # which configurations say by the layer's family alone, or not
-_WAY_BACK = "t2d"  # which of the target's tokens can be drafted: what d2t says too
-# Our name of a beginning, by that of other writers.
+_HEAD_NORM = ".self_attn.q_norm.weight"  # configurations do not always record these norms
+_WAY_BACK = "t2d"  # [V] bool: the target's tokens that can be drafted; redundant with d2t
+# Prefixes of tensor names of other writers, and ours.
 _SPELLINGS = {"layers.0.": "midlayer."}
 _FIRST_SPELLINGS = {"transformer.": "layers.0.", "fusion_fc.": "fc."}
-_MASK_EMBEDDING = "mask_embedding.pt"  # of some block heads, in the place of the mask's row of the embedding
+_MASK_EMBEDDING = "mask_embedding.pt"  # some block heads have it instead of an embedding row for the mask token
 
 
 def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleHead, Tensor | None]:
-    """The head in ``folder`` with weights in ``dtype``, and its own embedding [V, H] where it brings one.
+    """Load an EAGLE head with weights in ``dtype``.
+
+    Returns:
+        The head, and its own embedding [V, H] or None if it uses the target's.
 
     Raises:
-        YggdrasilError: its configuration is not served, or its tensors are not those of its configuration.
+        YggdrasilError: if the configuration is unsupported or the tensors do not match it.
     """
     is_first = kind_of(folder) == "eagle"
     settings = read_settings(folder, is_first=is_first)
@@ -53,10 +56,13 @@ def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleH
 
 
 def open_block(folder: Path, dtype: torch.dtype) -> tuple[BlockHead, Tensor | None]:
-    """The block head in ``folder`` with weights in ``dtype``, and its own embedding [V, H] where it brings one.
+    """Load a block head with weights in ``dtype``.
+
+    Returns:
+        The head, and its own embedding [V, H] or None if it uses the target's.
 
     Raises:
-        YggdrasilError: its configuration is not served, or its tensors are not those of its configuration.
+        YggdrasilError: if the configuration is unsupported or the tensors do not match it.
     """
     settings = read_block_settings(folder)
     if (folder / _MASK_EMBEDDING).is_file():
@@ -78,10 +84,7 @@ def _fill(
     drafted: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Give ``head`` its ``tensors``, which must be its own, and return the embedding among them.
-
-    ``drafted`` is t2d, where the file brings one.
-    """
+    """Load ``tensors`` into ``head`` and return the embedding among them, if any; ``drafted`` is t2d or None."""
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     if EMBEDDING in tensors:
         expected[EMBEDDING] = settings.vocab_size, settings.hidden_size
@@ -100,7 +103,7 @@ def _fill(
 
 
 def _empty(settings: HeadSettings, *, brings_output: bool) -> EagleHead | FirstEagleHead:
-    """A head without memory."""
+    """Create a head on the meta device."""
     with torch.device("meta"):
         if not settings.is_first:
             return EagleHead(settings)
@@ -111,17 +114,14 @@ def _empty(settings: HeadSettings, *, brings_output: bool) -> EagleHead | FirstE
 
 
 def _check_way_back(folder: Path, tokens: Tensor, t2d: Tensor, vocab_size: int) -> None:
-    """Refuse two tables that do not say the same: either may be another head's.
-
-    Of a table in another form nothing is known.
-    """
+    """Raise YggdrasilError if t2d and d2t list different tokens; a t2d of another dtype or shape is ignored."""
     expected = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, tokens, value=True)
     if t2d.dtype == torch.bool and t2d.shape == expected.shape and not torch.equal(t2d, expected):
         raise YggdrasilError(f"{shown(folder)}: {_WAY_BACK} and d2t name other tokens; fetch the head again")
 
 
 def _renamed(folder: Path, tensors: dict[str, Tensor], spellings: dict[str, str]) -> dict[str, Tensor]:
-    """Under our names, without what is not the head's."""
+    """Rename ``tensors`` to our spelling and drop those that are not the head's."""
 
     def ours(name: str) -> str:
         name = name.removeprefix("model.")

@@ -1,4 +1,4 @@
-"""Which kind of head a folder holds, if it holds one: by its configuration, else by the names of its tensors."""
+"""Detect the kind of head in a folder from its configuration, or else from the names of its tensors."""
 
 import pickle
 import struct
@@ -12,17 +12,17 @@ from yggdrasil.errors import ArtifactError
 
 Kind = Literal["eagle3", "eagle", "medusa", "mtp", "dflash"]
 
-MEDUSA_PREFIX = "medusa_head."  # of heads that lie among their base model's tensors
+MEDUSA_PREFIX = "medusa_head."  # tensors of Medusa heads that are stored with their base model's
 _FUSIONS = ("fc.weight", "fusion_fc.weight")
 
 
 def is_head(source: str) -> bool:
-    """Whether a drafter's source is a folder with a head that is served."""
+    """Return whether ``source``, a drafter's path, is a folder with a supported head."""
     return kind_of(expanded(source)) is not None
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """The kind of head in ``folder``; None where it holds another drafter, or nothing that is known."""
+    """Return the kind of head in ``folder``, or None if it holds no head of a known kind."""
     try:
         config = parse_json((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -51,7 +51,7 @@ def kind_of(folder: Path) -> Kind | None:
 
 
 def _has_mtp(config: dict[str, Any], names: list[str]) -> bool:
-    """Whether a model brings a module for multi-token prediction, of a family that is served."""
+    """Return whether the checkpoint has an MTP module of a supported architecture."""
     text = config.get("text_config")
     text = text if isinstance(text, dict) else config
     layers, found = text.get("num_hidden_layers"), MTP_NAMES.get(str(text.get("model_type")))
@@ -59,26 +59,26 @@ def _has_mtp(config: dict[str, Any], names: list[str]) -> bool:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """What a head would be read from: a file that is not read tells nothing of the folder."""
+    """Return the safetensors files that a head would be loaded from."""
     try:
         return [file for file in head_files(folder) if file.suffix == ".safetensors"]
-    except ArtifactError:  # said when it is loaded
+    except ArtifactError:  # reported when the head is loaded
         return []
 
 
 def tensor_names(folder: Path, config: dict[str, Any]) -> list[str]:
-    """Names of the tensors in ``folder``; of a pickle only where ``config`` is of one layer, and of tensors alone."""
+    """Return the names of the tensors in ``folder``. A pickle is read only if ``config`` has one layer."""
     names: list[str] = []
     for file in _weight_files(folder):
         try:
             with file.open("rb") as stream:
                 (length,) = struct.unpack("<Q", stream.read(8))
                 names += parse_json(stream.read(min(length, file.stat().st_size)))
-        except (OSError, ValueError, struct.error):  # said when it is loaded
+        except (OSError, ValueError, struct.error):  # reported when the head is loaded
             continue
     pickled = folder / PICKLED_HEAD
     if not names and config.get("num_hidden_layers") == 1 and pickled.is_file():
-        import torch  # a second, for what is rare
+        import torch  # takes a second, so it is imported only here
 
         try:
             names = list(torch.load(pickled, map_location="cpu", weights_only=True, mmap=True))

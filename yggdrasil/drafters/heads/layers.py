@@ -1,9 +1,9 @@
-"""What the layers of all heads are made of; tensors have the names of published files.
+"""Norm, attention, feed-forward and rotary modules of all heads; parameters have the names of published files.
 
-How rows attend to each other is the caller's: over a tree's cache when drafting, over steps of an unrolled head when
-training.
+The attention function is a parameter: drafting attends over a cache under the tree mask, training over the steps of an
+unrolled head.
 
-Dims: W rows, R of them that are asked for, D head size, Hq and Hkv heads.
+Dims: W rows, R rows whose outputs are computed, D head size, Hq query heads, Hkv key heads.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch.nn import functional
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.rotary import rotary_turns
 
-# query [.., Hq, R, D], keys and values [.., Hkv, W, D], rotated by their positions -> [.., R, Hq, D]
+# query [.., Hq, R, D], keys and values [.., Hkv, W, D], after the rotary embedding -> [.., R, Hq, D]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,10 +27,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Norm(nn.Module):
-    """Root-mean-square norm, in float32 whatever the weights are."""
+    """RMS norm, computed in float32 for any dtype of the weights."""
 
     def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
-        """``offset`` is added to the weights, as Gemma and Qwen3.5 keep theirs."""
+        """``offset`` is added to the weights: 1 for Gemma and Qwen3.5, which store weights minus 1."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps, self._offset = eps, offset
@@ -44,7 +44,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of rows with ``inputs`` channels each, rotated by their positions."""
+    """Multi-head attention with rotary embedding, over rows of ``inputs`` channels."""
 
     def __init__(self, settings: HeadSettings, inputs: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         self.size, self._norms_heads = size, settings.head_norms
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Outputs of ``rows`` [R] int64, all where None; the others are only attended to."""
+        """Return the outputs of ``rows`` [R] int64, or of all rows if None; other rows are only attended to."""
         asking, query_rotation = x, rotation
         if rows is not None:
             asking, query_rotation = x[rows], (rotation[0][rows], rotation[1][rows])
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         return output
 
     def keys(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys and values [.., Hkv, W, D] of rows that are only attended to."""
+        """Return the keys and values, [.., Hkv, W, D] each, of rows that are only attended to."""
         key, value = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
         return rotated(self.k_norm(key) if self._norms_heads else key, rotation), value
 
@@ -80,7 +80,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The gated feed-forward part."""
+    """Gated feed-forward layer."""
 
     def __init__(self, settings: HeadSettings) -> None:
         super().__init__()
@@ -96,27 +96,27 @@ class FeedForward(nn.Module):
 
 
 def target_tokens(drafted: Tensor, d2t: Tensor | None) -> Tensor:
-    """The target's tokens of drafted ones; ``d2t`` as in ``EagleHead``, None where both vocabularies are one."""
+    """Map draft vocabulary ids to the target's token ids: ``drafted + d2t[drafted]``; unchanged if ``d2t`` is None."""
     return drafted if d2t is None else drafted + d2t[drafted]
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary positions: cosines and sines by which queries and keys are rotated."""
+    """Compute the cosines and sines of the rotary embedding."""
 
-    turns: Tensor  # [D / 2], radians a position
+    turns: Tensor  # [D / 2], radians per position
 
     def __init__(self, settings: HeadSettings) -> None:
         super().__init__()
         self.register_buffer("turns", rotary_turns(settings.rope, settings.head_size), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Of positions [.., W], [.., W, D] each."""
+        """Return cosines and sines, [.., W, D] each, of ``positions`` [.., W]."""
         angles = positions[..., None].float() * self.turns
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """``x`` [.., heads, W, D] by cosines and sines [W, D]: the two halves of a head are the pairs' first and second."""
+    """Apply the rotary embedding (rotate_half) to ``x`` [.., heads, W, D], with cosines and sines [W, D]."""
     first, second = x.chunk(2, dim=-1)
     return x * rotation[0] + torch.cat([-second, first], dim=-1) * rotation[1]

@@ -1,4 +1,4 @@
-"""A head beside its target, ready for static steps: packed linears, and the target's embedding without a copy."""
+"""Load a head together with its target: linears are packed, and the target's embedding is shared without a copy."""
 
 import json
 from dataclasses import asdict
@@ -41,23 +41,23 @@ Head = EagleHead | FirstEagleHead | MedusaHeads | MtpHead | BlockHead
 
 
 class LoadedHead(NamedTuple):
-    """A head with its tensors, and the target's layers that it reads."""
+    """A loaded head, its settings, and the target's layers whose outputs it reads."""
 
     loaded: LoadedModel
     settings: HeadSettings | MedusaSettings | BlockSettings
-    readings: list[tuple[int, ...]]  # the layers that it may mean, the usual convention's first
-    layers: tuple[int, ...]  # of the target, whose outputs it reads
+    readings: list[tuple[int, ...]]  # candidate layer tuples, one per numbering convention, the default's first
+    layers: tuple[int, ...]  # the target's layers whose outputs the head reads
 
     @property
     def drafts_by_targets_output(self) -> bool:
-        """Whether its guesses are read off an output layer of the target's tokens, of which some rows may do."""
+        """Whether the head's LM head covers the target's vocabulary, so that a subset of its rows can be used."""
         if isinstance(self.settings, BlockSettings):
             return not self.settings.layer.has_own_vocabulary
         return isinstance(self.settings, HeadSettings) and self.settings.is_first
 
 
 class DraftingHead(nn.Module):
-    """A head and the embedding that it reads tokens through, if it reads any."""
+    """A head and its token embedding; an Identity for Medusa heads, which read no tokens."""
 
     def __init__(self, head: Head, embedding: nn.Module) -> None:
         super().__init__()
@@ -65,20 +65,20 @@ class DraftingHead(nn.Module):
 
 
 def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: Vocabulary | None = None) -> LoadedHead:
-    """The head in ``folder`` over ``target``, in its arithmetic, reading the layers of the usual convention.
+    """Load the head in ``folder`` for ``target``, in the target's dtype and with the default layer convention.
 
-    One that drafts by the target's output layer does so among the tokens of ``vocabulary``, if that is given: of them
-    it has rows of its own, and a pass reads no other.
+    With ``vocabulary``, a head that uses an LM head over the target's vocabulary drafts only those tokens: their rows
+    are copied, and a pass reads no others.
 
     Raises:
-        YggdrasilError: the head is not served, or is another target's; or the vocabulary is.
+        YggdrasilError: if the head is unsupported, or the head or ``vocabulary`` belongs to another target.
     """
     head, embedding = _opened(folder, target)
     if vocabulary is not None:
         _draft_among(vocabulary, head, folder, target)
     module = DraftingHead(head.to(target.device), embedding.to(target.device))
     if target.device.type == "cpu":
-        # A pass reads the weights for a row or a few: a third of the bytes, and what it drafts is verified anyway.
+        # A pass has few rows, so reading weights dominates. Four bits are a third of the bytes; drafts are verified.
         is_rounded = bool(target.formats) or (is_native() and target.dtype == torch.bfloat16)
         pack_linears(module.head, num_threads, in_four_bits if is_rounded else None)
     if isinstance(head, StateHead | BlockHead) and head.lm_head is None:
@@ -96,15 +96,15 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
 
 
 def _attention_of(settings: HeadSettings | MedusaSettings | BlockSettings) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Query heads, and key heads and their size of every layer that keeps rows of a text."""
-    if isinstance(settings, MedusaSettings):  # steps take a cache; what reads no rows has one of next to nothing
+    """Return the number of query heads, and (key heads, head size) of every layer that has a KV cache."""
+    if isinstance(settings, MedusaSettings):  # steps take a cache, so heads without attention get a minimal one
         return 1, ((1, 1),)
     layer, count = (settings.layer, settings.num_layers) if isinstance(settings, BlockSettings) else (settings, 1)
     return layer.query_heads, ((layer.key_heads, layer.head_size),) * count
 
 
 def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
-    """The head, and the embedding that it reads."""
+    """Return the head and its token embedding."""
     kind = kind_of(folder)
     if kind == "medusa":
         heads = open_medusa(folder, target.dtype)
@@ -119,7 +119,7 @@ def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
         head, own = (open_mtp(folder, target.dtype), None) if kind == "mtp" else open_head(folder, target.dtype)
         settings = head.settings
     _check_fit(folder, (settings.target_hidden_size, settings.vocab_size), target)
-    if own is None or settings.is_first:  # it reads the target's embedding, or drafts the target's states
+    if own is None or settings.is_first:  # it uses the target's embedding, or predicts the target's hidden states
         _check_fit(folder, (settings.hidden_size, settings.vocab_size), target)
     highest = target.num_layers - (settings.convention_is_said and settings.convention == "outputs")
     if settings.layers is not None and max(settings.layers) > highest:
@@ -131,7 +131,7 @@ def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
 
 
 def _draft_among(vocabulary: Vocabulary, head: Head, folder: Path, target: LoadedModel) -> None:
-    """Give ``head`` rows of those tokens alone: of the target's output layer, or of its own where it brings one."""
+    """Restrict ``head`` to ``vocabulary``, with the rows of its own LM head or, without one, of the target's."""
     tokens = vocabulary.tokens
     if not isinstance(head, StateHead | BlockHead) or "d2t" in dict(head.named_buffers()):
         raise YggdrasilError(f"{shown(folder)} has an output layer of its own tokens and takes no other vocabulary")
@@ -145,7 +145,7 @@ def _draft_among(vocabulary: Vocabulary, head: Head, folder: Path, target: Loade
 
 
 def _check_depth(folder: Path, settings: BlockSettings, target: LoadedModel) -> None:
-    """Refuse a head that says of its target that it has other layers than ``target``."""
+    """Raise YggdrasilError if the head records another number of target layers than ``target`` has."""
     if settings.target_layers not in (None, target.num_layers):
         raise YggdrasilError(
             f"{shown(folder)} is a head for {settings.target_layers} layers, and {target.name} has "
@@ -154,7 +154,7 @@ def _check_depth(folder: Path, settings: BlockSettings, target: LoadedModel) -> 
 
 
 def _check_fit(folder: Path, sizes: tuple[int, int], target: LoadedModel) -> None:
-    """Refuse a head for other ``sizes`` of states and vocabulary than the target's."""
+    """Raise YggdrasilError if ``sizes``, the head's (hidden size, vocabulary size), differ from the target's."""
     wanted = target.hidden_size, target.vocab_size
     for what, size, has in zip(("a hidden size", "a vocabulary"), sizes, wanted, strict=True):
         if size != has:

@@ -1,4 +1,4 @@
-"""What may stand at each depth behind the root, whatever leads there, and levels that grow on it without a pass."""
+"""Candidates per depth that do not depend on the path, and the steps that grow tree levels from them without a pass."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class Marginals:
-    """The table [D, K] that a pass fills, and the steps that attach nodes out of it."""
+    """The table [D, K] of candidates and their log-probabilities that a pass fills, and the steps that attach nodes."""
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, widths: Sequence[int], num_depths: int, knots: Tensor
     ) -> None:
         device, size = knots.device, (num_depths, tree.candidates)
         table = [torch.zeros(size, device=device), torch.zeros(size, dtype=torch.int64, device=device)]
-        self.written = [*table, knots, *tree.tensors()]  # what the pass takes
+        self.written = [*table, knots, *tree.tensors()]  # inputs of the pass, which writes the table and the tree
         place = HostBuffer(2, device)
         self.levels = LevelSteps(runner, place)
         rows = torch.arange(max(widths), device=device)

@@ -1,4 +1,4 @@
-"""Rotary positions of a head, as its configuration says."""
+"""Read the rotary embedding of a head from its configuration."""
 
 import math
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-USUAL_THETA = 10000.0  # where nothing is said; the target's own is not inherited
+USUAL_THETA = 10000.0  # the default, as in transformers; the target's value is not inherited
 
 
 def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
-    """What ``rotary_turns`` takes, from a layer's configuration. Raises ValueError where it is not served."""
+    """Return the rotary parameters in the form that ``rotary_turns`` takes. Raises: ValueError if unsupported."""
     name = "rope_parameters" if layer.get("rope_parameters") else "rope_scaling"
     found = dict(section_of(layer, name))
     kind = found.pop("type", None)
@@ -36,9 +36,9 @@ def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
 
 
 def rotary_turns(rope: Mapping[str, Any], size: int) -> Tensor:
-    """Radians a position of each pair of channels, [size / 2]."""
+    """Return the radians per position of each channel pair, [size / 2] float32."""
     theta, kind = float(rope["rope_theta"]), rope["rope_type"]
-    # On the host even where a module without memory is made: it is no weight that a file would bring.
+    # Explicitly on the CPU: heads are created on the meta device, and no file has this tensor.
     turns = theta ** -(torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
     if kind == "linear":
         return turns / float(rope["factor"])
@@ -52,7 +52,7 @@ def rotary_turns(rope: Mapping[str, Any], size: int) -> Tensor:
 
 
 def section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The mapping under ``name``, empty where there is none. Raises ValueError where it is something else."""
+    """Return the mapping ``config[name]``, or an empty one. Raises: ValueError if it is no mapping."""
     found = config.get(name) or {}
     if not isinstance(found, Mapping):
         raise ValueError(f"{name} is {found!r}, not a mapping")

@@ -1,4 +1,4 @@
-"""The target's embedding and output layer, for a head to read: modules over the target's own memory."""
+"""The target's embedding and LM head as modules that share the target's memory, for heads without their own."""
 
 import torch
 from torch import Tensor, nn
@@ -9,16 +9,16 @@ from yggdrasil.checkpoints.packing import PackedLinear
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 
-# What families call them.
+# Their names in the architectures of transformers.
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 _OUTPUTS = ("lm_head", "embed_out")
 
 
 def embedding_of(target: LoadedModel) -> nn.Module:
-    """The target's embedding.
+    """Return the target's token embedding.
 
     Raises:
-        YggdrasilError: it has none as wide as its states.
+        YggdrasilError: if its width is not the target's hidden size.
     """
     kept = _kept(target, _EMBEDDINGS)
     if "weight" in kept:
@@ -33,10 +33,10 @@ def embedding_of(target: LoadedModel) -> nn.Module:
 
 
 def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
-    """The target's output layer, on ``num_threads``; where both are one table, that of its embedding.
+    """Return the target's LM head, computed on ``num_threads``; with tied weights it is over the embedding.
 
     Raises:
-        YggdrasilError: it is in another form.
+        YggdrasilError: if the target has no linear LM head of shape [V, H].
     """
     kept, bias = _kept(target, _OUTPUTS), _kept(target, _OUTPUTS).get("bias")
     shape = target.vocab_size, target.hidden_size
@@ -58,7 +58,7 @@ def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
 
 
 def rows_of(output: nn.Module, tokens: Tensor, dtype: torch.dtype) -> nn.Linear:
-    """A layer of an output layer's rows of ``tokens`` [Vd] alone, in memory of its own."""
+    """Return a linear layer with a copy of the rows of ``output`` for ``tokens`` [Vd] int64."""
     if isinstance(output, QuantisedLinear):
         weight = output.rows(tokens, dtype)
     elif isinstance(output, PackedLinear):
@@ -75,18 +75,18 @@ def rows_of(output: nn.Module, tokens: Tensor, dtype: torch.dtype) -> nn.Linear:
 
 
 def table(weight: Tensor) -> nn.Module:
-    """An embedding over ``weight``."""
+    """Return an embedding that shares the memory of ``weight`` [V, H]."""
     embedding: nn.Module = nn.Embedding.from_pretrained(weight)
     return embedding
 
 
 def _format(target: LoadedModel, modules: tuple[str, ...]) -> int:
-    """The format of the first of ``modules`` that is quantised."""
+    """Return the quantisation format of the first of ``modules`` that the target has quantised."""
     return next(form for name, form in target.formats.items() if name.rpartition(".")[2] in modules)
 
 
 def _kept(target: LoadedModel, modules: tuple[str, ...]) -> dict[str, Tensor]:
-    """The target's tensors of the first of ``modules`` that there is, by the name of their part."""
+    """Return the target's tensors of ``modules`` by their last name part (weight, bias, packed), the first of each."""
     found: dict[str, Tensor] = {}
     for name, tensor in target.tensors.items():
         *_, module, part = ("", *name.split("."))

@@ -1,4 +1,4 @@
-"""The tensors in a head's folder, and what is wrong with them.
+"""Read the tensors of a head's folder, and report damaged or unexpected ones.
 
 A matrix [R, C] may be stored in six bits: NAME is a packed column (``artifacts.columns``) of R * C numbers from 1 to 63
 with 32 for zero, row by row, and NAME_scale the value of one step, float16 [R, C / 64], for each 64 weights of a row.
@@ -20,12 +20,12 @@ _ZERO, _GROUP = 32, 64
 
 
 def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
-    """The tensors of the folder by name, of those that begin with one of ``prefixes``.
+    """Read the tensors in ``folder`` whose names begin with one of ``prefixes``; return them by name.
 
-    From safetensors, or from a pickle of nothing but tensors.
+    Files are safetensors, or a pickle that holds only tensors (loaded with ``weights_only``).
 
     Raises:
-        YggdrasilError: there are no files, or one is damaged or holds more than tensors.
+        YggdrasilError: if there are no files, or a file is damaged or holds other objects than tensors.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -49,7 +49,7 @@ def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, T
                     raise TypeError("it holds other things than tensors")
         except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, EOFError) as error:
             raise YggdrasilError(f"{shown(file)} could not be read: {first_line(error)}; fetch it again") from error
-        except Exception as error:  # an unpickler's own refusals share no class
+        except Exception as error:  # errors of the restricted unpickler have no common class
             raise YggdrasilError(
                 f"{shown(file)} holds more than tensors, which may be code: {first_line(error)}"
             ) from error
@@ -57,7 +57,7 @@ def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, T
 
 
 def in_six_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with every matrix of floating point in six bits whose rows are whole groups; others stay."""
+    """Quantise to six bits every floating-point matrix whose row length is a multiple of 64; keep other tensors."""
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.is_floating_point() or tensor.shape[1] % _GROUP:
@@ -72,7 +72,7 @@ def in_six_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _in_full_precision(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with every matrix that was stored in six bits as float32, and without the scales."""
+    """Dequantise the matrices that are stored in six bits to float32, and remove their scales."""
     scales = {name: tensors.pop(name) for name in sorted(tensors) if name.endswith(_SCALE)}
     for name, scale in scales.items():
         packed = tensors.get(name.removesuffix(_SCALE))
@@ -87,7 +87,7 @@ def _in_full_precision(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Te
 
 
 def under_our_names(folder: Path, tensors: dict[str, Tensor], ours: Callable[[str], str]) -> dict[str, Tensor]:
-    """The tensors by ``ours`` of their names; refused where two are one."""
+    """Rename ``tensors`` by ``ours``. Raises: YggdrasilError if two names map to one."""
     names: dict[str, str] = {}
     for name in tensors:
         if names.setdefault(ours(name), name) != name:
@@ -99,9 +99,13 @@ def under_our_names(folder: Path, tensors: dict[str, Tensor], ours: Callable[[st
 
 
 def refuse_others(folder: Path, tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
-    """Refuse, by name, tensors that are missing, too many or of another shape than ``expected``."""
+    """Check names and shapes of ``tensors`` against ``expected``.
+
+    Raises:
+        YggdrasilError: if tensors are missing, unexpected or of another shape; the message lists up to three of each.
+    """
     if "d2t" not in expected:
-        tensors.pop("d2t", None)  # some writers keep a table of zeros
+        tensors.pop("d2t", None)  # some files have a d2t of zeros although both vocabularies are equal
     misshapen = [
         f"{name} ({list(tensors[name].shape)}, not {list(shape)})"
         for name, shape in expected.items()
@@ -121,7 +125,7 @@ def _more(names: list[str]) -> str:
 
 
 def check_vocabulary(folder: Path, name: str, tokens: Tensor, vocab_size: int) -> None:
-    """Refuse a table of drafted ``tokens`` that names one twice or one that there is not."""
+    """Raise YggdrasilError if ``tokens`` [Vd] has duplicates or tokens outside the target's vocabulary."""
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size or len(tokens.unique()) != len(tokens):
         raise YggdrasilError(
             f"{shown(folder)}: {name} names tokens twice or outside the target's {vocab_size}; fetch it again"
@@ -129,7 +133,7 @@ def check_vocabulary(folder: Path, name: str, tokens: Tensor, vocab_size: int) -
 
 
 def whole_numbers(folder: Path, name: str, table: Tensor) -> Tensor:
-    """The table as int64; refused where something else than whole numbers would be lost by it."""
+    """Return ``table`` as int64. Raises: YggdrasilError if it is empty or holds other values than integers."""
     numbers = table.to(torch.int64)
     if not numbers.numel() or not bool((numbers == table).all()):
         raise YggdrasilError(f"{shown(folder)}: {name} holds other things than tokens; fetch the head again")

@@ -1,4 +1,4 @@
-"""How a head that keeps rows of the text follows it: which tokens are certain, and which states it has yet to read."""
+"""Base class of drafters whose head has a KV cache: accepted tokens, cached rows and hidden states still to be read."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -14,16 +14,17 @@ from yggdrasil.runtime.runner import ModelRunner
 
 
 class WaitingStates:
-    """States of ``layers`` side by side, put where the head's step reads them: ``buffer`` [n, S].
+    """A queue of the target's hidden states that the head has not read yet.
 
-    Those of a prompt are more than it holds, and wait elsewhere: a head that never drafts reads none.
+    Hidden states of ``layers`` are concatenated to rows of S channels and stored in ``buffer`` [n, S], which the head's
+    step reads. Rows that exceed the buffer, such as a prompt's, are stored separately until the head drafts.
     """
 
     def __init__(self, layers: Sequence[int], buffer: Tensor) -> None:
         self._layers, self._buffer = list(layers), buffer
-        self._early: list[Tensor] = []  # [.., S] each, before those in the buffer
-        self._here = 0  # rows in the buffer that wait
-        self._last = 0  # the row of the buffer that was read last
+        self._early: list[Tensor] = []  # [.., S] each, earlier rows than those in the buffer
+        self._here = 0  # unread rows in the buffer
+        self._last = 0  # index of the buffer's row that was read last
         self._keep: Callable[[], int] | None = None
         if is_native() and buffer.device.type == "cpu":
             self._mail = Mailbox(2 + len(self._layers) + len(buffer))
@@ -34,11 +35,11 @@ class WaitingStates:
         return self._here + sum(map(len, self._early))
 
     def clear(self) -> None:
-        """None waits."""
+        """Remove all rows."""
         self._early, self._here = [], 0
 
     def cut(self, count: int) -> None:
-        """The first ``count`` of those that wait do so still."""
+        """Keep only the first ``count`` rows."""
         whole, self._early = self._early, []
         for part in whole:
             self._early += [part[:count]] if count else []
@@ -46,7 +47,7 @@ class WaitingStates:
         self._here = min(self._here, count)
 
     def add(self, hidden: Mapping[int, Tensor], count: int) -> None:
-        """``count`` more tokens, with the states ``hidden[layer]`` [count, H] before each of them."""
+        """Append ``count`` rows: ``hidden[layer]`` [count, H] are the hidden states that precede each token."""
         if self._here and self._here + count > len(self._buffer):
             self._early.append(self._buffer[: self._here].clone())
             self._here = 0
@@ -58,13 +59,13 @@ class WaitingStates:
         self._here += count
 
     def again(self) -> None:
-        """Mark the last state as unread, so that the next head draft reads it again."""
+        """Mark the last row as unread, so that the next head draft reads it again."""
         if self._last:
             self._buffer[0] = self._buffer[self._last]
         self._here = 1
 
     def chunks(self) -> Iterator[int]:
-        """How many of those that wait lie in the buffer, to be read before the next are put there; none is left."""
+        """Yield the number of unread rows in the buffer, chunk by chunk; read each before continuing."""
         if self._early:
             whole = torch.cat([*self._early, self._buffer[: self._here]])
             self.clear()
@@ -81,7 +82,7 @@ class WaitingStates:
         return torch.cat([hidden[layer] for layer in self._layers], dim=-1)
 
     def _added_natively(self, hidden: Mapping[int, Tensor]) -> bool:
-        """Whether one call has put them into the buffer."""
+        """Copy the rows into the buffer with one native call; return whether that was possible."""
         if self._keep is None or not isinstance(hidden, LayerRows):
             return False
         numbers, place = self._mail.numbers, 2
@@ -99,7 +100,7 @@ class WaitingStates:
 
 
 class TextHeadDrafter(LevelDrafter):
-    """What drafters over such heads have in common. The text that they keep is without its first token."""
+    """Base class of drafters whose head has a KV cache. The cache omits the first token, which no state precedes."""
 
     def __init__(
         self, runner: ModelRunner, waiting: WaitingStates, layers: tuple[int, ...], knots: Tensor, head_width: int
@@ -108,13 +109,13 @@ class TextHeadDrafter(LevelDrafter):
         self.runner = runner
         self.knots = knots
         self._waiting = waiting
-        self._text = runner.text  # certain tokens; the first, which no state comes before, is its lead
+        self._text = runner.text  # accepted tokens; the first one, which no state precedes, is the ``lead``
         steps = DraftSteps(runner, knots, self.head, self.place_at)
         self.capabilities = Capabilities(layers=layers, steps=steps, plants_root=True, num_kept=self._num_kept)
 
     @property
     def num_waiting(self) -> int:
-        """States that wait to be read for the tokens behind the rows; 0 where the cache has another text by now."""
+        """Hidden states to be read for tokens that are not cached yet; 0 if the cache holds another text by now."""
         is_current = len(self._waiting) == len(self._text.tokens) - self._text.num_rows
         return len(self._waiting) if is_current else 0
 
@@ -123,15 +124,15 @@ class TextHeadDrafter(LevelDrafter):
         return 1 + len(self._text.tokens)
 
     def _num_kept(self, tokens: Sequence[int]) -> int:
-        """How many of the first ``tokens`` need no states any more."""
+        """Return the length of the prefix of ``tokens`` whose hidden states are cached or queued."""
         if not self._text.lead or tuple(tokens[:1]) != self._text.lead:
             return 0
         return 1 + self._text.shared(tokens, self.num_waiting)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Rows and states of the last request's text are kept up to the first token that differs.
+        """Start a request, reusing cached rows and queued states up to the first token that differs.
 
-        What of ``tokens`` has neither comes once more, with its states, as the capability ``num_kept`` says.
+        The other ``tokens`` follow by ``extend`` with their states, as the capability ``num_kept`` announces.
         """
         kept = max(self._num_kept(tokens) - 1, 0)
         num_rows = min(kept, self._text.num_rows)
@@ -140,12 +141,12 @@ class TextHeadDrafter(LevelDrafter):
         self._headed = None
 
     def place_at(self, length: int, token: int) -> None:
-        """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
+        """Pretend that ``length`` tokens are cached and ``token`` is the root, to time steps."""
         self._text.pretend([token] * length, length - 1)
         self._waiting.clear()
         self._waiting.again()
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """More ``tokens`` are certain; their states wait to be read."""
+        """Append accepted ``tokens`` and queue their hidden states."""
         self._text.tokens.extend(tokens)
         self._waiting.add(states, len(tokens))
