@@ -1,6 +1,6 @@
-"""What a block head (DFlash) is, as its config.json says: in the spelling of its authors, or that of speculators.
+"""Read a block head's (DFlash) config.json, as its authors or the speculators library write it.
 
-A layer of it is a Qwen3's, and what layers have in common is read as an EAGLE head's layer is.
+Its layers are Qwen3's; their common fields are read as those of an EAGLE head's layer.
 """
 
 from collections.abc import Mapping
@@ -16,30 +16,30 @@ from yggdrasil.errors import YggdrasilError
 _SECTION = "dflash_config"
 _LAYER = "transformer_layer_config"  # of speculators
 _SLIDING = "sliding_attention"
-# Switches of relatives, which compute something else with tensors that may look alike.
+# Options of related architectures, which compute another function with similar tensors.
 _NOT_SERVED = {"sample_from_anchor": False, "shift_label": False, "projector_type": "dflash"}
 
 
 @dataclass(frozen=True)
 class BlockSettings:
-    """Sizes and switches of a block head."""
+    """Sizes and options of a block head."""
 
     layer: HeadSettings  # of every layer
     num_layers: int
-    block_size: int  # rows of a block: the last certain token, and masks
+    block_size: int  # rows of a block: the last accepted token, and masks
     mask_token: int
-    # Of each layer: keys that a row attends to, as in ``HeadSettings``, and whether it sees only rows before it.
+    # Per layer: the attention window in keys (0: unlimited), and whether attention within the block is causal.
     views: tuple[tuple[int, bool], ...]
-    target_layers: int | None = None  # that the target has, where it is said
+    target_layers: int | None = None  # number of the target's layers, if recorded
 
     @property
     def vocab_size(self) -> int:
-        """Tokens of the target's vocabulary."""
+        """Size of the target's vocabulary."""
         return self.layer.vocab_size
 
     @property
     def draft_vocab_size(self) -> int:
-        """Tokens that can be drafted."""
+        """Size of the draft vocabulary."""
         return self.layer.draft_vocab_size
 
     @property
@@ -48,19 +48,19 @@ class BlockSettings:
 
     @property
     def num_guesses(self) -> int:
-        """Tokens that a block guesses: one for each of its masks."""
+        """Tokens that a block drafts: one per mask."""
         return self.block_size - 1
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
-        """The target's layers whose outputs the head means: both spellings say which."""
+        """Return the target's layers whose outputs the head reads; both formats define their numbering."""
         return self.layer.readings(num_layers)
 
 
 def read_block_settings(folder: Path) -> BlockSettings:
-    """The settings in ``folder``'s config.json.
+    """Read the settings from ``folder``'s config.json.
 
     Raises:
-        YggdrasilError: it is missing or damaged, or says what is not served.
+        YggdrasilError: if the file is missing, damaged or describes an unsupported head.
     """
     file = folder / "config.json"
     try:
@@ -76,7 +76,7 @@ def read_block_settings(folder: Path) -> BlockSettings:
 
 
 def block_settings_of(config: Mapping[str, Any]) -> BlockSettings:
-    """The settings that a configuration makes. Raises ValueError, TypeError or KeyError."""
+    """Convert a configuration to settings. Raises: ValueError, TypeError or KeyError if it is unsupported."""
     own, layer = section_of(config, _SECTION), section_of(config, _LAYER) or config
     for name, usual in _NOT_SERVED.items():
         if (value := own.get(name, config.get(name))) not in (None, usual):
@@ -107,7 +107,7 @@ def block_settings_of(config: Mapping[str, Any]) -> BlockSettings:
 
 
 def _layer_settings(config: Mapping[str, Any], layer: Mapping[str, Any], own: Mapping[str, Any]) -> HeadSettings:
-    """A layer by itself; the target's layers are counted by their outputs, or in speculators by their inputs."""
+    """Return the settings of one layer. Target layers are numbered by output; in speculators, by input."""
     outputs, inputs = own.get("target_layer_ids"), config.get("aux_hidden_state_layer_ids")
     if not outputs and not inputs:
         raise KeyError("target_layer_ids")
@@ -120,7 +120,7 @@ def _layer_settings(config: Mapping[str, Any], layer: Mapping[str, Any], own: Ma
 def _with_masks(
     settings: BlockSettings, config: Mapping[str, Any], layer: Mapping[str, Any], own: Mapping[str, Any]
 ) -> BlockSettings:
-    """With what the rows of each layer see. Layers with windows are causal where nothing else is said, as in vLLM."""
+    """Return ``settings`` with the ``views`` of all layers. Sliding layers default to causal, as in vLLM."""
     kinds = list(layer.get("layer_types") or [None] * settings.num_layers)
     if len(kinds) != settings.num_layers:
         raise ValueError(f"layer_types names {len(kinds)} layers, and there are {settings.num_layers}")
@@ -135,6 +135,6 @@ def _with_masks(
     views = []
     for slides in (kind == _SLIDING for kind in kinds):
         is_causal = slides if said is None else bool(said)
-        # Rows that see the whole block see as much of the text before as its first one: a window holds all of them.
+        # With bidirectional attention all rows see the same context, so the window also covers the drafted rows.
         views.append((window + (0 if is_causal else settings.num_guesses) if slides else 0, is_causal))
     return replace(settings, views=tuple(views))

@@ -1,4 +1,4 @@
-"""A block head as drafter: one compiled pass guesses all depths, and a tree grows on what it found."""
+"""Drafter over a block head: one pass drafts all depths, and a tree grows from its candidates."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ from yggdrasil.tree.widths import fitting
 class BlockDrafter(TextHeadDrafter):
     """Drafter over a block head.
 
-    Its cache keeps a row for every certain token but the last, computed from the target's state at that token's own
-    position. Blocks lie behind them and are overwritten. The text that it keeps is without the first token, as states
-    come with the token after them: row i came with the text's token i.
+    The KV cache has a row for every accepted token but the last, computed from the target's hidden state at the token's
+    own position. Blocks are written after these rows and overwritten later. Hidden states arrive with the token that
+    follows them, so the drafter's text omits the first token: row i arrived with token i of that text.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BlockDrafter(TextHeadDrafter):
         states = torch.zeros(self.read_widths[-1], size, dtype=loaded.dtype, device=device)
         super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), head_width=1)
         self._token, self._start, self._root = (HostBuffer(1, device) for _ in range(3))
-        call = BlockCall(loaded, min(settings.num_guesses, read_width - 1))  # a tree is no deeper
+        call = BlockCall(loaded, min(settings.num_guesses, read_width - 1))  # the maximum depth of a tree
         for width in self.read_widths:
             runner.define("read", width, ReadStep(call), [states[:width], self._start.tensor])
         self._marginals = Marginals(runner, tree, widths, call.num_guesses, self.knots)
@@ -54,7 +54,7 @@ class BlockDrafter(TextHeadDrafter):
         runner.define("head", 1, BlockStep(call), inputs)
 
     def _draft_head(self) -> None:
-        """Read the states that wait, and guess what follows the last certain token."""
+        """Read the queued hidden states, and draft the tokens after the last accepted one."""
         tokens = self._text.tokens
         first = len(tokens) - len(self._waiting)
         for count in self._waiting.chunks() if len(self._waiting) else ():

@@ -1,10 +1,10 @@
-"""A block head (DFlash) as a module whose tensors have the names of published files.
+"""A block head (DFlash) as a module whose parameters have the names of published files.
 
-A block is the last certain token and masks behind it, each at its position; the row of a mask says the token there. Of
-the text before, the rows see what the target's states are made into: one feature a position, which every layer makes
-its keys and values of. Embedding and output layer are the target's.
+A block is the last accepted token followed by masks, each at its position; the output at a mask predicts the token
+there. The rows attend to the block and to the earlier text. Keys and values of the earlier text are computed in every
+layer from one feature per position, a projection of the target's hidden states. Embedding and LM head are the target's.
 
-Dims: W rows, H hidden size, S the target's states side by side, Hkv key heads, D head size.
+Dims: W rows, H hidden size, S concatenated hidden states of the target, Hkv key heads, D head size.
 """
 
 from collections.abc import Callable
@@ -34,13 +34,12 @@ class _Layer(nn.Module):
 
 
 class BlockHead(nn.Module):
-    """Layers that guess all tokens of a block at once, from the target's states of the text before it.
+    """Layers that draft all tokens of a block at once, conditioned on the target's hidden states of the earlier text.
 
-    ``lm_head`` is the target's, lent when both are loaded, unless a file brings it: of all tokens, or of those that
-    the head drafts among.
+    ``lm_head`` is set to the target's when both are loaded, unless the file has one. It covers the draft vocabulary.
     """
 
-    d2t: Tensor  # [draft vocabulary] int64: what to add to a drafted token to have the target's
+    d2t: Tensor  # [draft vocabulary] int64: offset from a draft vocabulary id to the target's token id
     lm_head: nn.Module | None
 
     def __init__(self, settings: BlockSettings) -> None:
@@ -57,32 +56,32 @@ class BlockHead(nn.Module):
             self.register_buffer("d2t", torch.zeros(layer.draft_vocab_size, dtype=torch.int64))
 
     def draft_among(self, tokens: Tensor, output: nn.Module) -> None:
-        """Draft ``tokens`` [draft vocabulary] of the target alone, by an ``output`` layer of their rows."""
+        """Restrict drafting to ``tokens`` [draft vocabulary] int64; ``output`` is an LM head with their rows."""
         layer = replace(self.settings.layer, draft_vocab_size=len(tokens))
         self.settings = replace(self.settings, layer=layer)
         self.lm_head = output
         self.register_buffer("d2t", tokens - torch.arange(len(tokens)))
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [.., Hkv, W, D] of every layer, of the target's states [.., W, S] at ``positions`` [W]."""
+        """Return every layer's keys and values, [.., Hkv, W, D] each, of ``states`` [.., W, S] at ``positions`` [W]."""
         features = self.hidden_norm(self.fc(states))
         turn = self.rotary(positions, features.dtype)
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         return [attention.keys(features, turn) for attention in attentions]
 
     def forward(self, embedded: Tensor, positions: Tensor, attend: Callable[[int], Attend]) -> Tensor:
-        """Outputs [.., W, H] of a block's rows; ``attend`` gives the attention of each layer."""
+        """Return outputs [.., W, H] of a block's rows; ``attend(i)`` is the attention function of layer i."""
         turn = self.rotary(positions, embedded.dtype)
         for number, layer in enumerate(self.layers):
             embedded = layer(embedded, turn, attend(number))
         return embedded
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Of the draft vocabulary, [.., draft vocabulary]."""
+        """Return logits [.., draft vocabulary]."""
         assert self.lm_head is not None
         logits: Tensor = self.lm_head(self.norm(outputs))
         return logits
 
     def target_tokens(self, drafted: Tensor) -> Tensor:
-        """The target's tokens of drafted ones."""
+        """Map draft vocabulary ids to the target's token ids."""
         return target_tokens(drafted, self.d2t if self.settings.layer.has_own_vocabulary else None)

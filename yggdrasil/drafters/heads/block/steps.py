@@ -1,10 +1,10 @@
-"""The compiled steps of a block head: read what is certain, then guess all tokens of a block in one pass.
+"""Steps of a block head: cache keys and values of the accepted text, then draft all tokens of a block in one pass.
 
-A row of the context is made of the target's states at one position and of nothing else, and stands in that position's
-slot. A block lies behind the context; the next rows of the context are written over it.
+A context row depends only on the target's hidden states at its position and is cached in that position's slot. The
+block is written after the context; the next context rows overwrite it.
 
-Dims: W rows of the context, B of a block, D guesses, K candidates a node, S the target's states side by side,
-M calibration knots.
+Dims: W context rows, B rows of a block, D drafted tokens, K candidates per node, S concatenated hidden states of the
+target, M calibration knots.
 """
 
 from collections.abc import Callable
@@ -26,19 +26,19 @@ class BlockCall:
 
     def __init__(self, loaded: LoadedModel, num_guesses: int) -> None:
         self._loaded, self._names = loaded, list(loaded.tensors)
-        self.num_guesses = num_guesses  # whose logits are wanted, the first ones
+        self.num_guesses = num_guesses  # logits are computed for the first so many masks
 
     def read(self, weights: list[Tensor], caches: list[Tensor], states: Tensor, start: Tensor) -> None:
-        """Write the rows of ``states`` [W, S] from slot ``start`` [1] on."""
+        """Write the keys and values of ``states`` [W, S] to the slots from ``start`` [1] int64 on."""
         self._run(_read, weights, caches, states, start)
 
     def guess(self, weights: list[Tensor], caches: list[Tensor], token: Tensor, root: Tensor) -> Tensor:
-        """Logits [D, draft vocabulary] of the places behind ``token`` [1], which is at position ``root`` [1]."""
+        """Return logits [D, draft vocabulary] after ``token`` [1] int64, which is at position ``root`` [1] int64."""
         logits: Tensor = self._run(partial(_guess, count=self.num_guesses), weights, caches, token, root)
         return logits
 
     def target_tokens(self, weights: list[Tensor], drafted: Tensor) -> Tensor:
-        """The target's tokens of drafted ones."""
+        """Map draft vocabulary ids to the target's token ids."""
         return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
 
     def _run(self, run: Callable[..., Any], weights: list[Tensor], caches: list[Tensor], *inputs: Tensor) -> Any:
@@ -49,7 +49,7 @@ class BlockCall:
 
 
 class _Cache:
-    """Rows of the text in every layer."""
+    """The KV cache of every layer."""
 
     def __init__(self, caches: list[Tensor], num_layers: int, num_threads: int) -> None:
         self._keys, self._values, self._num_threads = caches, caches[num_layers:], num_threads
@@ -57,7 +57,7 @@ class _Cache:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, offsets: Tensor, mask: Tensor, window: int
     ) -> Tensor:
-        """Write keys and values, and let ``query`` attend as ``torch.ops.yggdrasil.tree_attention`` does."""
+        """Write keys and values, and attend as ``torch.ops.yggdrasil.tree_attention`` does."""
         output: Tensor = torch.ops.yggdrasil.tree_attention(
             query[None], key[None], value[None], self._keys[layer], self._values[layer], offsets, mask,
             query.shape[-1] ** -0.5, window, 0.0, None, self._num_threads,
@@ -66,7 +66,7 @@ class _Cache:
 
 
 class _Pass(nn.Module):
-    """One pass of ``run`` over the module, for its tensors to be given."""
+    """A module whose forward is ``run``, so that ``functional_call`` can supply its tensors."""
 
     def __init__(self, module: nn.Module, run: Callable[..., Any], cache: _Cache) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def _read(module: Any, cache: _Cache, states: Tensor, start: Tensor) -> None:
     rows = torch.arange(states.shape[0], device=states.device)
     offsets, first = start.expand(2).contiguous(), rows[None] == 0
     for layer, (key, value) in enumerate(module.head.context(states, start + rows)):
-        # The operator that writes rows lets one attend too: here one that sees a single key, for next to nothing.
+        # The operator that writes the cache also attends: one query that sees a single key costs almost nothing.
         query = key.new_zeros(module.head.settings.layer.query_heads, 1, key.shape[-1])
         cache.attend(query, key, value, layer=layer, offsets=offsets, mask=first, window=1)
 
@@ -102,7 +102,7 @@ def _guess(module: Any, cache: _Cache, token: Tensor, root: Tensor, *, count: in
 
 
 class ReadStep(CallStep[BlockCall]):
-    """Make rows of the context out of the target's states (padded to W)."""
+    """Cache context rows computed from the target's hidden states (padded to W)."""
 
     def forward(
         self,
@@ -116,14 +116,14 @@ class ReadStep(CallStep[BlockCall]):
 
 
 class BlockStep(CallStep[BlockCall]):
-    """Guess every depth behind the last certain token; plant that, offer what follows it."""
+    """Draft every depth after the last accepted token, which becomes the tree's root with its candidates."""
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
         token: Tensor,  # [1] int64
-        root: Tensor,  # [1] int64: its position, behind the rows that are read
+        root: Tensor,  # [1] int64: the token's position, after the cached rows
         edges: Tensor,  # [D, K] float32, written
         candidates: Tensor,  # [D, K] int64, written
         knots: Tensor,  # [M] float32

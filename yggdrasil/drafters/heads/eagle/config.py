@@ -1,6 +1,6 @@
-"""What an EAGLE head is, as its config.json says: in EAGLE's own spelling, SpecForge's, or that of speculators.
+"""Read an EAGLE head's config.json, as EAGLE, SpecForge or the speculators library write it.
 
-``max_position_embeddings`` is not read: nothing in a head is as long as a text, and many files say 2048 for no reason.
+``max_position_embeddings`` is ignored: heads have no limit of length, and many files have an arbitrary 2048.
 """
 
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from yggdrasil.artifacts import parse_json, shown
 from yggdrasil.drafters.heads.rotary import rope_of, section_of
 from yggdrasil.errors import YggdrasilError
 
-HEAD_INPUT = -1  # the state that the target's own head reads
+HEAD_INPUT = -1  # stands for the input of the target's LM head, in place of a layer number
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 _USUAL_LAYERS = 3
 _LAYER_SECTIONS = ("transformer_layer_config", "model")  # of speculators, and of vLLM's own files
 _FC_BIAS = ("bias", "fusion_bias")
 
-# Whether written layer numbers name a layer's input or its output; published files do not say, their writers differ.
+# Whether layer numbers mean a layer's input or its output. Published files do not record it, and their writers differ.
 Convention = Literal["inputs", "outputs"]
-CONVENTION = "layer_convention"  # where ours say it
+CONVENTION = "layer_convention"  # the field of our own files
 
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """Sizes and switches of an EAGLE head."""
+    """Sizes and options of an EAGLE head."""
 
     hidden_size: int
     intermediate_size: int
@@ -41,35 +41,38 @@ class HeadSettings:
     rope: dict[str, Any]  # with rope_type and rope_theta
     attention_bias: bool = False
     mlp_bias: bool = False
-    norm_before_residual: bool = False  # the residual is the normed feature
-    norm_before_fc: bool = False  # one norm over the target's states side by side
-    fc_norm: bool = False  # or one for each
-    norm_output: bool = False  # what is fed back is normed
-    layers: tuple[int, ...] | None = None  # as written; None where nothing is
-    convention: Convention = "inputs"  # the usual one where they are written
-    convention_is_said: bool = False  # the convention, by the file
+    norm_before_residual: bool = False  # the residual branch takes the normalised feature
+    norm_before_fc: bool = False  # one norm over the concatenated hidden states of the target
+    fc_norm: bool = False  # or one norm per hidden state
+    norm_output: bool = False  # outputs are normalised before they are fed back
+    layers: tuple[int, ...] | None = None  # the target's layers as in the file, if it lists them
+    convention: Convention = "inputs"  # how these layers are numbered
+    convention_is_said: bool = False  # the file records the convention
     qkv_bias: bool = False
-    is_first: bool = False  # EAGLE-1 or 2, or MTP: reads and drafts what the target's own head reads
-    fc_bias: bool | None = None  # of those; None where nothing is said
-    normed_inputs: bool = False  # of those: embedding and feature are normed first
-    head_norms: bool = False  # queries and keys are normed, each head by itself, as Qwen3's
-    window: int = 0  # keys that a row attends to, its own included; 0: all before it
-    layer_of: str = ""  # of an MTP module: the configuration of the target, whose layer it has
+    is_first: bool = False  # EAGLE-1, EAGLE-2 or MTP: reads and predicts the input of the target's LM head
+    fc_bias: bool | None = None  # with is_first: whether fc has a bias; None if not recorded
+    normed_inputs: bool = False  # with is_first: embedding and feature are normalised first
+    head_norms: bool = False  # queries and keys are normalised per head, as in Qwen3
+    window: int = 0  # attention window in keys, a row's own included; 0: unlimited
+    layer_of: str = ""  # of an MTP module: the target's configuration, whose layer type it has
 
     @property
     def num_states(self) -> int:
-        """States of the target that make one feature."""
+        """Number of the target's hidden states that are concatenated to one input feature."""
         if self.is_first:
             return 1
         return _USUAL_LAYERS if self.layers is None else len(self.layers)
 
     @property
     def has_own_vocabulary(self) -> bool:
-        """Whether only some of the target's tokens can be drafted."""
+        """Whether the draft vocabulary is a subset of the target's."""
         return self.draft_vocab_size != self.vocab_size
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
-        """The target's layers whose outputs the head may mean, by the usual convention first, then by the other."""
+        """Return the candidate layers whose outputs the head reads: by the default convention, then by the other.
+
+        Only one candidate is returned if the file records its convention. ``num_layers`` is the target's.
+        """
         if self.is_first:
             return [(HEAD_INPUT,)]
         half, third = num_layers // 2, num_layers - 3
@@ -85,10 +88,10 @@ class HeadSettings:
 
 
 def read_settings(folder: Path, *, is_first: bool = False) -> HeadSettings:
-    """The settings in ``folder``'s config.json; ``is_first``: of an EAGLE-1 or 2 head.
+    """Read the settings from ``folder``'s config.json; ``is_first`` for a head of EAGLE-1 or EAGLE-2.
 
     Raises:
-        YggdrasilError: it is missing or damaged, or says what is not served.
+        YggdrasilError: if the file is missing, damaged or describes an unsupported head.
     """
     file = folder / "config.json"
     try:
@@ -108,7 +111,7 @@ def read_settings(folder: Path, *, is_first: bool = False) -> HeadSettings:
 
 
 def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSettings:
-    """The settings that a configuration makes. Raises ValueError, TypeError or KeyError."""
+    """Convert a configuration to settings. Raises: ValueError, TypeError or KeyError if it is unsupported."""
     layer = next((config[name] for name in _LAYER_SECTIONS if name in config), config)
     if not isinstance(layer, Mapping):
         raise ValueError("the section of its layer is no mapping")
@@ -147,7 +150,7 @@ def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSet
 
 
 def _check(settings: HeadSettings, layer: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise ValueError with everything that is not served."""
+    """Raise ValueError with a list of all unsupported options."""
     partial, scale = layer.get("partial_rotary_factor") or 1.0, config.get("logit_scale", 1.0)
     own_states = section_of(config, "eagle_config").get("use_aux_hidden_state")
     faults = {
@@ -185,12 +188,12 @@ def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> 
 
 
 def _window(layer: Mapping[str, Any]) -> int:
-    """Of a layer that is said to have one: many files name a window, as their target's do, that no layer has."""
+    """Return the attention window, or 0 unless layer_types has a sliding layer; many files list an unused window."""
     return _count(layer, "sliding_window") if "sliding_attention" in (layer.get("layer_types") or ()) else 0
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, Convention, bool]:
-    """The layers as written, the convention of whoever writes them there, and whether the file says that it is."""
+    """Return the layers as in the file, their numbering convention, and whether the file records the convention."""
     name, said = "eagle_aux_hidden_state_layer_ids", config.get(CONVENTION)
     if said not in (None, *get_args(Convention)):
         raise ValueError(f"{CONVENTION} is {said!r}, not one of {', '.join(get_args(Convention))}")

@@ -1,4 +1,4 @@
-"""A head as drafter: grows an Equal-Growth Tree with one compiled step a level, on states that the target computed."""
+"""Drafter over an EAGLE head or MTP module: grows an Equal-Growth Tree with one step per level."""
 
 from collections.abc import Sequence
 
@@ -16,14 +16,14 @@ from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting
 
-SHORT_HEADS = 2, 4  # tokens most iterations add: a padded row costs what another does, and no package of its own
+SHORT_HEADS = 2, 4  # widths of steps for the few tokens that most iterations accept: a padded row costs a full one
 
 
 class HeadDrafter(TextHeadDrafter):
-    """Drafter over a head.
+    """Drafter over a head with a KV cache.
 
-    Its cache keeps a row for every certain token but the first, computed from the target's states: what it drafted on
-    its own outputs lies behind them, in the tree's slots, and is overwritten.
+    The cache has a row for every accepted token but the first, computed from the target's hidden states. Rows of
+    drafted tokens, computed from the head's own outputs, follow in the tree's slots and are overwritten.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class HeadDrafter(TextHeadDrafter):
         self._place.write(length - 1, 1)
 
     def _draft_head(self) -> None:
-        """Read every certain token not read yet, each with the target's state before it."""
-        if not len(self._waiting):  # the root's candidates are wanted even if it was read before
+        """Read the accepted tokens that are not cached, each with the target's hidden state that precedes it."""
+        if not len(self._waiting):  # the root is read again, to compute its candidates
             self._waiting.again()
         tokens = self._text.tokens
         first = len(tokens) - len(self._waiting)

@@ -1,7 +1,7 @@
-"""A head of EAGLE-1 or 2 as a module whose tensors have the names of published files.
+"""A head of EAGLE-1 or EAGLE-2 as a module whose parameters have the names of published files.
 
-It reads the state that the target's own head reads, drafts the next such state, and asks the target's head for its
-token; a tree is the whole difference between the two generations.
+It reads the input of the target's LM head and predicts the next such hidden state, from which the target's LM head
+predicts the token. EAGLE-2 has the same module; it only builds another tree.
 
 Dims: W rows, H hidden size.
 """
@@ -15,7 +15,7 @@ from yggdrasil.drafters.heads.layers import Attend, Attention, FeedForward, Norm
 
 
 class _Layer(nn.Module):
-    """A decoder layer without its first norm."""
+    """A decoder layer without the input norm."""
 
     def __init__(self, settings: HeadSettings) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class _Layer(nn.Module):
 
 
 class FirstEagleHead(StateHead):
-    """One layer that drafts states."""
+    """One decoder layer that predicts the target's next hidden state."""
 
     def __init__(self, settings: HeadSettings) -> None:
         super().__init__(settings)
@@ -44,9 +44,10 @@ class FirstEagleHead(StateHead):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before.
+        """Return predicted hidden states [.., W, H].
 
-        With ``rows`` [R] int64 theirs alone, [R, H]: of the others there are keys and values.
+        Each row reads a token's embedding and the hidden state of the position before it, ``embedded`` and ``features``
+        [.., W, H]. With ``rows`` [R] int64 only their outputs [R, H] are computed; the others give keys and values.
         """
         if self.settings.normed_inputs:
             embedded, features = self.embedding_layernorm(embedded), self.hidden_states_layernorm(features)

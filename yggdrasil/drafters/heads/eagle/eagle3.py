@@ -1,8 +1,6 @@
-"""An EAGLE-3 head as a module whose tensors have the names of published files.
+"""An EAGLE-3 head as a module whose parameters have the names of published files.
 
-The target's embedding belongs to the target and is handed in as rows.
-
-Dims: W rows, H the head's hidden size, S the target's states side by side.
+Dims: W rows, H the head's hidden size, S concatenated hidden states of the target.
 """
 
 import torch
@@ -40,9 +38,9 @@ class _MiddleLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """One layer between the target's states and guesses at the token after next."""
+    """One decoder layer that predicts the token after next from the target's hidden states and the next token."""
 
-    d2t: Tensor  # [draft vocabulary] int64: what to add to a drafted token to have the target's
+    d2t: Tensor  # [draft vocabulary] int64: offset from a draft vocabulary id to the target's token id
 
     def __init__(self, settings: HeadSettings) -> None:
         super().__init__()
@@ -62,7 +60,7 @@ class EagleHead(nn.Module):
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def feature(self, states: Tensor) -> Tensor:
-        """The feature [.., H] of the target's states side by side [.., S]."""
+        """Project concatenated hidden states [.., S] of the target to the input feature [.., H]."""
         if self.settings.norm_before_fc:
             states = self.input_norm(states)
         if self.settings.fc_norm:
@@ -74,22 +72,23 @@ class EagleHead(nn.Module):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Outputs [.., W, H] of rows that each read a token's embedding and the feature of the position before it.
+        """Return outputs [.., W, H].
 
-        With ``rows`` [R] int64 theirs alone, [R, H]: of the others there are keys and values, a third of the work.
+        Each row reads a token's embedding and the feature of the position before it, ``embedded`` and ``features``
+        [.., W, H]. With ``rows`` [R] int64 only their outputs [R, H] are computed; the others give keys and values.
         """
         output: Tensor = self.midlayer(embedded, features, self.rotary(positions, embedded.dtype), attend, rows)
         return output
 
     def fed_back(self, outputs: Tensor) -> Tensor:
-        """What the next drafted row reads as its feature."""
+        """Return what the next drafted row reads as its feature [.., H]."""
         return self.norm(outputs) if self.settings.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Of the draft vocabulary, [.., draft vocabulary]."""
+        """Return logits [.., draft vocabulary] of ``outputs`` [.., H]."""
         logits: Tensor = self.lm_head(self.norm(outputs))
         return logits
 
     def target_tokens(self, drafted: Tensor) -> Tensor:
-        """The target's tokens of drafted ones."""
+        """Map draft vocabulary ids to the target's token ids."""
         return target_tokens(drafted, self.d2t if self.settings.has_own_vocabulary else None)

@@ -1,9 +1,10 @@
-"""The compiled steps of a head: read what is certain with the target's states, grow one level on its own outputs.
+"""Steps of a head: cache accepted tokens with the target's hidden states, and grow one tree level from its own outputs.
 
-A row reads a token and the feature of the position before it, so the first token of a text has no row, and row i stands
-in slot i - 1. Outputs of nodes lie in a buffer of their own, where the level below finds its features.
+A row reads a token and the feature of the position before it, so the first token of a text has no row, and the row of
+token i is cached in slot i - 1. Outputs of tree nodes are stored in a buffer, which the next level reads its features
+from.
 
-Dims: W rows, N tree nodes, S the target's states side by side, H the head's hidden size, M calibration knots.
+Dims: W rows, N tree nodes, S concatenated hidden states of the target, H the head's hidden size, M calibration knots.
 """
 
 from typing import Any, NamedTuple
@@ -20,15 +21,15 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class Place(NamedTuple):
-    """Where the rows of a pass stand."""
+    """Positions, attention mask and cache slots of a pass's rows."""
 
     positions: Tensor  # [W] int64
     mask: Tensor  # [W, T] bool over the slots from offsets[0] on
-    offsets: Tensor  # [2] int64: rows before the mask, first slot written
+    offsets: Tensor  # [2] int64: number of slots before the mask, first slot written
 
 
 class HeadCall:
-    """The traced part of a head's steps: its module over weights and caches given as inputs."""
+    """The traced part of a head's steps: its module as a function of weights and caches."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded, self._names = loaded, list(loaded.tensors)
@@ -38,13 +39,13 @@ class HeadCall:
         weights: list[Tensor],
         caches: list[Tensor],
         tokens: Tensor,  # [W] int64
-        states: Tensor,  # [W, S] of the target, or [W, H] features
+        states: Tensor,  # [W, S] hidden states of the target if of_target, else [W, H] features
         place: Place,
         *,
         of_target: bool,
-        rows: Tensor | None = None,  # [R] int64 whose logits are wanted, all where None
+        rows: Tensor | None = None,  # [R] int64: rows to compute logits of; None for all
     ) -> tuple[Tensor, Tensor]:
-        """Logits [R, draft vocabulary], and what rows below read as their feature [R, H]."""
+        """Return logits [R, draft vocabulary], and the features [R, H] for rows one level below."""
         module: Any = self._loaded.model
         run = _Pass(module, caches, place, self._loaded.num_threads, of_target=of_target, rows=rows)
         found: tuple[Tensor, Tensor] = torch.func.functional_call(
@@ -53,12 +54,12 @@ class HeadCall:
         return found
 
     def target_tokens(self, weights: list[Tensor], drafted: Tensor) -> Tensor:
-        """The target's tokens of drafted ones."""
+        """Map draft vocabulary ids to the target's token ids."""
         return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
 
 
 class _Pass(torch.nn.Module):
-    """One pass over a cache."""
+    """One pass of the head over its cache, as a module whose tensors ``functional_call`` supplies."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class _Pass(torch.nn.Module):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         head: Any = self.module.head
         mask = self._place.mask
-        if query.shape[-2] < key.shape[-2]:  # those of the rows that are wanted
+        if query.shape[-2] < key.shape[-2]:  # only the queries of self._rows
             mask = mask[self._rows]
         output: Tensor = torch.ops.yggdrasil.tree_attention(
             query[None], key[None], value[None], self._caches[0], self._caches[1], self._place.offsets,
@@ -94,7 +95,7 @@ class _Pass(torch.nn.Module):
 
 
 class HeadStep(CallStep[HeadCall]):
-    """Read the newly certain tokens (padded to W) with the target's states; plant the last, offer what follows it."""
+    """Cache newly accepted tokens (padded to W); the last becomes the tree's root, and its candidates join the pool."""
 
     def forward(
         self,
@@ -102,7 +103,7 @@ class HeadStep(CallStep[HeadCall]):
         caches: list[Tensor],
         tokens: Tensor,  # [W] int64
         states: Tensor,  # [W, S]
-        span: Tensor,  # [2] int64: slot of the first row, rows that count
+        span: Tensor,  # [2] int64: slot of the first row, number of rows that are no padding
         knots: Tensor,  # [M] float32
         features: Tensor,  # [N, H], written
         *tree_buffers: Tensor,
@@ -119,7 +120,7 @@ class HeadStep(CallStep[HeadCall]):
 
 
 class LevelStep(CallStep[HeadCall]):
-    """Attach the W best candidates, run them through the head on their parents' outputs, offer what follows them."""
+    """Attach the W best candidates, run the head on them and their parents' outputs, and add their candidates."""
 
     def forward(
         self,

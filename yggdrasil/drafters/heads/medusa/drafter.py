@@ -1,4 +1,4 @@
-"""Medusa's heads as drafter: one compiled pass guesses all depths, and a tree grows on what it found."""
+"""Drafter over Medusa heads: one pass drafts all depths, and a tree grows from its candidates."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class MedusaDrafter(LevelDrafter):
-    """Drafter over Medusa's heads. It reads one state, that before the root, and keeps no rows of any text."""
+    """Drafter over Medusa heads. It reads the hidden state that precedes the root, and has no KV cache."""
 
     def __init__(
         self, runner: ModelRunner, head: LoadedHead, tree: TokenTree, widths: Sequence[int], knots: Tensor
@@ -31,7 +31,7 @@ class MedusaDrafter(LevelDrafter):
         self.runner = runner
         self.knots = knots.to(device)
         (self._layer,) = head.layers
-        # Only the state before the root is read, and it comes with the root: no token of a prompt needs another.
+        # Only the state that precedes the root is read, and it arrives with the root; a prompt's others are not needed.
         self.capabilities = Capabilities(
             layers=head.layers, steps=DraftSteps(runner, self.knots, self.head, self.place_at), plants_root=True,
             num_kept=len,
@@ -52,7 +52,7 @@ class MedusaDrafter(LevelDrafter):
         self._last, self._length, self._headed = tokens[-1], len(tokens), None
 
     def place_at(self, length: int, token: int) -> None:
-        """Stand behind ``length`` tokens, with ``token`` as the root; for timing steps."""
+        """Pretend that ``length`` tokens precede the root ``token``, to time steps."""
         self._last, self._length = token, length + 1
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:

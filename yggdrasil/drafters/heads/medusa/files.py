@@ -1,4 +1,4 @@
-"""The tensors of Medusa's heads under one spelling, and what they say of the heads."""
+"""Load Medusa heads: tensors are renamed to one spelling, and sizes are read from their shapes."""
 
 import re
 from pathlib import Path
@@ -26,10 +26,10 @@ _PREFIXES = (MEDUSA_PREFIX, "medusa_heads.")
 
 
 def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
-    """The heads in ``folder``, with weights in ``dtype``.
+    """Load the Medusa heads in ``folder``, with weights in ``dtype``.
 
     Raises:
-        YggdrasilError: tensors that are no such heads'.
+        YggdrasilError: if the tensors are not those of Medusa heads.
     """
     found = read_tensors(folder, (MEDUSA_PREFIX,)) or read_tensors(folder)
     tensors = under_our_names(folder, found, _renamed)
@@ -38,11 +38,11 @@ def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
     if table is not None:
         table = whole_numbers(folder, "token_map", table.flatten())
         check_vocabulary(folder, "token_map", table, settings.vocab_size)
-        for name, tensor in tensors.items():  # some files keep all rows beside the map
+        for name, tensor in tensors.items():  # some files have a map and all rows
             if name.startswith("lm_heads.") and len(tensor) == settings.vocab_size > len(table):
                 tensors[name] = tensor[table]
         tensors["d2t"] = table - torch.arange(len(table))
-    if settings.is_shared:  # vLLM reads the first, and some files keep the other heads' copies
+    if settings.is_shared:  # as vLLM does, use the first LM head; some files have a copy per head
         tensors = {
             name: each for name, each in tensors.items() if not name.startswith("lm_heads.") or name == _FIRST_OUTPUT
         }
@@ -65,7 +65,7 @@ def _renamed(name: str) -> str:
 
 
 def _settings(folder: Path, tensors: dict[str, Tensor], table: Tensor | None) -> MedusaSettings:
-    """What the tensors that are there make of the heads; what is missing is found when all are expected."""
+    """Read the sizes from the tensors; missing tensors are reported later, by ``refuse_others``."""
     layers = [found for name in tensors if (found := _LAYER.fullmatch(name))]
     if not layers or _FIRST_OUTPUT not in tensors:
         raise YggdrasilError(

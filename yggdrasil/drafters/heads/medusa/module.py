@@ -1,6 +1,6 @@
-"""Medusa's heads as one module: every head drafts one token further than the one before, all from one state.
+"""Medusa heads as one module: head d drafts the token d positions after the next, all from one hidden state.
 
-Tensors have the names of vLLM's files; those of Medusa's own are renamed to them.
+Parameters have the names of vLLM's files; those of Medusa's own files are renamed.
 
 Dims: D heads, H hidden size, Vd draft vocabulary.
 """
@@ -17,7 +17,7 @@ from yggdrasil.drafters.heads.layers import target_tokens
 
 @dataclass(frozen=True)
 class MedusaSettings:
-    """Sizes of Medusa's heads, as their tensors say: configurations name other numbers than files hold."""
+    """Sizes of Medusa heads, read from their tensors: the numbers in configurations are not reliable."""
 
     num_heads: int
     num_layers: int  # residual blocks of a head
@@ -25,11 +25,11 @@ class MedusaSettings:
     vocab_size: int  # of the target
     draft_vocab_size: int
     has_bias: bool = True
-    is_shared: bool = False  # all heads read one output layer
-    has_own_vocabulary: bool = False  # only some of the target's tokens can be drafted
+    is_shared: bool = False  # all heads use one LM head
+    has_own_vocabulary: bool = False  # the draft vocabulary is a subset of the target's
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
-        """The target's layers whose outputs the heads may mean."""
+        """Return the target's layers whose outputs the heads read: the input of its LM head."""
         return [(HEAD_INPUT,)]
 
 
@@ -46,9 +46,9 @@ class _Block(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """All heads: from the state before a token, guesses at those that follow the token."""
+    """All heads. From the hidden state that precedes a token they predict the tokens that follow it."""
 
-    d2t: Tensor  # [Vd] int64: what to add to a drafted token to have the target's
+    d2t: Tensor  # [Vd] int64: offset from a draft vocabulary id to the target's token id
 
     def __init__(self, settings: MedusaSettings) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class MedusaHeads(nn.Module):
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def forward(self, states: Tensor) -> Tensor:
-        """Logits [.., D, Vd] of states [.., H]: head d is about the token d places behind the next."""
+        """Return logits [.., D, Vd] of ``states`` [.., H]; head d predicts the token d positions after the next."""
         drafted = [block(states) for block in self.blocks]
         if self.settings.is_shared:
             logits: Tensor = self.lm_heads[0](torch.stack(drafted, dim=-2))
@@ -70,10 +70,10 @@ class MedusaHeads(nn.Module):
         return torch.stack([head(each) for head, each in zip(self.lm_heads, drafted, strict=True)], dim=-2)
 
     def of_head(self, head: int, states: Tensor) -> Tensor:
-        """Logits [.., Vd] of one head alone."""
+        """Return logits [.., Vd] of one head."""
         logits: Tensor = self.lm_heads[0 if self.settings.is_shared else head](self.blocks[head](states))
         return logits
 
     def target_tokens(self, drafted: Tensor) -> Tensor:
-        """The target's tokens of drafted ones."""
+        """Map draft vocabulary ids to the target's token ids."""
         return target_tokens(drafted, self.d2t if self.settings.has_own_vocabulary else None)

@@ -1,9 +1,9 @@
-"""The compiled steps of Medusa's heads: all levels' candidates from one pass, and levels that cost none.
+"""Steps of Medusa heads: one pass computes the candidates of all depths, and levels grow without further passes.
 
-Which tokens may stand at a depth does not depend on the path there, so the heads' guesses lie in a table, a row for
-each depth, and every node's candidates are those of the row below it.
+The candidates at a depth do not depend on the path, so they are stored in a table with one row per depth. The
+candidates of a node are those of its depth's row.
 
-Dims: W rows, N tree nodes, D heads, K candidates a node, H hidden size, M calibration knots.
+Dims: W rows, N tree nodes, D heads, K candidates per node, H hidden size, M calibration knots.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 
 class MedusaCall:
-    """The traced part of the step: the heads over weights given as inputs."""
+    """The traced part of the step: the heads as a function of their weights."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._names = [name.removeprefix("head.") for name in loaded.tensors]
 
     def __call__(self, weights: list[Tensor], state: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and target's tokens of the ``count`` likeliest at each depth, [D, count] each."""
+        """Return the top ``count`` log-probabilities and target token ids of each depth, [D, count] each."""
         module: Any = self._loaded.model
         named = dict(zip(self._names, weights, strict=True))
         logits: Tensor = torch.func.functional_call(module.head, named, (state,))
@@ -35,7 +35,7 @@ class MedusaCall:
 
 
 class MedusaStep(CallStep[MedusaCall]):
-    """Guess every depth from the state before the last certain token; plant that, offer what follows it."""
+    """Draft every depth from the state before the last accepted token, which becomes the root with its candidates."""
 
     def forward(
         self,
@@ -59,13 +59,13 @@ class MedusaStep(CallStep[MedusaCall]):
 
 
 class MedusaLevelStep(StepModule):
-    """Attach the W best candidates, and offer below each what the table has for its depth."""
+    """Attach the W best candidates, and add the table's candidates of each new node's depth to the pool."""
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
-        place: Tensor,  # [2] int64: not read, number of the first new node
+        place: Tensor,  # [2] int64: unused, index of the first new node
         rows: Tensor,  # [W] int64; only its size is read
         edges: Tensor,  # [D, K] float32
         candidates: Tensor,  # [D, K] int64
