@@ -68,22 +68,18 @@ def test_folder_in_place_of_a_file(artifact: Artifact) -> None:
     assert "cannot read" in artifact.fault()
 
 
-def test_other_kind(artifact: Artifact) -> None:
-    artifact.write(kind="profile")
+@pytest.mark.parametrize(
+    ("kind", "version", "said"),
+    [
+        ("profile", 2, "is of kind 'profile', not 'plan'"),
+        ("plan", 3, "newer Yggdrasil (schema 3, this one reads 2); upgrade Yggdrasil or run"),
+        ("plan", 1, "older Yggdrasil (schema 1, this one reads 2); run `yggdrasil calibrate` again"),
+    ],
+)
+def test_other_kinds_and_schemas(artifact: Artifact, kind: str, version: int, said: str) -> None:
+    artifact.write(kind, version)
 
-    assert "is of kind 'profile', not 'plan'" in artifact.fault()
-
-
-def test_newer_schema(artifact: Artifact) -> None:
-    artifact.write(version=3)
-
-    assert "newer Yggdrasil (schema 3, this one reads 2); upgrade Yggdrasil or run" in artifact.fault()
-
-
-def test_older_schema(artifact: Artifact) -> None:
-    artifact.write(version=1)
-
-    assert "older Yggdrasil (schema 1, this one reads 2); run `yggdrasil calibrate` again" in artifact.fault()
+    assert said in artifact.fault()
 
 
 def test_every_truncation_is_refused(artifact: Artifact) -> None:

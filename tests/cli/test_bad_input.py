@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Lfm2Config, MambaConfig
+from transformers import MambaConfig
 
 from yggdrasil.cli import main
 
@@ -41,20 +41,8 @@ def prompts(tmp_path):
 
 def calibration(prompts, target=TARGET, drafter=DRAFTER, **options):
     extra = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    return [
-        "calibrate",
-        "--target",
-        target,
-        "--drafter",
-        drafter,
-        "--prompts",
-        prompts,
-        "--name",
-        "x",
-        "--root",
-        ".",
-        *extra,
-    ]
+    given = "--target", target, "--drafter", drafter, "--prompts", prompts
+    return ["calibrate", *given, "--name", "x", "--root", ".", *extra]
 
 
 def assert_one_sentence(result, *parts):
@@ -65,10 +53,6 @@ def assert_one_sentence(result, *parts):
     assert "Traceback" not in err
     for part in parts:
         assert part in err
-
-
-def test_eager_steps_are_for_trees(run, prompts):
-    assert_one_sentence(run("bench", "--plan", "tiny", "--prompts", prompts, "--eager"), "--eager is for --tree")
 
 
 def test_generate_needs_exactly_one_source_of_prompts(run, prompts):
@@ -157,6 +141,7 @@ def test_a_key_that_the_environment_left_empty_leaves_no_server_open(run, monkey
         (("calibrate", "--target", TARGET, "--chat"), "--chat is for --prompts FILE"),
         (("calibrate", "--target", TARGET, "--keep-drafter"), "--keep-drafter is for a draft model or a head"),
         (("generate", "none.yaml", "--prompt", "a", "--limit", "2"), "--limit is for --prompts FILE"),
+        (("bench", "--plan", "tiny", "--prompts", "FILE", "--eager"), "--eager is for --tree"),
         (("bench", "--plan", "none.yaml", "--prompts", "FILE", "--budget", "8"), "--budget and --held-back are for"),
         (
             ("bench", "--plan", "x.yaml", "--prompts", "FILE", "--tree", "all", "--beside", "y"),
@@ -215,13 +200,6 @@ def test_a_recurrent_target_is_refused_with_the_reason(run, prompts, tmp_path):
 
     assert_one_sentence(run(*calibration(prompts, target=folder)), "recurrent layers")
     assert not (tmp_path / "plans").exists()
-
-
-def test_a_hybrid_target_is_not_calibrated(run, prompts, tmp_path):
-    folder = tmp_path / "hybrid"
-    Lfm2Config(hidden_size=32, num_hidden_layers=2, layer_types=["conv", "full_attention"]).save_pretrained(folder)
-
-    assert_one_sentence(run(*calibration(prompts, target=folder)), "recurrent layers, which calibrate does not measure")
 
 
 def test_a_pair_with_different_tokenizers_is_refused(run, prompts, tmp_path):

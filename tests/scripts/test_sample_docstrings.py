@@ -5,6 +5,7 @@ import importlib
 
 def test_a_seed_draws_the_same_functions(monkeypatch, capsys):
     script = importlib.import_module("sample_docstrings")
+    monkeypatch.setattr(script, "PACKAGE", script.PACKAGE / "policy")
 
     def drawn(*arguments):
         monkeypatch.setattr("sys.argv", ["sample_docstrings", *arguments])

@@ -104,23 +104,12 @@ def test_ids_of_calls_are_what_every_template_takes(tokenizer, monkeypatch):
     "text",
     [
         '{"name": "Ava", "age": 3}', '{"name": "f"}', '{"name": "g", "parameters": {}}',
-        '{"name": 1, "parameters": {}}', '["f"]', "{", "",
+        '{"name": 1, "parameters": {}}', '["f"]', "{", "", "[]",
+        '[{"name": "f", "parameters": {}}, {"name": "Ava"}]', '{"name": "f", "parameters": {}} and more',
     ],
 )  # fmt: skip
 def test_an_object_that_nothing_marks_is_a_call_only_of_a_tool_with_arguments(tokenizer, monkeypatch, text):
-    monkeypatch.setattr(tokenizer, "chat_template", LLAMA)
-
-    assert ToolFormat.of(tokenizer).parse(text, {"f"}) == (text, [])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '[{"name": "f", "parameters": {}}, {"name": "Ava"}]', '{"name": "f", "parameters": {}} and more',
-        "[]",
-    ],
-)  # fmt: skip
-def test_nothing_is_lost_of_what_is_more_than_calls(tokenizer, monkeypatch, text):
+    """A text that holds more than calls is text, whole."""
     monkeypatch.setattr(tokenizer, "chat_template", LLAMA)
 
     assert ToolFormat.of(tokenizer).parse(text, {"f"}) == (text, [])
