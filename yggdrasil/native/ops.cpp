@@ -1,14 +1,13 @@
-// CPU operators of a static-shape step, for any processor: AMX, AVX-512 or AVX2 where the library was compiled for them,
-// plain C++ elsewhere. Those over quantised weights, of programs and of token trees have sources of their own, which are
-// compiled at the same time.
+// CPU operators of static-shape steps, with AMX, AVX-512 or AVX2 if the library is compiled for them, else plain C++.
+// Operators over quantised weights, layer bytecode and token trees are in other source files, compiled in parallel.
 //
-// Three things PyTorch's own operators do not give, and a step needs:
-//  * weights packed once, laid out so that one row reads them at the speed of memory, and up to 16 rows cost about as
-//    much (panels of 16 outputs);
-//  * attention whose cost follows the context's real length, never the cache's capacity;
-//  * rows of a step that do not depend on how many travel together. Every output is accumulated over K, and over the
-//    keys in order of position, in one fixed order. Verifying a tree of W tokens therefore gives the same bits as W
-//    plain steps, which is what makes bf16 output independent of the plan.
+// They provide what PyTorch's operators do not:
+//  * packed weights, in panels of 16 outputs, which one row reads at memory bandwidth, and up to 16 rows in about the same
+//    time;
+//  * attention whose time depends on the context length, not on the cache's capacity;
+//  * results of a row that are independent of the other rows: every output is accumulated over K, and attention over keys in
+//    order of position, in a fixed order. Verifying a tree of W tokens therefore gives bitwise the same results as W plain
+//    steps, so that bf16 output is independent of the plan.
 //
 // Dims: W rows of a step, K inputs, N outputs, P panels of 16 outputs, Hq query heads, Hkv key heads, D head size,
 //       S cache capacity, T tree slots.

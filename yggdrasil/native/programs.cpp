@@ -1,4 +1,4 @@
-// The CPU operators that run a model's layers, beside those of ops.cpp.
+// CPU operators that run a model's layers from bytecode.
 
 #include "common/c_api.h"
 #include "layers/layer_stack.h"

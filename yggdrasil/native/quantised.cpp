@@ -1,4 +1,4 @@
-// CPU operators over quantised weights, beside those of ops.cpp.
+// CPU operators over quantised weights.
 
 #include "common/c_api.h"
 #include "linear/bounded_argmax.h"

@@ -1,4 +1,4 @@
-// The CPU operators of recurrent layers, beside those of ops.cpp.
+// CPU operators of recurrent layers.
 
 #include "common/c_api.h"
 #include "common/c_api.h"

@@ -1,7 +1,8 @@
-// What is done for token trees between two passes: candidates, ranking, accepted rows, and trees of counted features.
+// Token-tree work between two passes: candidates, ranking, accepted rows, and trees drafted from n-gram counts.
 //
-// A pass streams a model's weights through every cache, so a call must touch little: objects are handed their buffers
-// once, and numbers go by a mailbox, a buffer that both sides hold. Python keeps the buffers as long as the object.
+// A pass streams a model's weights through all processor caches, so a call should touch little memory: objects get their
+// buffers once, and calls pass numbers through a mailbox, a shared buffer. Python keeps the buffers alive as long as the
+// object.
 
 #include "common/c_api.h"
 #include "tree/counts.h"

@@ -1,4 +1,4 @@
-// Attention of a few rows to a cache and to their paths in a tree.
+// Attention of a few rows to a KV cache and to the rows' paths in a tree; the portable kernel.
 #pragma once
 
 #include <algorithm>

@@ -1,9 +1,8 @@
-// Attention on AMX for bf16: up to 16 rows cost about what one does.
+// bf16 attention with AMX: up to 16 rows take about the time of one.
 //
-// All query heads of a key head are rows of one tile, and two tiles meet what is loaded or packed of a key head. Keys are
-// summed in blocks of 32 positions. Blocks that lie whole in the context serve all rows at once; the last ones, where each
-// row follows its own path, hold what several rows see, so that a row in a tree does the arithmetic of a plain step, number
-// by number.
+// All query heads of a key head are rows of one tile, and two tiles share the loaded or packed keys and values of a key
+// head. Sums run over blocks of 32 positions. A block within the context serves all rows at once. Later blocks, where each
+// row follows its own path, are arranged so that a row of a tree has the same arithmetic, bit by bit, as in a plain step.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The operator of tree attention: writes a step's keys and values, then lets its rows attend.
+// The tree attention operator: write a step's keys and values to the cache, then compute attention of its rows.
 #pragma once
 
 #include "attention/tree_attention.h"

@@ -1,8 +1,8 @@
-// Attention with AVX-512 or AVX2 for bf16: products are taken in pairs, of inputs of a key and of keys of a value.
+// bf16 attention with AVX-512 or AVX2: dot products of pairs, of two channels of a key or two keys of a value column.
 //
-// All query heads of a key head are rows of one tile: what is rearranged once, keys to lanes and values to pairs, serves them
-// all. Pairs are those of positions, so that a row in a tree does the arithmetic of a plain step, number by number; where
-// the context ends and paths begin they are put together for every row.
+// All query heads of a key head are rows of one tile and share the rearranged keys (to lanes) and values (to pairs). Pairs
+// are formed by position, so a row of a tree has the same arithmetic, bit by bit, as in a plain step; pairs at the end of
+// the context and in paths are gathered for each row.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
-// Where the context ends and each row follows its own path: blocks of values that serve as many rows as they can.
+// Blocks of values after the end of the context, where each row follows its own path; a block serves several rows.
 //
-// AMX sums the even lanes of a block and the odd ones, each in order, and then adds both. A weight of zero
-// adds nothing, so values that only other rows see may lie between a row's own: its sums have the bits of a plain step as
-// long as its values keep their block and their order, even positions in even lanes.
+// AMX sums the even and the odd lanes of a block separately, each in order, and then adds both. A weight of zero adds
+// nothing, so values of other rows may be between a row's own values. The sums equal those of a plain step, bit by bit, if
+// a row's values keep their block and their order, with even positions in even lanes.
 #pragma once
 
 #include <algorithm>

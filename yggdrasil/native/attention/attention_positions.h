@@ -1,4 +1,4 @@
-// What the attentions in bf16 share: scores and values by position, so that a key counts the same wherever it lies.
+// Common parts of the bf16 attention kernels: scores and values are ordered by position, independent of cache slots.
 #pragma once
 
 #include <algorithm>

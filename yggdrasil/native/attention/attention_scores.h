@@ -1,4 +1,4 @@
-// Scores of a key head's rows on AMX: two tiles of 16 rows meet a tile of keys that is loaded once.
+// Attention scores of a key head's rows with AMX: two tiles of 16 rows share each loaded tile of keys.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Attention as stages of a program: queries and keys are normed and rotated by their positions, keys and values written, rows
-// attend.
+// Attention as stages of layer bytecode: norm and rotary embedding of queries and keys, cache writes, attention.
 #pragma once
 
 #include "attention/tree_attention.h"

@@ -1,4 +1,4 @@
-// Attention of tokens that each see as much of a text as comes before them: of a text each, or all of the same one.
+// Causal attention of tokens of several texts (one token each) or of one text, for batched generation.
 #pragma once
 
 #include <algorithm>

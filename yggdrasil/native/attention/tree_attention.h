@@ -1,5 +1,5 @@
-// Attention of a step's rows over a static cache, as work that threads share: its cost follows the context's real length,
-// never the capacity.
+// Attention of a step's rows over a static cache, shared among threads. The time depends on the context length, not on the
+// cache's capacity.
 #pragma once
 
 #include <algorithm>

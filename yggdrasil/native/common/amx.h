@@ -1,7 +1,7 @@
-// AMX: eight tiles of up to 16 rows of 64 bytes, numbered 0 to 7.
+// AMX instructions: eight tiles, numbered 0 to 7, of up to 16 rows of 64 bytes.
 //
-// GCC's own intrinsics do not say which memory an instruction reads: stores just before it, of shapes or of numbers, are
-// taken for stores that nobody needs. Here each says it.
+// GCC's intrinsics do not declare which memory an instruction reads, so GCC may remove stores just before it as dead. The
+// wrappers here declare it.
 #pragma once
 
 #include "common/simd.h"
@@ -16,14 +16,14 @@ namespace yggdrasil {
 constexpr int64_t kTileRows = 16, kTileBytes = 64;
 
 #ifdef YGG_AMX
-// The operating system grants AMX's state to a process that asks.
+// Request AMX state from the operating system, which must be done once per process.
 inline bool has_amx() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return granted;
 }
 
-// A thread's use of the unit: from when its tiles take their shapes, as zeros, to the end of its life.
+// A thread's use of AMX: configures and zeroes the tiles on construction, releases them on destruction.
 class AmxTiles {
  public:
   AmxTiles() = default;

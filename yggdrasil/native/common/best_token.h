@@ -1,4 +1,4 @@
-// The greatest value of each row and its place, as ``max`` gives them: ties to the lower place, not-a-number before all.
+// Argmax of each row, as torch.max computes it: the first index of equal values, and NaN counts as largest.
 #pragma once
 
 #include <limits>

@@ -1,7 +1,7 @@
-// The C interface: what Python calls (``calls.py``), without a dispatcher between.
+// The C interface that Python calls directly (``calls.py``), without PyTorch's dispatcher.
 //
-// A function takes views of tensors (null: none), lists as a pointer and a count, and views of its results behind its
-// arguments. It returns 0, or else `yggdrasil_error` says in one sentence what was wrong.
+// A function takes views of tensors (null for None), lists as a pointer and a count, and after its arguments views of its
+// results. It returns 0, or -1 on failure; `yggdrasil_error` then returns the message.
 #pragma once
 
 #include <exception>
@@ -16,13 +16,13 @@ namespace yggdrasil {
 
 using View = const YggdrasilTensor*;
 
-// What went wrong in this thread's last call that failed.
+// Message of this thread's last failed call.
 inline std::string& last_error() {
   static thread_local std::string sentence;
   return sentence;
 }
 
-// What the action returns, or -1 where it failed.
+// Call the action and return its result, or -1 if it throws.
 template <class Action>
 int64_t counted(const Action& action) {
   try {
@@ -33,7 +33,7 @@ int64_t counted(const Action& action) {
   }
 }
 
-// 0, or -1 where the action failed.
+// Call the action and return 0, or -1 if it throws.
 template <class Action>
 int32_t guarded(const Action& action) {
   return static_cast<int32_t>(counted([&]() -> int64_t { return action(), 0; }));

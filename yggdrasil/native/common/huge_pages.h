@@ -1,7 +1,7 @@
-// Memory for what is read here and there between two passes: on huge pages where the system has them.
+// Allocator on huge pages, if the system supports them, for tables that are read at random between two passes.
 //
-// A pass drives every address translation out of the processor, and each page that is touched behind it has to be looked
-// up in memory, in a virtual machine twice. Of a table of 14 MB that is most of the time.
+// A pass evicts all address translations from the processor's TLB, so every page touched after it needs a page walk, in a
+// virtual machine a nested one. For a table of 14 MB these would take most of the time.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace yggdrasil {
 
-// An allocator for containers: what takes much of a huge page, or more, has pages of its own.
+// Allocator for standard containers; large allocations get their own pages.
 template <typename T>
 struct OnHugePages {
   using value_type = T;

@@ -1,6 +1,6 @@
-// The rows that linear layers read, made where they are read: as they are, normalised, or gated.
+// Input rows of linear layers, with a fused RMS norm or gate.
 //
-// Every operation is rounded to the step's dtype where the model's own code does that, and depends on the row alone.
+// Every operation is rounded to the step's dtype wherever the model's code does that, and depends on the row alone.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 
 namespace yggdrasil {
 
-constexpr int64_t kFewRows = 4;  // fewer are made and rounded sooner than a second thread sees them
+constexpr int64_t kFewRows = 4;  // fewer rows are computed on one thread: waking a second one takes longer
 
-// What a linear layer does beside multiplying; all of it is optional.
+// Optional operations fused with a linear layer.
 struct Around {
   Tensor gate{};            // [W, K]: the rows are silu(gate) * input
   bool gelu = false;        // gelu(gate), by tanh

@@ -1,4 +1,4 @@
-// Sixteen float32 side by side: one register of 512 bits, or two of 256, with the same results to the bit.
+// Vectors of 16 float32: one 512-bit register or two of 256 bits, with bitwise equal results.
 #pragma once
 
 #include <cstdint>

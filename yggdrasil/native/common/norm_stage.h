@@ -1,4 +1,4 @@
-// Rows normed as a stage of their own: behind a linear layer, where what they are added to may be added at once.
+// RMS norm as a separate stage, for norms after a linear layer, with a fused residual addition.
 #pragma once
 
 #include "common/input_rows.h"

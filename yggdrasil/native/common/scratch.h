@@ -1,4 +1,4 @@
-// Memory that outlives a call: a step makes hundreds of calls, and none may allocate.
+// Scratch memory that is reused across calls: a step makes hundreds of calls, and none may allocate.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Which instructions there are, and the number formats that every kernel shares.
+// Available instruction sets, and number formats common to all kernels.
 #pragma once
 
 #include "common/tensor.h"

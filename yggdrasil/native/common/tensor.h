@@ -1,7 +1,7 @@
-// What operators read and write: views of PyTorch's tensors, without PyTorch's headers.
+// Views of PyTorch tensors, independent of PyTorch's headers.
 //
-// Python (``calls.py``) hands over pointers, sizes and strides. One library thus serves every version of PyTorch,
-// and compiles in a fraction of the time.
+// Python (``calls.py``) passes pointers, sizes and strides. Therefore one library works with every version of PyTorch, and
+// compiles much faster.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #include <vector>
 
 extern "C" {
-// A view as it crosses the C interface. Strides count elements; `dim` is -1 where there is no tensor.
+// A view in the C interface. Strides are in elements; `dim` is -1 for None.
 struct YggdrasilTensor {
   void* data;
   int32_t dtype;  // as PyTorch numbers them

@@ -1,4 +1,4 @@
-// Parallel regions of a few microseconds.
+// Thread pool for parallel regions of a few microseconds.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 
 namespace yggdrasil {
 
-// A step has dozens of parallel regions of a few microseconds. Chunks are claimed one by one, so a worker that the
-// operating system is not running just now delays nobody: the caller takes all chunks itself. (An OpenMP region waits
-// for every thread to arrive, which on a busy machine costs a scheduler's time slice, a thousand times the work.)
+// A step has dozens of parallel regions of a few microseconds. Threads claim chunks one by one, so a worker that the
+// operating system has descheduled does not delay a region: the caller can take all chunks itself. (An OpenMP region waits
+// for every thread to arrive, which on a busy machine costs a scheduler's time slice, 1000x the work.)
 class Team {
  public:
   static Team& instance() {

@@ -1,4 +1,4 @@
-// A model's layers one behind the other, each a program over tensors of its own: described once, run by one call.
+// The stack of a model's layers, each given as bytecode over its own tensors; registered once, run by one call.
 #pragma once
 
 #include <deque>
@@ -53,9 +53,9 @@ struct Stacks {
   }
 };
 
-// Keeps a stack under a number. `kinds` are those of the layers; `places` are their own tensors among `tensors`, a layer behind the
-// other; `code`, `numbers` and their sizes are those of the kinds, one behind the other; `sizes` holds of each kind how many numbers it has,
-// then how many own tensors.
+// Register a stack and return its number. `kinds` holds each layer's kind; `places` the indices in `tensors` of the layers' own
+// tensors, concatenated; `code` and `numbers` the bytecode and float parameters of the kinds, concatenated; `sizes` for each kind
+// the number of float parameters and of own tensors.
 inline int64_t keep_stack(List<Tensor> tensors, Ints kinds, Ints places, Ints code, Ints code_sizes,
                           List<double> numbers, Ints sizes) {
   YGG_CHECK(sizes.size() == 2 * code_sizes.size(), "each kind of layer says how many numbers and tensors it has");

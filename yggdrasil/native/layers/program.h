@@ -1,4 +1,4 @@
-// A program over the tensors of a step: laid out once, run for each unit of layers that repeat.
+// Executable form of layer bytecode for one step: built once, run for each of the layers that share the bytecode.
 #pragma once
 
 #include <deque>

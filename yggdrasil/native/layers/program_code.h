@@ -1,20 +1,20 @@
-// Programs: what a step does to its rows, stage by stage, in one parallel region a time.
+// Layer bytecode: the operations of a layer, stage by stage.
 //
-// Compiled graphs call an operator for each layer, and between two of them a thread makes and frees tensors while the
-// others wait: in small models a fifth of the time. A program names what is read and written by numbers, so nothing but
-// the threads' meetings lies between its stages. Its operators take it as integers:
+// A compiled graph calls an operator for each linear layer; between calls one thread allocates and frees tensors while the
+// others wait, 20 % of the time in small models. Bytecode refers to operands by number, so there is nothing but thread
+// synchronisation between stages. It is a list of integers:
 //
 //   linears    0, input, gate, gelu, norm, plus one, residual, how many, then for each layer: packed, bias, outputs, format
 //              (-1: not quantised)
 //   attention  1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one, turn
 //   norm       2, input, norm, plus one, residual
 //
-// and of each stage three numbers: eps of a norm, scale and softcap. The scale of linears is what their outputs are multiplied by
-// before a residual is added. `gelu` is 0 or 1, as in Around. `plus one` is 0 (the normed number is rounded, then multiplied by the
-// weight), 1 (multiplied by the weight plus one and rounded once) or 2 (multiplied by the weight and rounded once). `turn` is 0
-// (halves of a head against each other, each operation rounded), 1 (the same in float32 with float32 cos and sin, rounded once) or
-// 2 (as 1, with neighbours against each other). Tensors are numbered first, then what stages give, one
-// number a layer or attention; -1 is nothing. Queries are normed and rotated where they lie, so nobody else may read them.
+// and three floats per stage: eps of the norm, scale, softcap. The scale of linears multiplies their outputs before a residual is
+// added. `gelu` is 0 or 1, as in Around. `plus one` is 0 (the normalised value is rounded, then multiplied by the weight), 1
+// (multiplied by weight + 1, rounded once) or 2 (multiplied by the weight, rounded once). `turn` is the rotary embedding: 0 (pairs
+// (i, i + D/2), every operation rounded), 1 (the same in float32 with float32 cos and sin, rounded once) or 2 (as 1, with pairs
+// (2i, 2i + 1)). Operand numbers begin with the tensors, followed by the outputs of stages, one per linear layer, norm or attention;
+// -1 is none. Queries are normalised and rotated in place, so no other stage may read them.
 #pragma once
 
 #include <vector>

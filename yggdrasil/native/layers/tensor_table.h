@@ -1,4 +1,4 @@
-// Tensors that layers read and write.
+// Table of the tensors that layers read and write.
 #pragma once
 
 #include <map>

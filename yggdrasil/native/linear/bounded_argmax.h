@@ -1,10 +1,8 @@
-// The greatest output of each row of a large layer, most of whose weights are read in half of the bytes: as a copy in 8
-// bits.
+// Argmax of each row of a large layer (the LM head), reading an 8-bit copy of the weights, half the bytes of bf16.
 //
-// The copy says of every output what it is within a bound. Of a row x and weights w, rounded to x' and w', the products are
-// no further apart than |x| |w - w'| + |x - x'| |w'| (Cauchy and Schwarz). Panels of which an output may be the greatest
-// are then multiplied as they are without a copy, so results are the same to the bit: some five panels a row of a model's
-// head, of thousands.
+// The copy gives every output within a bound: for a row x and weights w, rounded to x' and w', the products differ by at
+// most |x| |w - w'| + |x - x'| |w'| (Cauchy-Schwarz). Panels that may contain the largest output are then multiplied with
+// the full weights, so results are bitwise the same. These are about five of thousands of panels per row.
 #pragma once
 
 #include <mutex>

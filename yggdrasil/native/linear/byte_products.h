@@ -1,6 +1,7 @@
-// Products of rows in 16 bits and weights in 8, as integers: panels of 16 outputs meet up to 16 rows at once.
+// Integer products of 16-bit rows with 8-bit weights, for panels of 16 outputs and up to 16 rows at once.
 //
-// A row lies as two of signed bytes, 256 times the one and the other; weights as bytes 128 above theirs, [inputs / 4, 16, 4].
+// A row is stored as two rows of signed bytes, high and low (256 * high + low); weights as unsigned bytes with 128 added,
+// [inputs / 4, 16, 4].
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Who chose what: the rows of a step, sorted by the experts of a mixture that they chose.
+// The (row, expert) pairs of a step of a mixture, sorted by expert.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// A mixture of experts: each row goes through the experts that were chosen for it, and the sum of what they give is weighted.
+// Mixture of experts: the weighted sum of the outputs of each row's experts.
 //
-// Rows that chose the same expert meet its weights together, once. What an expert gives a row, and the order in which a
-// row's experts are added up, that of their numbers, do not depend on who else chose what.
+// Rows routed to the same expert are multiplied with its weights together. A row's result is independent of the other rows:
+// its experts' outputs are added in the order of expert ids.
 #pragma once
 
 #include "linear/choices.h"

@@ -1,4 +1,4 @@
-// Layers over the same rows, in one parallel region.
+// Several linear layers over the same rows, in one parallel region.
 #pragma once
 
 #include <vector>

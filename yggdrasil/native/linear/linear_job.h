@@ -1,4 +1,4 @@
-// A linear layer over packed weights: what its kernels, for vectors and for AMX, work on.
+// Parameters of a linear layer over packed weights, common to its vector and AMX kernels.
 #pragma once
 
 #include "linear/linear_output.h"

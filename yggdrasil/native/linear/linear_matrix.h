@@ -1,4 +1,4 @@
-// Packed linear on AMX: up to 16 rows cost what one does.
+// Linear layers over packed weights with AMX: up to 16 rows take the time of one.
 #pragma once
 
 #include "linear/linear_job.h"

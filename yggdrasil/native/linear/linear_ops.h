@@ -1,4 +1,4 @@
-// The operators over packed weights: packing, linear layers, several over one input, the greatest output of each row.
+// Operators over packed weights: packing, one or several linear layers over one input, argmax of outputs.
 #pragma once
 
 #include <algorithm>

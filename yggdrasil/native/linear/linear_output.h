@@ -1,4 +1,4 @@
-// Where the sums of linear layers go: to tensors, with a bias and a residual, or to a comparison that keeps the greatest.
+// Outputs of linear layers: written to tensors, with bias and residual, or reduced to the argmax.
 #pragma once
 
 #include <algorithm>

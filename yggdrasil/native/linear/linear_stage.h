@@ -1,7 +1,7 @@
-// Several layers of packed weights over the same rows: a stage that makes the rows, and one that multiplies them.
+// Several linear layers over packed weights and the same rows: one stage prepares the rows, the next multiplies them.
 //
-// All rows of a step take the same unit, and every output is accumulated over K in one fixed order: a row's result does
-// not depend on how many rows travel with it.
+// All rows of a step use the same instructions, and every output is accumulated over K in a fixed order: a row's result is
+// independent of the number of rows.
 #pragma once
 
 #include <algorithm>

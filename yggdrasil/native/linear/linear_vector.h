@@ -1,6 +1,6 @@
-// Packed linear with AVX-512 or AVX2: a tile of some rows meets up to 4 panels in registers. More rows are several tiles,
-// which meet a stretch of the panels one after the other before the next stretch: it comes from memory once, and while all
-// of them multiply.
+// Linear layers over packed weights with AVX-512 or AVX2: a tile of a few rows is multiplied with up to 4 panels in
+// registers. With several tiles, all of them process a stretch of the panels before the next stretch, so that weights are
+// read from memory once, while the tiles multiply.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Experts over packed weights, each matrix as a packed linear layer has its own.
+// Mixture of experts over packed weights; each matrix has the layout of a packed linear layer.
 #pragma once
 
 #include <utility>

@@ -1,6 +1,6 @@
-// A linear layer over weights as they lie: for what a model multiplies by itself, as a router that chooses experts.
+// Linear layer over unpacked weights, for layers that the model multiplies itself, such as a mixture's router.
 //
-// Each output is a sum in one fixed order: a row's result does not depend on how many rows travel with it.
+// Each output is summed in a fixed order: a row's result is independent of the number of rows.
 #pragma once
 
 #include "common/input_rows.h"

@@ -1,4 +1,4 @@
-// Which panels may hold a row's greatest output, by outputs that are known within a bound.
+// Select the panels that may contain a row's largest output, from outputs known within a bound (bounded_argmax.h).
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,6 @@
-// Quantised linears with vectors of 256 bits. Without VNNI, products of bytes are added up in 16 bits as long as they
-// cannot overflow, then in 32; values of 8 bits are multiplied in 16. Sums of a group are the same integers, and are
-// weighed in the same order, as in quantised_linear.h: to the same bits.
+// Linear layers over quantised weights with 256-bit vectors. Without VNNI, products of bytes are summed in 16 bits as long
+// as they cannot overflow, then in 32 bits; 8-bit values are multiplied in 16 bits. The integer sums of a group, and the
+// order in which they are scaled and added, are those of quantised_linear.h, so results are bitwise the same.
 #pragma once
 
 #include "quantised/quantised_group.h"

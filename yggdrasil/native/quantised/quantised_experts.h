@@ -1,4 +1,4 @@
-// Experts over quantised weights, each matrix as a quantised linear layer has its own.
+// Mixture of experts over quantised weights; each matrix has the layout of a quantised linear layer.
 #pragma once
 
 #include <algorithm>

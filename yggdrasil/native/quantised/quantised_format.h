@@ -1,13 +1,13 @@
-// Quantised weights: blocks as a GGUF file holds them, and panels as our kernels read them.
+// Layouts of quantised weights: blocks as in GGUF files, and panels as the kernels read them.
 //
-// A panel holds 16 outputs, and two panels, its sides, are a pair: an input that is at hand meets both. Along K a pair is
-// a sequence of groups, a file's blocks, all of whole cache lines; a group holds a header of scales and chunks of 32
-// inputs for each side. Where a group is one chunk, the headers of both sides come before the values of both: in that
-// order they are read, and the stream of one row is up to a third faster. Groups of eight chunks lie side by side whole,
-// which was faster for them. The values of a chunk are eight vectors of 64 bytes, vector v holding inputs 4v to 4v+3 of
-// all 16 outputs, four beside each other, as numbers from 0 on: weight = scale * (value - offset) + minimum. Nibbles lie
-// in four vectors, v in the low and v + 4 in the high half. The fifth bits of vector v are the bits v
-// of another one. Four vectors of 6 bits lie in three, one in each, and pairs of the fourth's bits above them.
+// A panel has 16 outputs; two panels (sides) form a pair, so that a loaded input is used for both. Along K, a pair is a
+// sequence of groups, which correspond to the file's blocks and consist of whole cache lines. A group has a header of scales
+// and chunks of 32 inputs for each side. If a group is one chunk, the headers of both sides precede the values of both, the
+// order in which they are read; this makes one row up to 33 % faster. Groups of eight chunks store one side after the other,
+// which was faster for them. The values of a chunk are eight vectors of 64 bytes; vector v holds inputs 4v to 4v+3 of all 16
+// outputs, four consecutive bytes per output, as unsigned values: weight = scale * (value - offset) + minimum. 4-bit values
+// take four vectors, with vector v in the low and v + 4 in the high nibbles. The fifth bits of vector v are bit v of a
+// further vector. Four vectors of 6-bit values are stored in three: one in each, and two bits of the fourth above each.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Sums of a group of inputs that has one scale of a row: whole numbers until its end.
+// Sums of products over a group of inputs for which a row has one scale; integers up to the end of the group.
 #pragma once
 
 #include "quantised/quantised_input.h"

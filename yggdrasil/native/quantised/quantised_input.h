@@ -1,7 +1,7 @@
-// The rows of a step as int8 with one scale a block of the weights' format, 32 or 256 inputs: the function that quantised
-// linears compute on them.
+// Rounding of a step's rows to int8 for quantised linear layers, with one scale per block of the weights' format, 32 or 256
+// inputs.
 //
-// Rounding is part of that function: it depends on the row alone, so it is the same at every width.
+// The rounding depends on the row alone, so it is the same at every width.
 #pragma once
 
 #include <cmath>

@@ -1,8 +1,8 @@
-// Linear layers over quantised weights: a chunk of a pair of panels is widened in registers once and meets all rows of
-// a tile, a few at a time.
+// Linear layers over quantised weights: a chunk of a pair of panels is unpacked in registers once and multiplied with all
+// rows of a tile, a few at a time.
 //
-// Products of a group, which has one scale of the row, are summed exactly, as integers; sums of groups are float32, in the
-// order of the inputs, whatever the number of rows. A row therefore has the same bits in any company.
+// Products of a group, for which a row has one scale, are summed exactly, as integers; groups are summed in float32 in the
+// order of the inputs. A row's result is therefore bitwise independent of the number of rows.
 #pragma once
 
 #include "linear/linear_output.h"

@@ -1,7 +1,8 @@
-// Quantised linears on AMX: a chunk of a panel, widened to signed bytes, meets up to 16 rows at once.
+// Linear layers over quantised weights with AMX: a chunk of a panel, unpacked to signed bytes, is multiplied with up to 16
+// rows at once.
 //
-// A group's products are summed as integers and then weighed and added up as in quantised_linear.h, to the same bits:
-// the number of rows may decide which unit takes them.
+// A group's products are summed as integers, then scaled and added as in quantised_linear.h, with bitwise the same results,
+// so the number of rows may decide which kernel is used.
 #pragma once
 
 #include "common/amx.h"

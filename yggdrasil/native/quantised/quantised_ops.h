@@ -1,4 +1,4 @@
-// The operators over quantised weights: packing, linear layers, rows of an embedding.
+// Operators over quantised weights: packing, linear layers, argmax of outputs, rows of an embedding.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// A side of a chunk in vectors of 256 bits: its values from 0 on, and its scales.
+// A side (panel) of a chunk in 256-bit vectors: its unsigned values, and its scales.
 #pragma once
 
 #include "quantised/quantised_input.h"

@@ -1,4 +1,4 @@
-// Several layers of quantised weights over the same rows: a stage that rounds the rows, and one that multiplies them.
+// Several linear layers over quantised weights and the same rows: one stage rounds the rows, the next multiplies them.
 #pragma once
 
 #include <limits>

@@ -1,4 +1,4 @@
-// Tiles of rows that meet pairs of panels, each on the unit that is faster for its number of rows.
+// Multiply tiles of rows with pairs of panels, by AMX or vector kernels, whichever is faster for the number of rows.
 #pragma once
 
 #include <iterator>

@@ -1,5 +1,5 @@
-// A causal convolution of a few inputs along the paths of a tree: each row reads its own input and those of its ancestors,
-// and behind the root the text's last inputs.
+// Causal convolution along the paths of a tree: a row reads its own input, those of its ancestors, and before the root the
+// text's last inputs.
 #pragma once
 
 #include <algorithm>

@@ -1,12 +1,12 @@
-// A linear recurrence with a matrix as its state along the paths of a tree: gated delta networks and Mamba-2.
+// Linear recurrence with a matrix state along the paths of a tree, for gated delta networks and Mamba-2.
 //
-// A head's state S [Dk, Dv] goes on with every token: S = S * exp(decay) + key x update, and gives query . S. The update is
-// the value, or by the delta rule beta * (value - key . S). Columns of S do not meet, so a thread takes a few of them
-// through the whole tree: the text's state is read once, and states of nodes exist only as these columns, in the cache of
-// the processor. What stays of a node are its factors key, update and decay; `commit_state` repeats the accepted path's
-// steps on the state itself. Both compute the same operations in the same order, so a row's bits are those of a plain step.
+// A head's state S [Dk, Dv] is updated by every token: S = S * exp(decay) + key x update; the output is query . S. The
+// update is the value, or with the delta rule beta * (value - key . S). Columns of S are independent, so a thread processes
+// a few columns for the whole tree: the text's state is read once, and the nodes' states exist only as these columns in the
+// processor's cache. Only the factors key, update and decay of each node are stored; `commit_state` applies those of the
+// accepted path to the state. Both use the same operations in the same order, so results equal those of plain steps.
 //
-// Dims: W rows, Hk heads of keys, Hv heads of values, a multiple, Dk and Dv their sizes, M slots.
+// Dims: W rows, Hk key heads, Hv value heads (a multiple of Hk), Dk and Dv their sizes, M slots.
 #pragma once
 
 #include <cmath>

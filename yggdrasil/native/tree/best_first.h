@@ -1,4 +1,4 @@
-// A tree that is grown best first: its nodes, and what may become one. `drafters/statistics/best_first.py` is the same in Python.
+// Best-first tree growth: nodes and candidates. `drafters/statistics/best_first.py` is the Python reference.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Which tokens have followed a context, by count: of a text as it grows, and in a table that never changes.
+// N-gram counts: the tokens that followed each context, ranked by count, in a growing text and in a static table.
 
 #pragma once
 
@@ -21,8 +21,8 @@ struct Continuation {
   int32_t count;
 };
 
-// Asks for memory that is read soon. What is done between two passes finds nothing in the caches, through which the pass has
-// streamed its weights: lines that are waited for one after the other are most of its time.
+// Prefetch memory that is read soon. Between two passes, processor caches hold the model's weights only, so waiting for cache
+// lines one after another would take most of the time.
 inline void fetch(const void* from, size_t bytes) {
   for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(from) + line);
 }

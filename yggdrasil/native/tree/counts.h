@@ -1,7 +1,7 @@
-// The tree of what counts make likely (features.h), grown best first: its nodes come in falling order of score, and the
-// first n of them are the best tree of n. And what counts add to a tree that a drafter has grown.
+// Trees drafted from n-gram counts (features.h), grown best first: nodes are in descending order of score, so the first n
+// are the best tree of n nodes. Also extends a tree that a drafter has grown by nodes from counts.
 //
-// `counted.py` is the same in Python, for machines without a compiler and as the tests' reference.
+// `drafters/statistics/portable.py` is the Python reference, used on machines without a compiler.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// When a model-free tree need not grow on: `policy/stopping.py` is the same in Python, and says why.
+// Early stopping of the growth of model-free trees; `policy/stopping.py` is the Python reference and explains the bound.
 #pragma once
 
 #include <algorithm>

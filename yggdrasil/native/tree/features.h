@@ -1,8 +1,8 @@
-// What may follow a text: tokens that have followed its last few, in the text so far and in a table of earlier text.
+// Features of candidate tokens: tokens that followed the last few tokens before, in the text or in a static n-gram table.
 //
-// A context's continuations are kept by count, the newer first among equals. Features for a candidate is how often it has
-// followed each context of the text and of the table that ends here, and its place among what the target found likeliest
-// after the last token the last time; a scorer (scorer.h) makes probabilities of it.
+// Continuations of a context are ranked by count, the newer first among equals. The features of a candidate are its counts
+// after each context of the text and of the table that ends here, and its rank among the target's top tokens at the last
+// occurrence of the last token. A scorer (scorer.h) computes probabilities from them.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// The ranking of one tree's nodes, made anew between every two passes (see direct.h): buffers are handed over once.
+// Ranking of one tree's nodes by score, recomputed between passes; the buffers are registered once.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// How likely each counted candidate is: a layer of hidden units over what was counted, and a softmax over the candidates
-// of one place and what none of them is. `drafters/statistics/scorer.py` says what the weights are.
+// The n-gram scorer: a network with one hidden layer over a candidate's counts, and a softmax over the candidates of one
+// position and "none of them". `drafters/statistics/scorer.py` documents the weights.
 
 #pragma once
 
@@ -75,7 +75,7 @@ class NGramScorer {
     }
     double whole = std::exp(out[kHidden] - most);
     for (Candidate& each : found) whole += each.likely = std::exp(each.likely - most);
-    // As float: sums that are added up otherwise, as `counted.py` does, come to the same.
+    // As float: sums that are added up otherwise, as the Python reference does, give the same.
     for (Candidate& each : found) each.likely = float(each.likely / whole);
   }
 

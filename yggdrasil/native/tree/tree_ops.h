@@ -1,4 +1,4 @@
-// What a step does around the model for a token tree: candidates of its rows, the ranking of its nodes, accepted rows.
+// Token-tree operators: top-k candidates, ranking of nodes, and moving accepted rows in the cache.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The rows of a pass that verifies a tree, and the path among them that is accepted; buffers are handed over once.
+// Select the rows of a pass that verifies a tree, and find the accepted path; the buffers are registered once.
 #pragma once
 
 #include <algorithm>
