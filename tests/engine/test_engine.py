@@ -45,7 +45,8 @@ def made_up_policy(shapes, draft_ms=0.1, verify_ms=0.01, overhead_ms=0.0, plain_
         for width in shapes.draft_widths
     }
     survival = [0.8**level for level in levels]
-    tables = {width: as_array(table) for width, table in ratios.items()}
+    budgets = np.tril(np.ones((shapes.max_depth, shapes.max_depth), dtype=np.float32))[:, :, None]
+    tables = {width: budgets * as_array(table) for width, table in ratios.items()}
     return ObjectivePolicy({50: costs}, tables, as_array(survival), None, wants_model_free=wants_model_free)
 
 

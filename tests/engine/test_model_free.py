@@ -45,8 +45,8 @@ def chosen(policy, expected, depth=16):
 
 
 def test_beside_a_drafter_its_overhead_is_not_theirs():
-    """A tree that cannot pay for what a drafted one takes is worth it without."""
-    dear, expected = replace(COSTS, overhead_ms=1.0), [1.0, 1.5, 1.6, 1.7]
+    """A tree that does not pay with a drafted one's overhead pays without it, and at a narrower width."""
+    dear, expected = replace(COSTS, overhead_ms=1.0), [1.0, 1.5, 1.66, 1.7]
 
     assert chosen(policy(costs=dear), expected).shape.depth == 0
     decision = chosen(policy(costs=replace(dear, model_free_overhead_ms=0.1)), expected)

@@ -18,6 +18,7 @@ from yggdrasil.predictor.features import FeatureSizes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 MAX_DEPTH, DRAFT_WIDTHS, VERIFY_WIDTHS, HIDDEN_SIZE = 4, (1, 2, 4), (1, 2, 4, 8), 6
+LEVELS = np.tril(np.ones((MAX_DEPTH, MAX_DEPTH)))[:, :, None]  # of each depth budget
 
 
 class GivenFeatures:
@@ -185,7 +186,7 @@ def test_drafting_adds_less_where_model_free_drafts_are_sure_already(rate, is_dr
     verify_ms = {width: 1.0 + 0.1 * (width - 1) for width in VERIFY_WIDTHS}
     costs = StepCosts(0.2, {1: 0.2, 2: 0.2}, verify_ms, 0.1, 1.0)
     of_the_tree = [0.0, 1.0, 1.0, 1.0]  # the root alone gives nothing
-    ratios = {width: np.tile(of_the_tree, (MAX_DEPTH, 1)) for width in (1, 2)}
+    ratios = dict.fromkeys((1, 2), LEVELS * of_the_tree)
     policy = new_policy({100: costs}, ratios, 0.9 ** np.arange(1, MAX_DEPTH + 1), None, added_tokens=2.0)
     expected = [1.0 + sum(rate**level for level in range(1, width)) for width in VERIFY_WIDTHS]
     assert policy.choose(100, ModelFree(expected, 7)).kind == ("drafted" if is_drafted else "model_free")
@@ -321,7 +322,7 @@ def test_costs_that_change_are_followed_and_so_is_the_choice():
 def test_trees_become_shallow_where_deep_levels_are_not_accepted():
     """Survival of 0.9 a level is predicted; of this text one token is right, whatever is drafted, then all is again."""
     costs = StepCosts(0.2, {1: 0.2}, {1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2}, 0.05, 1.0)
-    ratios = {1: np.tile([0.0, 1.0, 1.0, 1.0], (MAX_DEPTH, 1))}  # the root alone gives nothing
+    ratios = {1: LEVELS * [0.0, 1.0, 1.0, 1.0]}  # the root alone gives nothing
     policy = new_policy({100: costs}, ratios, np.full(MAX_DEPTH, 0.1), SURE)
 
     def depths(count, accepted):

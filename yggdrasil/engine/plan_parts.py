@@ -75,7 +75,8 @@ def _unknown(shapes: Shapes) -> tuple[dict[int, FloatArray], FloatArray]:
     """Ratios and survival of trees that were never seen."""
     survival = np.float32(_OWN_SURVIVAL) ** np.arange(1, shapes.max_depth + 1, dtype=np.float32)
     of_a_width = np.array([width > 1 for width in shapes.verify_widths], dtype=np.float32)  # the root alone gives none
-    return {width: np.tile(of_a_width, (shapes.max_depth, 1)) for width in shapes.draft_widths}, survival
+    levels = np.tril(np.ones((shapes.max_depth, shapes.max_depth), dtype=np.float32))  # those of each depth budget
+    return dict.fromkeys(shapes.draft_widths, levels[:, :, None] * of_a_width), survival
 
 
 class Drafting(NamedTuple):

@@ -141,10 +141,9 @@ class Candidate(NamedTuple):
 class ShapeTable:
     """Argmax of the objective over (width, depth, verify width), with everything static computed once.
 
-    ``ratios[width]`` relates the survival of a shape to the predicted survival. Either [D, V] (level, verify width),
-    the same for each depth budget, or [D, D, V] (budget, level, verify width), which also knows that a smaller budget
-    puts fewer nodes on the early levels, and what other drafters add below the last one. Verify widths are
-    ``costs.verify_widths``.
+    ``ratios[width]`` [D, D, V] (depth budget, level, verify width) relates the survival of a shape to the predicted
+    survival: a smaller budget puts fewer nodes on the early levels, and other drafters add some below the last one.
+    Verify widths are ``costs.verify_widths``.
 
         AAL(width, depth, W_v | context) = 1 + sum over levels i of survival[i] * ratio[width][depth][i][W_v]
 
@@ -161,7 +160,7 @@ class ShapeTable:
         self.shapes = [PLAIN_STEP]
         columns = [np.zeros((self.max_depth, 1))]
         for width in sorted(ratios):
-            by_budget = _ratios_by_budget(np.asarray(ratios[width], dtype=np.float64))  # [D, D, V]
+            by_budget = np.asarray(ratios[width], dtype=np.float64)  # [D, D, V]
             for depth in range(1, self.max_depth + 1):
                 self.shapes += [TreeShape(width, depth, verify_width) for verify_width in costs.verify_widths]
                 columns.append(by_budget[depth - 1])
@@ -196,15 +195,6 @@ class ShapeTable:
         return levels
 
 
-def _ratios_by_budget(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return [D budget, D level, V] from either table form; a level beyond a budget adds nothing."""
-    if table.ndim == 3:
-        return table
-    depth = table.shape[0]
-    reachable = np.tril(np.ones((depth, depth)))[:, :, None]
-    return np.where(reachable > 0, table[None], 0.0)
-
-
 def _check_table(costs: StepCosts, ratios: Mapping[int, FloatArray], objective: Objective) -> None:
     faults: list[str] = []
     if objective not in get_args(Objective):
@@ -220,8 +210,8 @@ def _check_table(costs: StepCosts, ratios: Mapping[int, FloatArray], objective: 
         faults.append(f"ratio tables disagree on the number of levels: {sorted(depths)}")
     for width, table in ratios.items():
         depth = table.shape[0]
-        if table.shape not in ((depth, num_verify), (depth, depth, num_verify)) or depth == 0:
-            faults.append(f"ratios[{width}] must be [D, {num_verify}] or [D, D, {num_verify}], got {table.shape}")
+        if table.shape != (depth, depth, num_verify) or depth == 0:
+            faults.append(f"ratios[{width}] must be [D, D, {num_verify}], got {table.shape}")
         elif not (np.isfinite(table).all() and (table >= 0).all()):
             faults.append(f"ratios[{width}] holds negative or non-finite values")
     if faults:

@@ -36,8 +36,7 @@ class AcceptedLengths:
 
     def survival(self, shape: TreeShape) -> Array:
         """P(accepted length >= d) for d = 1 .. depth."""
-        table = self._ratios[shape.width]  # [D budget, D level, V], or [D level, V] for every budget
-        levels = table[shape.depth - 1] if table.ndim == 3 else table
+        levels = self._ratios[shape.width][shape.depth - 1]  # of [D budget, D level, V]
         reached: Array = (self._survival * levels[:, self._columns[shape.verify_width]])[: shape.depth]
         return np.minimum(reached, 1.0)
 
