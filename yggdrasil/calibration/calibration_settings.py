@@ -1,4 +1,4 @@
-"""Settings of a calibration: the pair, the prompts and the effort."""
+"""Settings of a calibration: models, prompts and effort."""
 
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -24,22 +24,22 @@ class PairSource:
     """Everything needed to load a target and its drafter, in this process or another."""
 
     target: str
-    drafter: str | None  # the model that drafts
+    drafter: str | None  # a draft model or draft head
     dtype: DtypeName
-    target_threads: int  # 0: not decided yet
+    target_threads: int  # 0: to be measured
     drafter_threads: int
     shapes: Shapes
     weights: Weights = "full"  # of the target
     drafter_weights: Weights = "full"
     device: DeviceName = "cpu"
-    model_free: tuple[ModelFreeOptions, ...] = ()  # what guesses without a pass
-    schedules: tuple[tuple[str, ...], ...] = ()  # whose steps it must have besides those of plain plans
-    vocabulary: Vocabulary | None = None  # what a head drafts among; None: all that it can, or not decided yet
-    backend: Backend | None = None  # what builds the steps; None: the usual one of the device
+    model_free: tuple[ModelFreeOptions, ...] = ()  # model-free drafters
+    schedules: tuple[tuple[str, ...], ...] = ()  # further stage orders whose steps are needed
+    vocabulary: Vocabulary | None = None  # draft vocabulary of a head; None: all its tokens, or not chosen yet
+    backend: Backend | None = None  # None: the device's default
 
     @classmethod
     def of_plan(cls, plan: Plan, folder: Path) -> "PairSource":
-        """The pair that a plan decodes with; what was learned for it lies in ``folder``."""
+        """Return the source of a plan's models; ``folder`` is its predictor folder."""
         source = cls(
             plan.target.path(), None, plan.dtype, plan.target.threads, 1, plan.shapes, plan.target.weights,
             device=plan.device, model_free=plan.model_free,
@@ -54,14 +54,15 @@ class PairSource:
 
     @property
     def counts(self) -> StatisticsOptions | None:
-        """What is counted, alone or beside a drafter."""
+        """Options of the n-gram statistics, or None without them."""
         return next((each for each in self.model_free if isinstance(each, StatisticsOptions)), None)
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
+        """Return a copy with other shapes."""
         return replace(self, shapes=shapes)
 
     def without_drafter(self) -> "PairSource":
-        """The target with what guesses without a pass; counts have a table then, as they usually do."""
+        """Return a copy without the drafter, whose n-gram statistics have a table (the default without a drafter)."""
         return replace(
             self, drafter=None, drafter_threads=0, drafter_weights="full", shapes=replace(self.shapes, draft_widths=()),
             vocabulary=None,
@@ -72,9 +73,9 @@ class PairSource:
 
 
 class Budget(NamedTuple):
-    """Limit of the text that the target writes: ``seconds`` of writing, or ``tokens`` in all, whichever comes first."""
+    """Limit of the text that the target generates: ``seconds`` or ``tokens`` in total, whichever comes first."""
 
-    seconds: float  # without end where tokens alone count
+    seconds: float  # infinite if only tokens count
     tokens: int | None = None
 
     def share(self, tokens: int, seconds: float) -> float:
@@ -83,34 +84,35 @@ class Budget(NamedTuple):
         return min(max(of_time, tokens / self.tokens if self.tokens else 0.0), 1.0)
 
     def seconds_left(self, seconds: float) -> float:
-        """How much time there is after so many ``seconds``."""
+        """Return the seconds that are left after ``seconds``."""
         return self.seconds - seconds
 
     def is_late(self, seconds: float) -> bool:
-        """Whether time is up."""
+        """Return whether the time is used up after ``seconds``."""
         return self.seconds_left(seconds) <= 0.0
 
 
-_ROOM = 256  # tokens behind a context at which costs are measured: iterations that are timed
-_LONGEST = 8192  # tokens behind which costs are measured: reading more takes minutes, and costs go on as they grew
-_LONG = 3072  # tokens: three times the longest context at which costs are usually measured
+_ROOM = 256  # tokens after a measured context, for the timed iterations
+_LONGEST = 8192  # longest measured context in tokens: longer ones take minutes to read and extrapolate well
+_LONG = 3072  # tokens: three times the longest default context
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
+    """How much a calibration measures."""
 
-    documents: int = 40  # prompts traced
+    documents: int = 40  # prompts on which acceptance is recorded
     tokens: int = 96  # generated on each
     prompt_tokens: int = 256  # kept of each prompt, the last ones
     contexts: tuple[int, ...] = (128, 512, 1024)  # lengths at which costs are measured
-    samples: int = 24  # iterations a shape and context
-    own_text: float = 600.0  # seconds that the target writes for a table; what it wrote before counts too
+    samples: int = 24  # iterations per shape and context
+    own_text: float = 600.0  # seconds of generating text for a table, earlier runs of the calibration included
 
     def contexts_within(self, max_length: int) -> list[int]:
-        """Those of ``contexts`` that a text of ``max_length`` has room for; of a long one its middle and its end too.
+        """Return the context lengths to measure for a ``max_length``, in tokens.
 
-        There attention is most of a pass, and rows beside the first cost nearly as much as it does.
+        These are the ``contexts`` that leave room for the timed iterations. A long ``max_length`` adds its half and its
+        end, where attention dominates a pass and each further row costs nearly as much as the first.
         """
         limit = min(max_length, _LONGEST) - _ROOM
         fitting = [context for context in self.contexts if context <= limit] or [max(limit, 1)]
@@ -119,12 +121,12 @@ class Effort:
 
 QUICK = Effort(documents=20, tokens=64, contexts=(128,), samples=8, own_text=60.0)
 QUICK_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16, 32)  # draft and verify widths
-FIRST_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16)  # of a model that nobody calibrated
+FIRST_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16)  # draft and verify widths of a first use
 
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """One calibration: the pair, the prompts, the name and the effort."""
+    """Settings of one calibration."""
 
     pair: PairSource
     prompts: Path
@@ -132,18 +134,18 @@ class CalibrationSettings:
     root: Path
     effort: Effort
     chat: bool = False  # plain prompts are a user's turn in the target's chat template
-    table_tokens: int | None = None  # tokens that the target writes for a table; else what the effort's time gives
-    own_table: bool = False  # count this calibration's text alone, whatever tables of the target there are
-    keeps_drafter: bool = False  # whether it pays or not
+    table_tokens: int | None = None  # tokens to generate for a table; None: by the effort's time
+    own_table: bool = False  # use this calibration's table even if a larger one of the target exists
+    keeps_drafter: bool = False  # also if it does not pay off
 
     @property
     def tokens(self) -> int:
-        """Generated on each prompt: of a short context no more than half."""
+        """Tokens generated per prompt, at most half of the context."""
         return min(self.effort.tokens, self._room // 2)
 
     @property
     def prompt_tokens(self) -> int:
-        """Kept of each prompt, the last ones."""
+        """Maximum of the last tokens that are kept of a prompt."""
         return min(self.effort.prompt_tokens, self._room - self.tokens)
 
     @property
@@ -153,11 +155,11 @@ class CalibrationSettings:
 
     @property
     def own_text(self) -> Budget:
-        """How much text the target writes."""
+        """The budget of generated text."""
         return Budget(self.effort.own_text if self.table_tokens is None else inf, self.table_tokens)
 
     def identity(self) -> dict[str, Any]:
-        """What must be unchanged for an interrupted calibration to be resumed."""
+        """Return everything that must be unchanged to resume an interrupted calibration, as plain data."""
         stat = self.prompts.stat()
         return {
             **asdict(self.pair),

@@ -1,4 +1,4 @@
-"""From measurements and traces to what the runtime uses: what was learned, and the policy that wins in simulation."""
+"""Fits acceptance and depth predictor on traces, and chooses the depth source that is fastest in simulation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,16 +28,16 @@ from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import DepthSource, Expectation
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
-CONTEXT = 0  # the simulation knows one context length
+CONTEXT = 0  # key of the costs in simulation, which uses those of one context length
 MEAN: DepthSource = "mean"
-MAX_TIME_WITH_PREDICTOR = 0.98  # of the time a token without one: its own time is not simulated
-MAX_TIME_WITH_DRAFTER = 0.97  # of the time a token without it: it gains less on texts that repeat more than these
+MAX_TIME_WITH_PREDICTOR = 0.98  # of the time per token without one: the predictor's own time is not simulated
+MAX_TIME_WITH_DRAFTER = 0.97  # of the time per token without it: it gains less on more repetitive text
 
 
 class Gain(NamedTuple):
-    """What decoding gives with the drafter and without it, on all documents.
+    """Expected speed with the drafter and without it, over all documents.
 
-    ``error``: how far the one's time over the other's may be off, of so few documents (one standard deviation).
+    ``error`` is the standard error of the ratio of the two times.
     """
 
     drafting: Expectation
@@ -46,34 +46,34 @@ class Gain(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """Whether decoding is faster with the drafter, by more than documents differ from each other."""
+        """Whether decoding is faster with the drafter by more than 3 % plus one standard error."""
         return self.drafting.tpot_ms < (MAX_TIME_WITH_DRAFTER - self.error) * self.without.tpot_ms
 
 
 class Choice(NamedTuple):
-    """The learned tables, the depth source that wins, and what every candidate gave on held-out documents."""
+    """The fitted tables, the chosen depth source, and each candidate's expected speed on held-out documents."""
 
     learned: Learned | None
-    reports: dict[DepthSource, TrainingReport]  # of every predictor that was trained
+    reports: dict[DepthSource, TrainingReport]  # of each trained predictor
     depth_from: DepthSource
     predicted: Expectation
     rejected: list[Expectation]
-    gain: Gain | None = None  # where others guess beside the drafter
+    gain: Gain | None = None  # None without model-free drafters
 
     @classmethod
     def without_drafter(cls, expected: Sequence[Expectation]) -> "Choice":
-        """Nothing has a depth to predict; the first of ``expected`` is what the policy gives."""
+        """Return the choice of a plan without a drafter; the first of ``expected`` is the policy's speed."""
         return cls(None, {}, MEAN, expected[0], list(expected[1:]))
 
 
 def fit_acceptance(traces: TraceSet) -> AcceptanceCalibration:
-    """Monotone map from the drafter's probability to acceptance, over the edges of every width's trees."""
+    """Fit the map from drafter probability to acceptance on the edges of all widths' trees."""
     pairs = [traces.edges(width) for width in traces.widths]
     return AcceptanceCalibration.fit(np.concatenate([p for p, _ in pairs]), np.concatenate([hit for _, hit in pairs]))
 
 
 class DraftedTreePolicy(ModelFreePolicy):
-    """A rival: ``shape`` everywhere, model-free drafts in its trees alone, the verify width by the objective."""
+    """A baseline: drafts ``shape`` in every iteration and chooses the verify width by the objective."""
 
     def __init__(self, costs: StepCosts, shape: TreeShape) -> None:
         super().__init__(1)
@@ -92,7 +92,7 @@ class DraftedTreePolicy(ModelFreePolicy):
 
 
 class KnowingPolicy(DraftedTreePolicy):
-    """Another: knows how much of the drafter's own trees will be accepted, and drafts accordingly."""
+    """A baseline: chooses the best shape from the true accepted lengths of the drafter's trees."""
 
     def __init__(self, costs: StepCosts, table: ShapeTable, survival: npt.NDArray[np.float64]) -> None:
         super().__init__(costs, PLAIN_STEP)
@@ -108,7 +108,7 @@ class KnowingPolicy(DraftedTreePolicy):
 
 
 class _PolicyReplays:
-    """Recorded text that one policy after the other decodes."""
+    """Simulates policies on the same recorded text."""
 
     def __init__(
         self, traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
@@ -118,14 +118,14 @@ class _PolicyReplays:
         self._trees = RecordedTrees(traces, costs, model_free)
 
     def by(self, policy: ObjectivePolicy | ModelFreePolicy, source: DepthSource = MEAN) -> Totals:
-        """What decoding by ``policy`` gives, whose depth comes from ``source``."""
+        """Return the totals of decoding with ``policy``, whose depth comes from ``source``."""
         return replay(
             self.documents, policy, costs=self.costs, trees=self._trees, model_free=self.model_free, context=CONTEXT,
             is_head_first=source == "head",
         )  # fmt: skip
 
     def told(self, name: str, policy: ObjectivePolicy | ModelFreePolicy) -> Expectation:
-        """The same by its name."""
+        """Return the expected speed of ``policy`` under ``name``."""
         return expectation(name, self.by(policy), self.costs)
 
 
@@ -136,9 +136,10 @@ def choose(
     model_free: DrafterGroup | None = None,
     prompts: Mapping[int, Sequence[int]] | None = None,
 ) -> Choice:
-    """Train on some documents, decide on the others. ``traces`` were grown with ``acceptance`` already.
+    """Train depth predictors on some documents, and choose the depth source by simulation on the others.
 
-    ``model_free`` guesses beside the drafter, behind the ``prompts`` by document.
+    ``traces`` must have been recorded with ``acceptance``. ``model_free`` drafters extend the trees; they need the
+    ``prompts`` (document number -> tokens).
     """
     prompts = prompts or {}
     trained = {source: _train(traces, traces.widths[-1], sizes) for source, sizes in _readings(traces).items()}
@@ -163,7 +164,7 @@ def choose(
     played = _PolicyReplays(held_out, costs, model_free, prompts)
     results: dict[DepthSource, Totals] = {source: played.by(policy(source), source) for source in (MEAN, *trained)}
     best = _fastest(results)
-    kept: DepthSource = best if best in trained else "predictor"  # the file holds one, used or not
+    kept: DepthSource = best if best in trained else "predictor"  # the file always holds one predictor
     learned = Learned(
         acceptance, trained[kept][0], _readings(traces)[kept], mean_survival, ratios, survival.added_tokens
     )
@@ -180,13 +181,13 @@ def choose(
 
 
 def _fastest(results: Mapping[DepthSource, Totals]) -> DepthSource:
-    """The source that wins by enough to be read."""
+    """Return the fastest source if it is 2 % faster than the mean, else the mean."""
     best = min(results, key=lambda source: results[source].ms_per_token)
     return best if results[best].ms_per_token <= MAX_TIME_WITH_PREDICTOR * results[MEAN].ms_per_token else MEAN
 
 
 def _rivals(played: _PolicyReplays, ratios: Mapping[int, npt.NDArray[np.float32]]) -> list[Expectation]:
-    """What other policies give on the same text: a shape everywhere, knowing what is accepted, and no drafter."""
+    """Return the expected speed of baselines: the best fixed shape, true accepted lengths, and no drafter."""
     traces, costs = played.traces, played.costs
     whole = traces.max_depth * traces.widths[-1] + 1
     lengths = traces.accepted_length(traces.widths[-1], traces.max_depth, whole)
@@ -197,7 +198,7 @@ def _rivals(played: _PolicyReplays, ratios: Mapping[int, npt.NDArray[np.float32]
         for shape in shapes
     ]
     rivals = [
-        min(fixed, key=lambda each: each.tpot_ms),  # picked on the same documents: a strong rival
+        min(fixed, key=lambda each: each.tpot_ms),  # chosen on the same documents: a strong baseline
         played.told("accepted lengths known beforehand", knowing),
     ]
     if played.model_free is not None:
@@ -206,7 +207,7 @@ def _rivals(played: _PolicyReplays, ratios: Mapping[int, npt.NDArray[np.float32]
 
 
 def _gain(played: _PolicyReplays, policy: ObjectivePolicy, source: DepthSource) -> Gain:
-    """What the drafter brings beside the others that guess, on all documents."""
+    """Return the expected speeds with the drafter and with model-free drafters alone, over all documents."""
     assert played.model_free is not None
     costs = played.costs
     drafting, without = played.by(policy, source), played.by(policy_without_drafter(costs))
@@ -218,7 +219,7 @@ def _gain(played: _PolicyReplays, policy: ObjectivePolicy, source: DepthSource) 
 
 
 def _error_of_ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    """Standard error of the sum ``over`` that ``under``, by document: the usual one of a ratio of totals."""
+    """Return the standard error of sum(``over``) / sum(``under``), with one value per document each."""
     if len(over) < 2:
         return 0.0
     a, b = np.array(over), np.array(under)
@@ -226,7 +227,7 @@ def _error_of_ratio(over: Sequence[float], under: Sequence[float]) -> float:
 
 
 def _readings(traces: TraceSet) -> dict[DepthSource, FeatureSizes]:
-    """What each kind of predictor reads; the head's only where a head draft says something."""
+    """Return the feature sizes of each predictor; "head" only if the drafter's head draft gives log-probabilities."""
     hidden, repetition, head = (traces.hidden.shape[1], traces.repetition.shape[1], traces.head.shape[1])
     readings: dict[DepthSource, FeatureSizes] = {"predictor": FeatureSizes(hidden, repetition, 0)}
     if traces.has_head:
@@ -235,7 +236,7 @@ def _readings(traces: TraceSet) -> dict[DepthSource, FeatureSizes]:
 
 
 def _train(traces: TraceSet, reference: int, sizes: FeatureSizes) -> tuple[DepthPredictor, TrainingReport]:
-    """On the accepted lengths of the whole tree of the reference width."""
+    """Train a predictor of the accepted length of the whole tree of draft width ``reference``."""
     whole = traces.max_depth * reference + 1
     return train_depth_predictor(
         traces.features(sizes),
@@ -248,5 +249,5 @@ def _train(traces: TraceSet, reference: int, sizes: FeatureSizes) -> tuple[Depth
 
 
 def _certain(lengths: npt.NDArray[np.int64], max_depth: int) -> npt.NDArray[np.float64]:
-    """Survival of a length that is known, [P, D]."""
+    """Return the survival of known accepted lengths, [P, D] of 0 and 1."""
     return (lengths[:, None] >= np.arange(1, max_depth + 1)).astype(np.float64)

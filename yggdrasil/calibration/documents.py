@@ -1,4 +1,4 @@
-"""The documents that a calibration decodes, and what its drafter guessed in each."""
+"""Prepares the prompts of a calibration, and records the drafter's trees on the target's answers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +22,15 @@ from yggdrasil.prompts import Prompt, encode_prompt
 from yggdrasil.tree.shape import TreeShape
 
 FIRST_PASS_DOCUMENTS = 4
-LEAST_LENGTH = 56  # of a context, beside the deepest tree: a prompt, and some iterations of every shape behind it
+LEAST_LENGTH = 56  # tokens of context in addition to the deepest tree: for a prompt and some iterations
 
 
 def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: CalibrationSettings) -> list[list[int]]:
-    """The prompts to calibrate on, as tokens; YggdrasilError where they are too few."""
+    """Return the prompts to calibrate on, as token ids.
+
+    Raises:
+        YggdrasilError: there are fewer than four, or ``max_length`` is too small.
+    """
     if (length := settings.pair.shapes.max_length) < (least := LEAST_LENGTH + settings.pair.shapes.max_depth):
         raise YggdrasilError(f"--max-length {length} leaves no room to calibrate in; give at least {least}")
     texts = [encode_prompt(tokenizer, prompt)[-settings.prompt_tokens :] for prompt in prompts]
@@ -37,7 +41,10 @@ def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: Cali
 
 
 def record_all(job: Job) -> tuple[TraceSet, AcceptanceCalibration]:
-    """Traces of all documents, grown with an acceptance calibration fitted on the first few."""
+    """Record the traces of all documents, and return them with the acceptance calibration that they use.
+
+    It is fitted on traces of the first few documents.
+    """
     drafter = job.assembly.engine.drafter
     assert drafter is not None
     assert drafter.capabilities.steps is not None
@@ -69,5 +76,5 @@ def _document(job: Job, drafter: Drafter, index: int, file: Path) -> TraceSet:
 
 
 def open_ended(tokenizer: Tokenizer, max_new_tokens: int = 1 << 30) -> TextStream:
-    """A stream that no end-of-text token stops."""
+    """Return a stream that ignores end-of-text tokens."""
     return TextStream(tokenizer, frozenset(), max_new_tokens, ())

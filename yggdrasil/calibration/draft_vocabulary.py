@@ -1,4 +1,4 @@
-"""Which tokens a head drafts among that would read all rows of its target's output layer: see ``Vocabulary``."""
+"""Chooses the draft vocabulary of a head that uses the target's LM head (see ``Vocabulary``)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +11,13 @@ from yggdrasil.calibration.work_folder import read_or_drop
 from yggdrasil.drafters.heads.draft_vocabulary import DRAFT_VOCABULARY, FILE_NAME, Vocabulary
 from yggdrasil.drafters.heads.loading import LoadedHead
 
-_HELD_OUT_EVERY = 10  # documents that tell how much of other text a vocabulary covers
-# Of their answers' tokens. Text of a minute is enough: chosen by 18,000 tokens SmolLM2's cover 92 %, by 355,000 96 %.
+_HELD_OUT_EVERY = 10  # one document in so many measures the coverage
+# Share of answers' tokens. A minute of text suffices: SmolLM2's 18,000 tokens give 92 %, 355,000 tokens 96 %.
 _LEAST_COVERED = 0.9
 
 
 class Frequent:
-    """The vocabulary that some of the target's own text gives, and what it covers of the rest of it."""
+    """The most frequent tokens of the target's own text, and their coverage of held-out text."""
 
     def __init__(self, documents: Sequence[Document], vocab_size: int, most: int) -> None:
         held_out = documents[::_HELD_OUT_EVERY]
@@ -32,9 +32,9 @@ class Frequent:
 
 
 def among_frequent(job: Job) -> Job:
-    """The job with a head that drafts among the target's most frequent tokens, if its own text tells which they are.
+    """Return the job with a head that drafts the target's most frequent tokens only, if there is enough text.
 
-    What was chosen is kept with the unfinished work: what is measured after an interruption is of the same steps.
+    The vocabulary is stored with the intermediate results, so that a resumed calibration measures the same steps.
     """
     head = job.assembly.second
     vocab_size = job.assembly.target.loaded.vocab_size
@@ -52,7 +52,7 @@ def among_frequent(job: Job) -> Job:
 
 
 def _chosen(job: Job, vocab_size: int) -> Vocabulary:
-    """The most frequent tokens of the target's text, without its answers to prompts that the head is evaluated on."""
+    """Choose the vocabulary from the target's text, without answers to prompts that the head is evaluated on."""
     asked = {end_of(text) for text in job.texts}
     documents = [document for document in own_text(job) if document.asked not in asked]
     found = Frequent(documents, vocab_size, DRAFT_VOCABULARY)

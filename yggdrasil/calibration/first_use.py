@@ -1,7 +1,7 @@
-"""The plan of a model that nobody has calibrated: shipped acceptance statistics, and step costs timed within seconds.
+"""The provisional plan of a model's first use: shipped acceptance statistics and step costs measured in seconds.
 
-Only T(W), the draft steps and the overhead of an iteration are measured, in the steps that then decode. The plan lies
-in the user's cache. What later answers show of costs and acceptance is kept beside it (``engine.online_estimates``).
+It measures T(W) of the target, the draft steps and the overhead of an iteration. The plan is stored in the user's
+cache, together with the costs and acceptance observed in later answers (``engine.online_estimates``).
 """
 
 import shutil
@@ -39,23 +39,25 @@ from yggdrasil.profiling.timers import Timer, timer_for
 from yggdrasil.scheduling.plan import Costs, DeviceName, Expectation, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
-CONTEXT = 128  # tokens in the caches while steps are timed
-SECONDS, ROUNDS = 2.5, 6  # timing ends after either, but not before ``_LEAST_ROUNDS``
+CONTEXT = 128  # tokens in the KV caches while steps are timed
+SECONDS, ROUNDS = 2.5, 6  # timing ends after the first of these, but not before ``_LEAST_ROUNDS``
 _LEAST_ROUNDS = 2
 _LEAST_MS = 1e-4  # a cost must be positive
-_PROMPT = 48  # tokens of the prompt by which the overhead is timed
-ITERATIONS = 6  # real ones, by which the overhead is timed
-_ASSUMED_MS, _A_ROW = 10.0, 0.02  # of a plain step, and what a row adds, before anything is timed
+_PROMPT = 48  # length of the prompt on which the overhead is measured
+ITERATIONS = 6  # real iterations in which the overhead is measured
+_ASSUMED_MS, _A_ROW = 10.0, 0.02  # before measuring: milliseconds of a plain step, share that a row adds
 _EXPECTED = Expectation("shipped acceptance statistics", 1.0, _ASSUMED_MS, 1.0)
 
 
 def first_plan(
     model: Source, named: NamedDrafters, dtype: DtypeName, name: str, root: Path, device: DeviceName = "cpu"
 ) -> tuple[Plan, Tokenizer]:
-    """A plan with assumed costs, and the target's tokenizer; what its drafters read is written below ``root``.
+    """Return a provisional plan with assumed costs, and the target's tokenizer.
+
+    The scorer and the table of its drafters are written below ``root``.
 
     Raises:
-        YggdrasilError: models that do not fit each other, or cannot be served.
+        YggdrasilError: a model is unsupported, or target and drafter are incompatible.
     """
     machine, drafter = current_machine(), named.drafter
     draft_widths, verify_widths = FIRST_WIDTHS
@@ -88,9 +90,9 @@ def first_plan(
 
 
 def _with_shipped(options: ModelFreeOptions, table: Path | None) -> ModelFreeOptions:
-    """``options`` with the n-gram table that is shipped, where there is one: counting another takes minutes.
+    """Return ``options`` with a table only if one is shipped for the target: counting another takes minutes.
 
-    A shipped scorer knows nothing of runners-up, so recycling goes without a table.
+    Token recycling excludes the shipped table, because its scorer was fitted without the target's top-k tokens.
     """
     if not isinstance(options, StatisticsOptions):
         return options
@@ -98,7 +100,7 @@ def _with_shipped(options: ModelFreeOptions, table: Path | None) -> ModelFreeOpt
 
 
 def _write_statistics(folder: Path, model_free: Sequence[ModelFreeOptions], table: Path | None) -> None:
-    """Write what the drafters of ``model_free`` read: a scorer, and the shipped table where they use one."""
+    """Write the scorer that the drafters of ``model_free`` read, and the shipped table if one of them uses it."""
     if table is not None and any(isinstance(each, StatisticsOptions) and each.table for each in model_free):
         for name in (SCORER_FILE, TABLE_FILE):
             shutil.copyfile(table / name, folder / name)
@@ -119,7 +121,11 @@ def _assumed(shapes: Shapes) -> Costs:
 def with_measured_costs(
     plan: Plan, assembly: Assembly, tokenizer: Tokenizer, progress: Callable[[float], None]
 ) -> Plan:
-    """``plan`` with the costs that ``assembly``, which decodes by it, shows within about ``SECONDS``."""
+    """Measure step costs and return a copy of ``plan`` whose ``costs`` hold them, in milliseconds.
+
+    The steps of ``assembly``, which must be built from ``plan``, are timed with ``CONTEXT`` tokens in the cache, for
+    about ``SECONDS``. ``progress`` gets the fraction done, 0 to 1.
+    """
     context = max(1, min(CONTEXT, assembly.engine.max_length // 2))
     times = _timed(timed_steps([assembly], [context]), timer_for(assembly.target.loaded.device), progress)
     assembly.forget()
@@ -145,7 +151,7 @@ def with_measured_costs(
 def _timed(
     steps: Sequence[TimedStep], timer: Timer, progress: Callable[[float], None]
 ) -> dict[tuple[str, str, int], float]:
-    """Median milliseconds of each step by model, name and width; rounds in rising, then in falling order."""
+    """Return the median milliseconds of each step by (model, step, width). Rounds alternate the order of steps."""
     samples: dict[tuple[str, str, int], list[float]] = {(step.model, step.step, step.width): [] for step in steps}
     began = perf_counter()
     with one_thread():  # idle threads of PyTorch would spin on the cores that steps run on
@@ -164,9 +170,9 @@ def _timed(
 
 
 def _overhead_ms(assembly: Assembly, tokenizer: Tokenizer, context: int) -> float:
-    """Milliseconds of an iteration outside the models: the median of a few real ones, each a pass of the widest tree.
+    """Return the median milliseconds of an iteration outside the models, over real iterations.
 
-    The prompt repeats itself, so there is something to draft.
+    They verify the widest tree of model-free drafts. The prompt repeats itself, so that there are drafts.
     """
     vocab_size = assembly.target.call.vocab_size
     prompt = [1 + number % min(8, vocab_size - 1) for number in range(min(context, _PROMPT))]

@@ -1,4 +1,4 @@
-"""A calibration under way: what is calibrated and on what, and where its work and its progress go."""
+"""The state that the parts of a calibration share."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +11,15 @@ from yggdrasil.engine.assembly import Assembly
 
 
 class Job(NamedTuple):
-    """Everything that the parts of a calibration work on.
+    """A running calibration: settings, models, prompts, work folder and reporter.
 
-    ``pair`` is that of ``settings``, its threads and what a head drafts among decided.
+    ``pair`` is ``settings.pair`` with its thread counts and draft vocabulary set.
     """
 
     settings: CalibrationSettings
     pair: PairSource
     assembly: Assembly
     tokenizer: Tokenizer
-    texts: Sequence[Sequence[int]]  # prompts as tokens
-    work: Path  # the folder of unfinished work
+    texts: Sequence[Sequence[int]]  # prompts as token ids
+    work: Path  # folder of intermediate results
     reporter: Reporter

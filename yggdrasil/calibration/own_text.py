@@ -1,8 +1,8 @@
-"""The target's own text: its greedy answers to prompts, kept in the user's cache and added to by later calibrations.
+"""The target's own text: greedy answers to prompts, stored in the user's cache and extended by later calibrations.
 
-Prompts are the user's; when those are answered, a chat model writes users' turns itself, from its bare template (as in
-arXiv 2406.08464), and another model goes on from openings that it draws itself. Answers are greedy, many side by side:
-nothing of it needs to be exact to the last bit, since it only teaches what is likely.
+The prompts are the user's. When all are answered, a chat model samples user turns from its bare template (as in arXiv
+2406.08464), and a base model continues openings that it samples. Answers are generated in batches: they need not be
+bit-exact, since they only serve as statistics.
 """
 
 import json
@@ -33,23 +33,23 @@ from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.side_by_side import SIDE_BY_SIDE
 
-ANSWER, OPENING = 256, 96  # tokens at most: of an answer, and of what the model opens with itself
-_LEAST = 16  # tokens of an answer that is kept although it was cut, because time was up
-_LONGEST_PROMPT = 512  # tokens kept of a prompt, the last ones
-_SORTED = 256  # prompts that are sorted by length together: rows that run at once are then of like length
-_END = 24  # tokens that tell prompts apart
+ANSWER, OPENING = 256, 96  # maximum tokens of an answer, and of a sampled opening
+_LEAST = 16  # minimum tokens of an answer that the end of the time has cut
+_LONGEST_PROMPT = 512  # maximum of the last tokens that are kept of a prompt
+_SORTED = 256  # prompts that are sorted by length together, so that rows of a batch have similar lengths
+_END = 24  # last tokens by which prompts are compared
 _MARK = "a-turn-that-is-to-be-written"
 
 
 class Document(NamedTuple):
-    """A prompt and the target's answer to it, as tokens."""
+    """A prompt and the target's answer to it, as token ids."""
 
     prompt: list[int]
     answer: list[int]
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """The end of the prompt, which tells it from others."""
+        """The last tokens of the prompt, which identify it."""
         return end_of(self.prompt)
 
 
@@ -59,12 +59,12 @@ def end_of(prompt: Sequence[int]) -> tuple[int, ...]:
 
 
 def text_file(fingerprint: str, weights: str) -> Path:
-    """Where the own text of this target is kept."""
+    """Return the file of a target's text, given its fingerprint and weights format."""
     return cache_root() / "texts" / f"{fingerprint}-{weights}.jsonl"
 
 
 def read_documents(file: Path, vocab_size: int = 2**31) -> list[Document]:
-    """What is there; a line that was cut or damaged, or holds what is no token, is left out."""
+    """Load the documents of a text file; skips damaged lines and lines with invalid token ids."""
     documents = []
     for line in file.read_bytes().split(b"\n") if file.exists() else ():
         try:
@@ -84,19 +84,19 @@ def _tokens(given: Any, vocab_size: int) -> list[int]:
 
 
 class OwnText:
-    """Writes a target's own text to ``file``: answers to ``prompts`` first, then to what the model asks itself."""
+    """Generates a target's text into ``file``: answers to ``prompts`` first, then to prompts that it samples itself."""
 
     def __init__(self, loaded: LoadedModel, tokenizer: Tokenizer, prompts: Sequence[list[int]], file: Path) -> None:
         self._loaded, self._tokenizer, self._prompts, self._file = loaded, tokenizer, prompts, file
-        self.waited = 0.0  # seconds, for another process to end its writing
-        self._most = min(ANSWER, max(1, loaded.max_context // 2))  # tokens of an answer
+        self.waited = 0.0  # seconds spent waiting for another process that writes the file
+        self._most = min(ANSWER, max(1, loaded.max_context // 2))  # maximum tokens of an answer
         self._ends = end_tokens(str(Source.find(loaded.name).folder), loaded.outline.eos, tokenizer)
 
     def write(self, budget: Budget, spent: Path, phase: Callable[[str], Callable[[float], None]]) -> list[Document]:
-        """Write until the budget is used up; returns all that was ever written.
+        """Generate text until the budget is used up, and return all documents of the file.
 
-        Every text is on disk when it is finished, and ``spent`` says how much time they took: an interrupted
-        calibration goes on from there.
+        Each answer is written to disk when it is finished. The file ``spent`` records the seconds of this calibration,
+        so that an interrupted one resumes its budget.
         """
         seconds = seconds_spent(spent)
         documents = self._read()
@@ -108,7 +108,7 @@ class OwnText:
             documents = self._read()
             if budget.share(_size(documents), seconds) >= 1.0:
                 return documents
-            return self._write(documents, budget, seconds, spent, phase("letting the target write text of its own"))
+            return self._write(documents, budget, seconds, spent, phase("generating text of the target"))
 
     def _read(self) -> list[Document]:
         return read_documents(self._file, self._loaded.vocab_size)
@@ -121,7 +121,7 @@ class OwnText:
         spent: Path,
         report: Callable[[float], None],
     ) -> list[Document]:
-        """Add to ``documents``. Nobody else writes meanwhile: two would answer the same prompts."""
+        """Generate answers and append them to ``documents`` and the file, which the caller has locked."""
         is_cut = self._file.exists() and not self._file.read_bytes().endswith(b"\n")
         began = monotonic() - seconds
 
@@ -134,7 +134,7 @@ class OwnText:
         def at_once(token_seconds: float) -> float:
             return budget.seconds_left(monotonic() - began) / (token_seconds * self._most)
 
-        _append(self._file, "\n" if is_cut else "")  # what an interruption has cut stays a line by itself
+        _append(self._file, "\n" if is_cut else "")  # a line cut by an interruption stays separate
         with one_thread() if is_native() else nullcontext(), own_attention(self._loaded.model, SIDE_BY_SIDE):
             for answered in self._answered(documents, lambda: used() >= 1.0, is_late, at_once):
                 _append(self._file, "".join(json.dumps(document._asdict()) + "\n" for document in answered))
@@ -151,10 +151,11 @@ class OwnText:
         is_late: Callable[[], bool],
         at_once: Callable[[float], float],
     ) -> Iterator[list[Document]]:
-        """What is finished, pass by pass; nothing is begun once it ``is_enough``.
+        """Yield finished answers after each pass.
 
-        Nothing goes on when it ``is_late``: a pass of a large model takes seconds, and an answer hundreds of passes. So
-        no more are begun ``at_once`` than come to their ends in time.
+        No answer begins once ``is_enough()``, and all stop once ``is_late()``. ``at_once`` maps the seconds per token
+        to the number of answers that can be generated together and finish in time: with a large model a pass takes
+        seconds, and an answer takes hundreds of passes.
         """
         longest = max(1, min(_LONGEST_PROMPT, self._loaded.max_context - self._most))
         capacity = min(longest + self._most, self._loaded.max_context)
@@ -162,7 +163,7 @@ class OwnText:
         given = (
             Task(prompt, self._most)
             for number, prompt in enumerate(self._unanswered(documents, longest))
-            if number < ROWS or not is_enough()  # however little time there is
+            if number < ROWS or not is_enough()  # at least one batch, however short the time
         )
         for finished in writer.write(given, is_late, at_once):
             yield self._told(finished)
@@ -173,7 +174,7 @@ class OwnText:
                 yield answered
 
     def _unanswered(self, documents: Sequence[Document], longest: int) -> Iterator[list[int]]:
-        """The prompts given that were not answered before, those of like length after each other."""
+        """Yield the given prompts without an answer, those of similar length after each other."""
         answered = {tuple(document.prompt) for document in documents}
         prompts = [prompt[-longest:] for prompt in self._prompts if prompt]
         waiting = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts)) if prompt not in answered]
@@ -181,7 +182,7 @@ class OwnText:
             yield from sorted(waiting[start : start + _SORTED], key=len)
 
     def _told(self, finished: Sequence[Written]) -> list[Document]:
-        """The answers among them, without those of which next to nothing was written when time was up."""
+        """Return the finished answers; drops sampled openings and answers cut to fewer than ``_LEAST`` tokens."""
         return [
             Document(text.task.prompt, text.tokens)
             for text in finished
@@ -189,7 +190,7 @@ class OwnText:
         ]
 
     def _own_tasks(self, asked: deque[Task], is_enough: Callable[[], bool]) -> Iterator[Task]:
-        """What the model has ``asked`` itself, and as long as nothing waits more to ask."""
+        """Yield the prompts that the model has sampled (``asked``); while there are none, a task that samples one."""
         opening = Task(self._opening, min(OPENING, self._loaded.max_context // 2), is_drawn=True)
         while not is_enough():
             yield asked.popleft() if asked else opening
@@ -203,7 +204,7 @@ class OwnText:
         return _bare_turn(self._tokenizer) if self._is_chat else [next(iter(self._ends), 0)]
 
     def _asked(self, text: Written) -> list[int]:
-        """The prompt that the model wrote: as a user's turn if it has a chat template, else its first tokens."""
+        """Return the sampled prompt: as a user turn in the chat template if there is one, else the sampled tokens."""
         if not self._is_chat:
             return text.task.prompt + text.tokens
         turn = str(self._tokenizer.decode(text.tokens, skip_special_tokens=True)).strip()
@@ -219,7 +220,7 @@ def _append(file: Path, text: str) -> None:
 
 
 def seconds_spent(file: Path) -> float:
-    """How long text was written by what ``file`` says; none where it is damaged or not there."""
+    """Return the seconds that ``file`` records; 0 if it is missing or damaged."""
     return read_or_drop(file, _seconds) or 0.0
 
 
@@ -235,6 +236,6 @@ def _size(documents: Sequence[Document]) -> int:
 
 
 def _bare_turn(tokenizer: Tokenizer) -> list[int]:
-    """The chat template up to where a user's first words stand."""
+    """Return the tokens of the chat template up to the user's text."""
     text = str(tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False))
     return tokenizer.encode(text.partition(_MARK)[0], add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Load the pair that is to be calibrated."""
+"""Checks and loads the target and the drafter of a calibration."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,20 +28,20 @@ from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.loading import outline_of, refuse_uncovered
 from yggdrasil.scheduling.plan import Shapes
 
-_LEAST_LENGTH = 2048  # tokens, whatever the memory, where the models have as many
-_BYTES = 2  # of a number in a cache
-_CACHE_SHARE = 1 / 16  # of the machine's memory, for caches that are full: pages nobody touched cost nothing
+_LEAST_LENGTH = 2048  # tokens, whatever the memory, unless a model's context is shorter
+_BYTES = 2  # per value of the KV cache
+_CACHE_SHARE = 1 / 16  # of the machine's memory for full caches: untouched pages take no memory
 
 if TYPE_CHECKING:
     from yggdrasil.calibration.calibration_settings import PairSource
 
 
 def check_pair(source: "PairSource") -> Tokenizer:
-    """The target's tokenizer, once all that can be known of the models without loading them fits; else a sentence.
+    """Check target and drafter without loading their weights, and return the target's tokenizer.
 
     Raises:
-        YggdrasilError: files that are missing, damaged or not to be trusted, models that cannot be verified as trees or
-            do not share a tokenizer, or shapes longer than a model's context.
+        YggdrasilError: files are missing, damaged or untrusted, a model is unsupported, the tokenizers differ, or
+            ``max_length`` exceeds a model's context.
     """
     names = [source.target]
     if source.drafter is not None and is_head(source.drafter):
@@ -67,7 +67,10 @@ def check_pair(source: "PairSource") -> Tokenizer:
 
 
 def _check_head(folder: Path) -> None:
-    """Refuse a head whose configuration is not served; tensors say what Medusa's are, and a target what MTP's is."""
+    """Raise YggdrasilError if the configuration of a draft head is unsupported.
+
+    Medusa heads are described by their tensors, an MTP module by the target; those are checked at loading.
+    """
     kind = kind_of(folder)
     if kind == "mtp":
         load_config(folder)
@@ -78,9 +81,10 @@ def _check_head(folder: Path) -> None:
 
 
 def usual_length(target: str, drafter: str | None) -> int:
-    """The longest request to prepare for where none is named: what the models have, within what memory allows.
+    """Return the default ``max_length`` in tokens: the models' context, limited by the machine's memory.
 
-    The memory is all that the machine has, not what is free now: steps are prepared for a length and kept.
+    At the limit full caches take at most 1/16 of the machine's total memory (not of the free memory: prepared steps are
+    cached per length). It is rounded down to a power of two and at least 2048, unless a model's context is shorter.
     """
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
     outlines = [outline_of(Source.find(model)) for model in models]
@@ -91,13 +95,17 @@ def usual_length(target: str, drafter: str | None) -> int:
 
 
 def usual_drafter_weights(drafter: str | None, dtype: str, device: str) -> Weights:
-    """The weights of a drafter where nothing is asked for: as for a target; heads have no other."""
+    """Return the default weights of a drafter: those of ``usual_weights`` for a draft model, "full" for a head."""
     return "full" if drafter is None or is_head(drafter) else usual_weights(drafter, dtype, device)
 
 
 def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend | None = None) -> Assembly:
-    """Load the target and its drafter, and define their steps."""
-    from yggdrasil.runtime.loading import load_model  # here: a first use checks a pair without transformers
+    """Load the target and its drafter, and define their steps.
+
+    ``knots`` is the acceptance calibration of the drafter, [K] float32. The tree attention of each model is checked
+    against plain attention.
+    """
+    from yggdrasil.runtime.loading import load_model  # imported here: a first use only checks the pair
     from yggdrasil.runtime.selfcheck import check_tree_attention
 
     device, dtype = open_device(source.device), DTYPES[source.dtype]
@@ -117,7 +125,7 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
 
 
 def _text_of(model: str) -> list[int]:
-    """A short real text for the self-check, as ``model``'s tokenizer reads it."""
+    """Return the tokens of a short English text for the self-check."""
     text = "The quick brown fox jumps over the lazy dog, 12 times a day; def f(x): return x + 1"
     return list(load_tokenizer(Source.find(model)).encode(text))
 
@@ -128,7 +136,7 @@ def _head(folder: str, source: "PairSource", target: LoadedModel) -> LoadedHead:
 
 
 def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
-    """The same target beside the head of ``source``, which is loaded anew: it may draft among other tokens."""
+    """Return an assembly of the same target with the head of ``source``, reloaded with its draft vocabulary."""
     assert source.drafter is not None, "the assembly has one"
     target = assembly.target.loaded
     return assemble(
@@ -138,7 +146,7 @@ def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
 
 
 def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:
-    """The same models, one copy of their weights, behind caches and a tree of their own: other shapes or backend."""
+    """Return an assembly of the same models and weights, with its own caches and tree, for other shapes or backend."""
     return assemble(
         assembly.target.loaded, assembly.second, shapes or assembly.shapes, backend or assembly.target.backend,
         model_free=assembly.engine.model_free,
@@ -146,7 +154,7 @@ def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend |
 
 
 def with_threads(assembly: Assembly, source: "PairSource") -> Assembly:
-    """The same models with the thread counts of ``source``, in steps defined anew: they are compiled for a count."""
+    """Return an assembly of the same models with the thread counts of ``source``; its steps are redefined for them."""
     target, drafter = on_threads(assembly.target.loaded, source.target_threads), assembly.second
     if isinstance(drafter, LoadedHead):
         drafter = drafter._replace(loaded=on_threads(drafter.loaded, source.drafter_threads))

@@ -1,6 +1,6 @@
-"""Calibration from end to end: compile, measure, record, learn, choose, write. Interrupted, it resumes.
+"""Calibration end to end: compile, measure, record, fit, choose, write. An interrupted calibration resumes.
 
-Work that is done lies in ``profiles/NAME/<machine>.partial`` until the calibration is complete.
+Intermediate results are in ``profiles/NAME/<machine>.partial`` until the calibration is complete.
 """
 
 import shutil
@@ -54,22 +54,28 @@ from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 
 
 def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
-    """Measure, learn and choose; returns the plan's path. Raises YggdrasilError on anything that does not fit."""
+    """Calibrate a target and its drafter, write profile, predictor and plan, and return the plan's path.
+
+    If the drafter does not pay off, the target is calibrated without it, unless ``settings.keeps_drafter``.
+
+    Raises:
+        YggdrasilError: models, prompts or settings are unusable, or a file cannot be read or written.
+    """
     prompts = read_prompts(settings.prompts, chat=settings.chat)
     tokenizer = check_pair(settings.pair)
     texts = usable_texts(prompts, tokenizer, settings)
     folder = profile_directory(settings.root, settings.name, current_machine())
     with locked(folder.with_name(folder.name + ".lock"), f"a calibration named {settings.name}"):
         assembly = build_assembly(settings.pair)
-        work = open_work(settings)  # nothing is written before everything fits
+        work = open_work(settings)  # nothing is written before the checks pass
         made = _calibrate(settings, assembly, tokenizer, texts, work, reporter)
         if isinstance(made, LeftOut):
-            del assembly  # its weights are read again
+            del assembly  # frees memory; the target is loaded again
             reporter.phase(f"leaving out {made.describe()}")(1.0)
             alone = replace(settings, pair=settings.pair.without_drafter())
             part = open_part(work, "without-drafter", [OWN_TEXT])
             made = _calibrate(alone, build_assembly(alone.pair), tokenizer, texts, part, reporter, left_out=made)
-        assert isinstance(made, Path), "what does not pay was left out"
+        assert isinstance(made, Path), "without a drafter nothing is left out"
         shutil.rmtree(work)
         return made
 
@@ -83,7 +89,7 @@ def _calibrate(
     reporter: Reporter,
     left_out: LeftOut | None = None,
 ) -> Path | LeftOut:
-    """The plan that was written, or the drafter that does not pay, if there is one and it may go."""
+    """Return the path of the plan that was written, or the drafter if it does not pay off and may be left out."""
     known = largest_table(settings)
     announce(known, reporter)
     pair = _choose_threads(assembly, settings.pair, work, reporter)
@@ -99,7 +105,7 @@ def _calibrate(
     counted = with_larger(count_text(job, costs[0].steps()), known)
     choice = _choose(job, counted, costs[0].steps())
     if choice.gain is not None and not (choice.gain.pays or settings.keeps_drafter):
-        assert pair.drafter is not None, "what pays or not is a drafter"
+        assert pair.drafter is not None, "only a drafter can be left out"
         drafter = _model_ref(pair.drafter, pair.drafter_threads, pair.drafter_weights)
         return LeftOut(drafter, choice.gain.drafting, choice.gain.without)
 
@@ -114,7 +120,7 @@ def _calibrate(
 
 
 def _choose(job: Job, counted: LearnedStatistics | None, costs: StepCosts) -> Choice:
-    """The learned tables and the policy, with predictions on text that the target wrote."""
+    """Return the fitted tables, the depth source and the expected speeds, simulated on the target's text."""
     if job.pair.drafter is None:
         return Choice.without_drafter((counted.expected if counted else []) or predict_some(job, costs))
     traces, acceptance = record_all(job)
@@ -163,7 +169,7 @@ def _plan(
 
 
 def _drafters_of(pair: PairSource, counted: LearnedStatistics | None) -> list[ModelRef | ModelFreeOptions]:
-    """The drafters as the plan names them."""
+    """Return the drafters as the plan records them."""
     model = [] if pair.drafter is None else [_model_ref(pair.drafter, pair.drafter_threads, pair.drafter_weights)]
     learned = [
         counted.options() if isinstance(each, StatisticsOptions) and counted else each for each in pair.model_free
@@ -172,7 +178,7 @@ def _drafters_of(pair: PairSource, counted: LearnedStatistics | None) -> list[Mo
 
 
 def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: Reporter) -> PairSource:
-    """The pair with every thread count decided: as asked for, or as measured where 0 was. A GPU's steps use none."""
+    """Return ``pair`` with its thread counts set; a count of 0 is replaced by the measured best. No change on a GPU."""
     if pair.device == "cuda":
         return pair
     file = work / "threads.csv"
@@ -200,6 +206,7 @@ def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: 
 
 
 def _measure(job: Job) -> pd.DataFrame:
+    """Return the stage samples (``COLUMNS``) of every context, from disk if an interrupted run measured them."""
     stream = [token for text in job.texts for token in text]
     frames = []
     for context in job.settings.effort.contexts_within(job.assembly.engine.max_length):
@@ -217,7 +224,7 @@ def _measure(job: Job) -> pd.DataFrame:
 
 def _read_stages(file: Path) -> pd.DataFrame:
     frame = read_csv(file, "stage-samples", SAMPLES_VERSION, COLUMNS)
-    if PASS not in frame["stage"].values:  # by an earlier version
+    if PASS not in frame["stage"].values:  # written by an earlier version
         raise ArtifactError(f"{file} holds no passes")
     return frame
 

@@ -1,4 +1,4 @@
-"""Record acceptance traces: the tree that would have been drafted at every position of the target's own text."""
+"""Records acceptance traces: the trees that a drafter drafts at every position of the target's own text."""
 
 from collections.abc import Sequence
 
@@ -21,8 +21,8 @@ def record_document(
 ) -> TraceSet:
     """Record trees of every draft width at each generated position that has ``max_depth`` tokens after it.
 
-    Position p is the root ``text[p]``: its tree guesses ``text[p + 1:]``. Its features are those that the depth
-    predictor reads at run time: the hidden state that chose the root, the text's repetition, the root's candidates.
+    The tree of position p has the root ``text[p]`` and drafts ``text[p + 1:]``. Its features are those of the depth
+    predictor: the hidden state from which the root was chosen, the text's repetition, the root's candidates.
     """
     text = [*prompt, *generated]
     max_depth, tree = assembly.shapes.max_depth, assembly.engine.tree
@@ -31,8 +31,8 @@ def record_document(
     columns: dict[int, list[dict[str, np.ndarray]]] = {width: [] for width in assembly.shapes.draft_widths}
     head: list[np.ndarray] = []
     steps = drafter.capabilities.steps
-    assert steps is not None, "only proposals of compiled steps are recorded"
-    known = 1 if drafter.capabilities.layers else positions.start + 1  # tokens that need no states
+    assert steps is not None, "only drafters with compiled steps are recorded"
+    known = 1 if drafter.capabilities.layers else positions.start + 1  # tokens that are read without hidden states
     drafter.begin(text[:known])
     with torch.inference_mode():
         for position in positions:
@@ -69,11 +69,11 @@ _FIELDS = (
 
 
 def _tree_row(tree: TokenTree, size: int, continuation: Sequence[int]) -> dict[str, np.ndarray]:
-    """The first ``size`` nodes below the root, which come in the order of their steps."""
+    """Return the arrays of the first ``size`` nodes below the root (see ``TraceSet``), in the order of their steps."""
     nodes = slice(1, 1 + size)
     exists = np.isfinite(tree.scores[nodes].numpy())
     tokens, depths, parents = tree.tokens.numpy(), tree.depths.numpy(), tree.parents.numpy()
-    truth = np.array([-1, *continuation])  # what stands at each depth; the root is certain
+    truth = np.array([-1, *continuation])  # the target's token at each depth; the root has none
     matches = tokens == truth[np.minimum(depths, len(continuation))]
     matches[0] = True
     hits = ~(tree.ancestors[nodes].numpy() & ~matches[None, :]).any(axis=1)
@@ -88,7 +88,7 @@ def _tree_row(tree: TokenTree, size: int, continuation: Sequence[int]) -> dict[s
 
 
 def _offered_row(tree: TokenTree, read: int) -> dict[str, np.ndarray]:
-    """What was said below the first ``read`` nodes and not attached."""
+    """Return the candidates below the first ``read`` nodes that were not attached."""
     tokens, edges, scores = (
         pool.view(tree.num_nodes, tree.candidates)[:read].numpy()
         for pool in (tree.pool_tokens, tree.pool_edges, tree.pool_scores)
@@ -103,9 +103,9 @@ def _offered_row(tree: TokenTree, read: int) -> dict[str, np.ndarray]:
 
 @torch.inference_mode()
 def states_of(runner: ModelRunner, text: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
-    """The target's state after each token of ``text``, [len(text), H] float32, and those at the layers a drafter reads.
+    """Return the target's last hidden states for ``text``, [len(text), H] float32, and those of ``hidden_layers``.
 
-    Runs eagerly, a chunk at a time.
+    The latter are the layers that a drafter reads. Runs eagerly, in chunks.
     """
     device = runner.loaded.device
     states: list[Tensor] = []
@@ -118,6 +118,6 @@ def states_of(runner: ModelRunner, text: Sequence[int]) -> tuple[Tensor, dict[in
 
 
 def concatenate(parts: Sequence[TraceSet]) -> TraceSet:
-    """One set of all documents, in order."""
+    """Concatenate trace sets, in order."""
     arrays = [part.to_arrays() for part in parts]
     return TraceSet.from_arrays({name: np.concatenate([array[name] for array in arrays]) for name in arrays[0]})

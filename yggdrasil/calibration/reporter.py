@@ -1,14 +1,14 @@
-"""Where a calibration says how far it is."""
+"""The protocol through which long operations report progress."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 
 class Reporter(Protocol):
-    """Where progress goes; phases are sequential, fractions run from 0 to 1."""
+    """Receives progress. Phases are sequential; fractions run from 0 to 1."""
 
     def phase(self, title: str) -> Callable[[float], None]:
-        """Begin a phase and return where its fraction is reported."""
+        """Begin a phase; returns a function that takes the fraction done."""
 
     def close(self) -> None:
-        """All phases are over, until another begins."""
+        """End the current phase's display, until another phase begins."""

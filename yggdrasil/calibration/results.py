@@ -1,4 +1,4 @@
-"""What a calibration leaves: its samples beside the profile, what was learned beside the predictor, and the plan."""
+"""Writes the results of a calibration: samples to the profile, fitted tables to the predictor, and the plan."""
 
 import shutil
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from yggdrasil.scheduling.plan import DepthSource, Plan
 
 SAMPLES_VERSION = 1
 REPORT_VERSION = 2
-THREADS_FILE = "threads.csv"  # measured on the way, for those who look
+THREADS_FILE = "threads.csv"  # a by-product, for inspection
 
 
 def write_results(
@@ -31,7 +31,7 @@ def write_results(
     frame: pd.DataFrame,
     work: Path,
 ) -> None:
-    """Put everything in its place, each folder at once and the plan last."""
+    """Write profile and predictor folders atomically, and the plan last."""
     profile = profile_directory(settings.root, settings.name, plan.machine)
     with atomic_directory(profile) as folder:
         keep_results(profile, folder)

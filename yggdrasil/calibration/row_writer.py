@@ -1,4 +1,4 @@
-"""Texts that a model goes on with, many at once: where one ends, the next prompt takes its row.
+"""Generates many texts in one batch; when one ends, the next prompt takes its row (continuous batching).
 
 Dims: R rows at most, V vocabulary.
 """
@@ -15,15 +15,15 @@ from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.room import available_bytes, cache_bytes
 from yggdrasil.runtime.side_by_side import rows_for
 
-ROWS = 64  # of more, each costs as much as the ones before: matrices of 64 rows are bound by arithmetic
-_MOST_BYTES = 2 << 30  # of keys and values
-_ROOM_SHARE = 4  # part of the memory that is left, at most
-_READ = 1024  # tokens of prompts that a pass reads, unless one alone is longer
-_LIKELIEST = 50  # tokens that are drawn from, as transformers' own default
+ROWS = 64  # maximum batch size: with more rows, matrix products are compute-bound
+_MOST_BYTES = 2 << 30  # of the KV cache
+_ROOM_SHARE = 4  # the KV cache takes at most 1/4 of the free memory
+_READ = 1024  # prompt tokens per pass, unless a single prompt is longer
+_LIKELIEST = 50  # top-k of sampled tasks, as transformers' default
 
 
 class Task(NamedTuple):
-    """A text to go on with, by ``most`` tokens at most: the likeliest, or drawn ones."""
+    """A prompt to continue by at most ``most`` tokens, greedily or, if ``is_drawn``, by sampling."""
 
     prompt: list[int]
     most: int
@@ -31,27 +31,29 @@ class Task(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A task and its tokens, with the end token where there is one."""
+    """A task and its generated tokens, end token included."""
 
     task: Task
     tokens: list[int]
 
     @property
     def length(self) -> int:
+        """Tokens of prompt and continuation."""
         return len(self.task.prompt) + len(self.tokens)
 
 
 def rows_that_fit(loaded: LoadedModel, capacity: int) -> int:
-    """How many texts of ``capacity`` tokens are written at once."""
+    """Return the batch size: how many texts of ``capacity`` tokens fit the memory, at most ``ROWS``."""
     left = available_bytes() if loaded.device.type == "cpu" else None
     room = _MOST_BYTES if left is None else min(_MOST_BYTES, left // _ROOM_SHARE)
     return max(1, min(ROWS, room // cache_bytes(loaded, capacity)))
 
 
 class RowWriter:
-    """Writes with ``loaded``, whose attention is that of ``SIDE_BY_SIDE`` meanwhile.
+    """Generates texts in a batch with ``loaded``, whose attention must be ``SIDE_BY_SIDE`` meanwhile.
 
-    Texts end at a token of ``ends``, and where they fill the ``capacity`` of a row; a prompt must fit into it.
+    A text ends at a token of ``ends`` or when it fills the ``capacity`` (tokens) of its row. ``seed`` is for sampled
+    tasks.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class RowWriter:
         self._rows = rows_for(loaded, num_rows or rows_that_fit(loaded, capacity), capacity)
         self._num_threads = loaded.num_threads
         self._ends, self._coins = ends, torch.Generator().manual_seed(seed)
-        self._token_seconds: float | None = None  # by the last pass that read prompts
+        self._token_seconds: float | None = None  # measured in the last pass that read prompts
 
     def write(
         self,
@@ -68,10 +70,10 @@ class RowWriter:
         is_late: Callable[[], bool] = lambda: False,
         at_once: Callable[[float], float] = lambda token_seconds: inf,
     ) -> Iterator[list[Written]]:
-        """What every pass has finished. A task is asked for when a row is free; all that were begun are finished.
+        """Generate all ``tasks``, and yield the texts that each pass finishes.
 
-        Once it ``is_late`` they end where they are. ``at_once``: how many may go on side by side, by the seconds that
-        a token takes each of them.
+        The next task is taken when a row is free. Once ``is_late()``, all running texts end and are yielded.
+        ``at_once`` maps the seconds per token to the number of texts that may run together.
         """
         going: list[Written] = []
         while True:
@@ -98,7 +100,7 @@ class RowWriter:
                 yield finished
 
     def _room(self, at_once: Callable[[float], float]) -> int:
-        """Rows that may be taken: one alone until it has told what a token takes."""
+        """Return the number of rows that may be used: 1 until the time per token has been measured."""
         if self._token_seconds is None:
             return 1
         return int(min(self._rows.num_rows, max(1.0, at_once(self._token_seconds))))
@@ -125,7 +127,7 @@ class RowWriter:
         return is_full or text.tokens[-1] in self._ends
 
     def _close_gaps(self, going: list[Written]) -> None:
-        """Rows that go on are the first ones: the last of them moves to where one has finished."""
+        """Move the last running rows into the rows of finished texts, so that running rows are the first ones."""
         for row in reversed(range(len(going))):
             if self._is_finished(going[row]):
                 last = going.pop()

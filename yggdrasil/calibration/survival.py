@@ -1,10 +1,10 @@
-"""How deep a drafter's trees are accepted, with the nodes that model-free drafters add to them.
+"""Measures how deep a drafter's trees are accepted, with the nodes that model-free drafters add to them.
 
-Decoding adds model-free drafts to drafted trees, so shapes are compared with them: another drafted level gains less
-where n-gram statistics extend the tree already. Shapes are compared at positions where iterations begin: text that
-repeats itself is decoded in few long steps, so at most of its positions nothing is ever drafted.
+Decoding adds model-free drafts to drafted trees, so tree shapes are compared with these added: another drafted level
+gains less if n-gram statistics extend the tree already. Shapes are compared at positions where iterations begin:
+repetitive text is decoded in few long steps, so nothing is drafted at most of its positions.
 
-Dims: P beginnings, W draft widths, D depth levels, V verify widths, S shapes (width by width).
+Dims: P positions where iterations begin, W draft widths, D depth levels, V verify widths, S shapes (width by width).
 """
 
 from __future__ import annotations
@@ -32,26 +32,29 @@ Int64Array = npt.NDArray[np.int64]
 class Survival(NamedTuple):
     """Survival tables that the policy decides by."""
 
-    mean: Float64Array  # [D] of the drafter's own whole tree of the widest draft width
-    ratios: dict[int, Float64Array]  # draft width -> [D budget, D level, V], of filled trees relative to ``mean``
-    # Tokens that the best shape adds where model-free drafts expect none; divided by x where they expect x.
+    mean: Float64Array  # [D] P(accepted length >= d) of the drafter's unpruned tree of the widest draft width
+    ratios: dict[int, Float64Array]  # draft width -> [D budget, D level, V], survival of extended trees over ``mean``
+    # Accepted tokens that the best shape adds where model-free drafts expect 1 token (the bonus); 1/x of it where x.
     added_tokens: float
 
 
 class _Beginning(NamedTuple):
     """A position at which an iteration begins, and the tokens that each shape gives there."""
 
-    row: int
-    kept: Int64Array  # [S, V] drafted tokens that filled trees keep
+    row: int  # in the traces
+    kept: Int64Array  # [S, V] accepted drafted tokens of extended trees
     expected: float  # tokens of the best model-free tree, bonus included
-    given: float  # what it gives
+    given: float  # its accepted tokens, bonus included
     free_width: int  # its verify width, as an index
 
 
 def survival_of(
     traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
 ) -> Survival:
-    """By ``traces``, in whose trees ``model_free`` guesses behind the ``prompts`` by document."""
+    """Compute the acceptance tables from ``traces``, whose trees ``model_free`` drafters extend.
+
+    ``prompts`` maps document numbers to tokens.
+    """
     reference, depth, widths = traces.widths[-1], traces.max_depth, traces.widths
     begun = list(_beginnings(traces, costs, model_free, prompts))
     levels = np.arange(1, depth + 1)
@@ -66,16 +69,16 @@ def survival_of(
 
 
 def _relative_to(mean: Float64Array, tables: Float64Array) -> Float64Array:
-    """Survival ``tables`` [W, D budget, D level, V] over ``mean`` [D level]; 0 where that is never reached."""
+    """Divide survival ``tables`` [W, D budget, D level, V] by ``mean`` [D level]; 0 where the mean is 0."""
     below = mean[:, None]
     relative: Float64Array = np.divide(tables, below, out=np.zeros_like(tables), where=below > 0)
     return relative
 
 
 def _added_tokens(begun: Sequence[_Beginning], shape: int, width: int) -> float:
-    """Tokens that ``shape``, at least ``width`` wide, adds to what the model-free tree gives.
+    """Fit c in: accepted tokens of ``shape`` minus those of the model-free tree = c / (tokens that the latter expects).
 
-    Fitted by least squares to 1 / (tokens that the model-free tree expects).
+    ``shape`` and ``width`` are indices; the shape is verified at ``width`` or wider. Least squares, at least 0.
     """
     expected = np.array([each.expected for each in begun])
     given = np.array([each.given for each in begun])
@@ -88,7 +91,7 @@ def _shapes(traces: TraceSet) -> list[TreeShape]:
 
 
 def _milliseconds(traces: TraceSet, costs: StepCosts) -> Float64Array:
-    """Of an iteration with each shape and verify width, [S, V]."""
+    """Return the milliseconds of an iteration with each shape and verify width, [S, V]."""
     drafting_ms = [costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms for shape in _shapes(traces)]
     verify_ms = [costs.verify_ms[width] for width in costs.verify_widths]
     milliseconds: Float64Array = np.add.outer(drafting_ms, verify_ms)
@@ -98,9 +101,9 @@ def _milliseconds(traces: TraceSet, costs: StepCosts) -> Float64Array:
 def _beginnings(
     traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
 ) -> Iterator[_Beginning]:
-    """Where iterations begin if the text is gone through with the shape that gave most tokens a millisecond so far.
+    """Yield the positions where iterations begin, if each uses the shape with most tokens per millisecond so far.
 
-    Only where it is recorded as far as trees go, unless that is nowhere.
+    Positions too close to a document's end for a whole tree are left out, unless all documents are that short.
     """
     trees, depth, row = RecordedTrees(traces, costs, model_free), traces.max_depth, 0
     shapes, milliseconds, widths = _shapes(traces), _milliseconds(traces, costs), costs.verify_widths
@@ -134,7 +137,7 @@ class _ModelFreeTrees:
             self._shadow = ShadowTree(model_free, self._tree, costs.verify_widths, shares_tree=True)
 
     def here(self, truth: Sequence[int]) -> tuple[float, float, int]:
-        """Tokens expected and given before ``truth``, bonus included, and the verify width, as an index."""
+        """Return expected and accepted tokens before ``truth``, bonus included, and the verify width's index."""
         if self._shadow is not None:
             depth = self._costs.verify_widths[-1] - 1
             expected = self._shadow.grow(depth, self._policy.bound(0))
@@ -147,7 +150,7 @@ class _ModelFreeTrees:
 
 
 def _kept(trees: RecordedTrees, row: int, shape: TreeShape, truth: Sequence[int], widths: Sequence[int]) -> Int64Array:
-    """Drafted tokens that each verify width keeps of a filled tree, [V]."""
+    """Return the accepted drafted tokens of an extended tree at each verify width, [V]."""
     trees.grow(row, shape, fills=True)
     rank = np.empty(trees.tree.num_nodes, dtype=np.int64)
     rank[trees.order] = np.arange(len(rank))

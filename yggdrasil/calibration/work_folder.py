@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def open_work(settings: CalibrationSettings) -> Path:
-    """The folder of unfinished work: kept if it belongs to the same calibration, else begun anew."""
+    """Open the folder of intermediate results; it is emptied if its settings differ from ``settings``."""
     folder = profile_directory(settings.root, settings.name, current_machine())
     work = followed(folder.with_name(folder.name + ".partial"))
     identity = json.dumps(settings.identity(), sort_keys=True, default=str)
@@ -32,7 +32,7 @@ def open_work(settings: CalibrationSettings) -> Path:
 
 
 def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
-    """A folder in it for a calibration of its own, which begins with what the ``shared`` files say."""
+    """Create the subfolder ``name`` for a second calibration, with copies of the ``shared`` files."""
     part = work / name
     part.mkdir(exist_ok=True)
     for file in shared:
@@ -48,10 +48,10 @@ def keep_results(old: Path, new: Path) -> None:
 
 
 def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
-    """What a part of unfinished work holds; None where there is none, or it was damaged and is dropped.
+    """Return ``read(file)``; None if the file is missing, or damaged, in which case it is deleted.
 
     Raises:
-        YggdrasilError: it cannot be read now, which says nothing of what it holds: it is left as it is.
+        YggdrasilError: the file cannot be read because of an OSError; it is not deleted.
     """
     try:
         return read(file) if file.exists() else None
@@ -66,7 +66,7 @@ def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
 
 
 def _reason(file: Path, error: OSError) -> str:
-    """Why ``file`` cannot be read; safetensors calls missing whatever it cannot open."""
+    """Return why ``file`` cannot be read; safetensors reports any file that it cannot open as missing."""
     try:
         file.open("rb").close()
     except OSError as own:
