@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, OracleDrafter
 
+from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.drafters import Capabilities, NGramDrafter
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
@@ -290,6 +291,20 @@ def test_any_costs_give_the_same_tokens(pair, legal, prompt_length, draft_ms, ve
     generation = pair.decoder(policy, with_plain).generate(prompt, max_new_tokens=20)
 
     assert generation.tokens == pair.reference(prompt, 20)
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": SamplingParams(temperature=1.0, seed=1)}], ids=["best", "drawn"])
+def test_the_cache_lies_on_huge_pages_from_the_first_request_on_whose_text_may_be_long(pair, monkeypatch, options):
+    decoder, asked = pair.decoder(FixedPolicy(TreeShape(2, 2, 4))), []
+    runner = decoder.assembly.target
+    monkeypatch.setattr(runner.cache.arena, "use_huge_pages", lambda: asked.append(True))
+    row_bytes = runner.cache.num_bytes / runner.cache.capacity
+    share = (len(PROMPT) + 8) * row_bytes / sum(weight.nbytes for weight in runner.weights)
+    monkeypatch.setattr("yggdrasil.runtime.runner._SMALL_SHARE", share)
+    decoder.generate(PROMPT, max_new_tokens=8, **options)
+    assert not asked
+    decoder.generate(PROMPT, max_new_tokens=9, **options)
+    assert asked
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -1,7 +1,10 @@
 """Tensors of an arena lie side by side and share nothing."""
 
 import gc
+import resource
+from pathlib import Path
 
+import pytest
 import torch
 
 from yggdrasil.native.arena import Arena
@@ -38,3 +41,21 @@ def test_a_tensor_larger_than_a_region_fits_and_outlives_the_arena(monkeypatch):
     del arena
     gc.collect()
     assert [int(tensor.sum()) for tensor in tensors] == [len(tensor) * (len(tensor) % 251) for tensor in tensors]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="pages are counted on Linux")
+def test_few_rows_of_sparse_tensors_take_little_memory_until_huge_pages_are_asked_for():
+    arena = Arena(is_sparse=True)
+    tensors = [arena.zeros((8 << 20,), torch.uint8) for _ in range(16)]
+    before = resident()
+    for number, tensor in enumerate(tensors):
+        tensor[:100] = number
+    assert resident() - before < 8 << 20  # on huge pages 32 MiB
+    arena.use_huge_pages()
+    for number, tensor in enumerate(tensors):
+        assert tensor[:100].tolist() == [number] * 100
+        assert not tensor[100:4096].any()
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -217,7 +217,9 @@ def assemble(
     if model_free is not None and model_free.capabilities.read_runners_up is not None:
         hidden_layers = (*hidden_layers, RUNNERS_UP)
     widest = max(*shapes.prefill_widths, *shapes.verify_widths, shapes.num_nodes)
-    target_runner = ModelRunner(target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder, widest)
+    target_runner = ModelRunner(
+        target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder, widest, is_sparse=True
+    )
     make_target = TargetModel if recorder is None else CapturedTarget
     model = make_target(target_runner, tree, shapes.verify_widths, shapes.prefill_widths)
     limit = min(shapes.max_length, target.max_context)

@@ -81,6 +81,7 @@ class Engine:
     def _decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
         policy.begin()
         start = perf_counter_ns()
+        self.target.expect(len(prompt) + stream.remaining)
         outcome = yield from self._prefill(prompt, trace)
         self.target.text.tokens.extend(outcome.tokens)
         stream.push(outcome.tokens)

@@ -12,17 +12,21 @@ from torch import Tensor
 
 _REGION = 64 << 20  # bytes per region; pages become resident when they are written
 _LINE = 64  # bytes; tensors are aligned to cache lines
+_COLLAPSE = 25  # MADV_COLLAPSE (Linux 6.1): resident pages become huge pages at once
 
 
 class Arena:
-    """Allocator of contiguous CPU tensors; a region is freed with the last tensor in it.
+    """Allocator of contiguous CPU tensors; a region is freed with the arena and the last tensor in it.
 
     Each tensor has its own storage: compiled steps that write to one of several views of a storage would copy all.
+    With ``is_sparse`` pages are small until ``use_huge_pages`` is called: on huge pages a tensor with few rows in use
+    takes 2 MiB for each of its heads.
     """
 
-    def __init__(self) -> None:
-        self._region: mmap.mmap | None = None
-        self._used = 0  # bytes of the region
+    def __init__(self, *, is_sparse: bool = False) -> None:
+        self._regions: list[mmap.mmap] = []
+        self._used = 0  # bytes of the last region
+        self._has_huge_pages = not is_sparse
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Allocate a contiguous tensor of zeros."""
@@ -30,16 +34,31 @@ class Arena:
         num_bytes = count * dtype.itemsize
         if count == 0:
             return torch.zeros(*shape, dtype=dtype)
-        if self._region is None or self._used + num_bytes > len(self._region):
-            self._region, self._used = _region(max(num_bytes, _REGION)), 0
+        if not self._regions or self._used + num_bytes > len(self._regions[-1]):
+            self._regions.append(_region(max(num_bytes, _REGION)))
+            self._used = 0
+            if self._has_huge_pages:
+                _advise(self._regions[-1])
         begin, self._used = self._used, self._used + -(-num_bytes // _LINE) * _LINE
-        return torch.frombuffer(self._region, dtype=dtype, count=count, offset=begin).view(*shape)
+        return torch.frombuffer(self._regions[-1], dtype=dtype, count=count, offset=begin).view(*shape)
+
+    def use_huge_pages(self) -> None:
+        """Move resident pages to huge pages, and use these from now on."""
+        if not self._has_huge_pages:
+            self._has_huge_pages = True
+            for region in self._regions:
+                _advise(region, _COLLAPSE)
 
 
 def _region(num_bytes: int) -> mmap.mmap:
     if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
         return mmap.mmap(-1, num_bytes)
-    region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without huge pages
-        region.madvise(mmap.MADV_HUGEPAGE)
-    return region
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _advise(region: mmap.mmap, *more: int) -> None:
+    """Ask the kernel for huge pages; one without them keeps small pages."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        for advice in (mmap.MADV_HUGEPAGE, *more):
+            with suppress(OSError):
+                region.madvise(advice)

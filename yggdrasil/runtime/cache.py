@@ -26,17 +26,26 @@ class StaticCache:
     keys: list[Tensor]  # L x [Hkv, S, D]
     values: list[Tensor]  # L x [Hkv, S, D]
     states: StateBuffers | None = None
+    arena: Arena | None = None  # of keys and values
 
     @classmethod
     def allocate(
-        cls, outline: Outline, capacity: int, dtype: torch.dtype, device: torch.device, widest: int | None = None
+        cls,
+        outline: Outline,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        widest: int | None = None,
+        *,
+        is_sparse: bool = False,
     ) -> "StaticCache":
         """Allocate zeroed buffers for ``capacity`` slots.
 
         ``widest`` is the largest number of rows of a pass over recurrent layers, ``capacity`` by default.
+        With ``is_sparse`` they use small pages until ``use_huge_pages`` is called.
         """
         shapes = [(heads, capacity, size) for heads, size in outline.key_heads]
-        arena = Arena()
+        arena = Arena(is_sparse=is_sparse)
 
         def zeros(shape: tuple[int, int, int]) -> Tensor:
             if device.type != "cpu":
@@ -45,7 +54,7 @@ class StaticCache:
 
         recurrence = outline.recurrence
         states = None if recurrence is None else StateBuffers.allocate(recurrence, widest or capacity, dtype, device)
-        return cls([zeros(shape) for shape in shapes], [zeros(shape) for shape in shapes], states)
+        return cls([zeros(shape) for shape in shapes], [zeros(shape) for shape in shapes], states, arena)
 
     @property
     def capacity(self) -> int:
@@ -59,6 +68,11 @@ class StaticCache:
     def tensors(self) -> list[Tensor]:
         """Return all buffers in the order in which steps take them: keys, values, states."""
         return [*self.keys, *self.values, *(self.states.tensors() if self.states is not None else ())]
+
+    def use_huge_pages(self) -> None:
+        """Move keys and values to huge pages: reads are faster, and a short text takes more memory."""
+        if self.arena is not None:
+            self.arena.use_huge_pages()
 
     def rows(self) -> list[Tensor]:
         """Return the keys, then the values, of the layers with attention."""

@@ -17,6 +17,8 @@ from yggdrasil.runtime.native_steps.call import native_call
 from yggdrasil.runtime.states.snapshots import TextStates
 from yggdrasil.runtime.traced import StepModule, TracedCall
 
+_SMALL_SHARE = 0.01  # bytes of a text's rows over those of the weights, up to which small pages are used
+
 
 class ModelRunner:
     """One model, its static cache, and its steps by (name, width).
@@ -33,6 +35,8 @@ class ModelRunner:
         hidden_layers: Sequence[int] = (),
         recorder: Recorder | None = None,
         widest: int | None = None,
+        *,
+        is_sparse: bool = False,
     ) -> None:
         """Allocate the cache; steps are declared by ``define``.
 
@@ -42,11 +46,14 @@ class ModelRunner:
             backend: how steps run; "native" falls back to another backend for models that it does not cover.
             hidden_layers: layers whose outputs a pass returns.
             widest: maximum rows of a pass over recurrent layers, ``capacity`` by default.
+            is_sparse: the cache uses small pages until ``expect`` is called with a long text.
         """
         self.loaded = loaded
         self.recorder = recorder
         self.weights = list(loaded.tensors.values())
-        self.cache = StaticCache.allocate(loaded.outline, capacity, loaded.dtype, loaded.device, widest)
+        self.cache = StaticCache.allocate(
+            loaded.outline, capacity, loaded.dtype, loaded.device, widest, is_sparse=is_sparse
+        )
         is_built = backend in ("native", "uncompiled")
         native = native_call(loaded, self.cache, vocab_size, hidden_layers) if is_built else None
         # Draft heads consist of a few operators over packed layers, so they run eagerly.
@@ -60,6 +67,12 @@ class ModelRunner:
         self._steps: dict[tuple[str, int], Step] = {}
         self._captures: dict[tuple[tuple[str, int], ...], Capture] = {}
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]]]] = {}
+
+    def expect(self, num_tokens: int) -> None:
+        """Use huge pages for the cache if a text of ``num_tokens`` fills a relevant part of what a pass reads."""
+        num_bytes = self.cache.num_bytes / self.cache.capacity * num_tokens
+        if num_bytes > _SMALL_SHARE * sum(weight.nbytes for weight in self.weights):
+            self.cache.use_huge_pages()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit ``rows`` of the last pass to the text; their keys and values are already in the slots after it."""

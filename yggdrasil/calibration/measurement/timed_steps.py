@@ -42,6 +42,7 @@ def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedSte
     engine = assembly.engine
 
     def prepare() -> None:
+        engine.target.expect(context)
         engine.target.text.pretend([token] * context, context)
         engine.tree.plant(token)
 

@@ -72,6 +72,10 @@ class LogitTarget:
     def figures(self) -> RepetitionFigures:
         return self._target.figures
 
+    def expect(self, num_tokens: int) -> None:
+        """Prepare the cache for a text of up to ``num_tokens``, prompt and answer."""
+        self._target.expect(num_tokens)
+
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
         """Read the prompt as a ``TargetModel`` does, and choose the first token."""
         for outcome, logits in self._target.read(tokens, start):

@@ -57,6 +57,9 @@ class Target(Protocol):
     def length(self) -> int:
         """Certain tokens in the cache."""
 
+    def expect(self, num_tokens: int) -> None:
+        """Prepare the cache for a text of up to ``num_tokens``, prompt and answer."""
+
     @property
     def vocab_size(self) -> int:
         """Tokens that it chooses among."""
@@ -122,6 +125,10 @@ class PromptReader(ABC):
         """Certain tokens in the cache."""
         return self.text.num_rows
 
+    def expect(self, num_tokens: int) -> None:
+        """Prepare the cache for a text of up to ``num_tokens``, prompt and answer."""
+        self.runner.expect(num_tokens)
+
     @property
     def vocab_size(self) -> int:
         """Tokens that it chooses among."""
@@ -142,6 +149,7 @@ class PromptReader(ABC):
     def _chunks(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
         """Write the inputs of each prefill step; yields its width and its tokens, whose rows the caller then counts."""
         self.text.begin(tokens, start)
+        self.expect(len(tokens))
         while self.length < len(tokens):
             width = fitting_or_widest(self.prefill_widths, len(tokens) - self.length)
             chunk = tokens[self.length : self.length + width]
