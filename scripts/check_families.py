@@ -71,7 +71,7 @@ WORDS = {
     "none": "not tried: transformers makes or runs no such small model", "failed": "fail",
 }  # fmt: skip
 REASONS = {  # by what the sentence says
-    "encoder-decoder": "encoder-decoder models", "offers no place for a tree mask": "attention of their own",
+    "encoder-decoder": "encoder-decoder models", "supports no tree mask": "attention of their own",
     "recurrent": "recurrent layers that trees do not reach", "could not be loaded": "no class of AutoModelForCausalLM",
     "PyTorch cannot write": "not done in time", "max_position_embeddings is": "positions without a limit",
     "query heads": "layers that differ in their query heads",

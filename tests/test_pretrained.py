@@ -261,7 +261,7 @@ def test_prompts_that_are_shipped_are_chats_where_there_is_a_template():
 
 def test_a_plan_keeps_its_drafter_and_a_model_must_be_there(tmp_path):
     (tmp_path / "plan.yaml").write_text("kind: plan")
-    with pytest.raises(YggdrasilError, match="has its drafter; calibrate for other/model, or give ngram or module"):
+    with pytest.raises(YggdrasilError, match="has other drafters; calibrate for other/model, or give ngram or module"):
         Decoder.from_pretrained(tmp_path / "plan.yaml", drafter="other/model")
     with pytest.raises(YggdrasilError, match="calibrate for text and table, or give ngram"):
         Decoder.from_pretrained(tmp_path / "plan.yaml", drafter=["text", "table"])

@@ -28,6 +28,6 @@ def own_class(what: str, name: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise YggdrasilError(f"the {what} {name} cannot be imported ({error}); run where its module lies") from error
+        raise YggdrasilError(f"the {what} {name} cannot be imported ({error}); run in its folder") from error
     finally:
         sys.path.remove("")

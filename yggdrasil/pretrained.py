@@ -124,7 +124,7 @@ def _stand_in(plan: str | Path, drafters: tuple[str, ...] | None) -> "Drafter | 
     if len(drafters) == 1 and is_own(drafters[0]):
         return own_drafter(drafters[0])
     raise YggdrasilError(
-        f"the plan {plan} has its drafter; calibrate for {' and '.join(drafters)}, or give {NGRAM} or module:Class"
+        f"the plan {plan} has other drafters; calibrate for {' and '.join(drafters)}, or give {NGRAM} or module:Class"
     )
 
 
@@ -172,9 +172,9 @@ def _first_use(
     root, name = search_roots()[-1], automatic_name(model, drafters, dtype, device)
     path = plan_path(root, name, current_machine())
     if path.exists():
-        _say(f"{shown(path)} is damaged or of an older version; it is made anew")
+        _say(f"{shown(path)} is damaged or of an older version; it is created again")
     _say(
-        f"first use of {model.given}: its steps are timed for a few seconds, and answers refine the estimates; "
+        f"first use of {model.given}: its steps are timed for a few seconds, and later use refines the estimates; "
         f"`yggdrasil calibrate {model.given}` measures more and makes a predictor and an n-gram table"
     )
     if TABLE in (drafters or ()) and table_folder(model.fingerprint()) is None:

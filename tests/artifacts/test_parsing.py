@@ -120,7 +120,7 @@ def test_missing_key() -> None:
     mapping = good()
     del mapping["head"]
 
-    with pytest.raises(ArtifactError, match=r"x\.yaml: key 'head' is missing; add it or make the file anew\."):
+    with pytest.raises(ArtifactError, match=r"x\.yaml: key 'head' is missing; add it or create the file again\."):
         parse_dataclass(Plan, mapping, "x.yaml")
 
 

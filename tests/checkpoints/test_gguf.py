@@ -140,7 +140,7 @@ def test_heads_that_are_turned_in_part_are_refused(tmp_path, family):
     assert not getattr(model.config, "head_dim", None)
     file = write_gguf(tmp_path / "model.gguf", model, family, facts={f"{family}.rope.dimension_count": 8})
 
-    with pytest.raises(YggdrasilError, match=r"by a rule \(of 8 of 16 channels\) that is not read from GGUF"):
+    with pytest.raises(YggdrasilError, match=r"by a rule \(of 8 of 16 channels\) that is unsupported in GGUF"):
         load_config(file)
 
 
@@ -354,10 +354,10 @@ def test_a_damaged_header_is_one_sentence_or_harmless(tmp_path):
         ({"leave_out": ["token_embd.weight"]}, r"lacks the tensor token_embd\.weight"),
         ({"more": {"blk.0.extra.weight": np.zeros((2, 2), np.float32)}}, r"holds blk\.0\.extra\.weight, unknown"),
         ({"facts": {"llama.block_count": 2**24}}, r"its block_count is 16777216, and it has 21 tensors; fetch"),
-        ({"facts": {"llama.block_count": "2"}}, r"facts do not fit together: .*num_hidden_layers.* expected int"),
+        ({"facts": {"llama.block_count": "2"}}, r"metadata is inconsistent: .*num_hidden_layers.* expected int"),
         ({"facts": {"llama.rope.freq_base": "10000"}}, r"its rope\.freq_base is '10000', which is no positive number"),
         ({"facts": {"llama.rope.scaling.factor": float("nan")}}, r"its rope\.scaling\.factor is nan, which is no"),
-        ({"facts": {"llama.rope.scaling.type": "other"}}, r"stretches rotary positions by a rule \(other\)"),
+        ({"facts": {"llama.rope.scaling.type": "other"}}, r"scales rotary positions by a rule \(other\)"),
         ({"facts": {"llama.rope.scaling.type": "yarn"}}, r"its rope\.scaling\.original_context_length is 0, which"),
         ({"more": {"rope_freqs.weight": np.array([1, 5, 2], np.float32)}}, r"by a rule \(of its own\)"),
     ],
@@ -378,7 +378,7 @@ def test_another_architecture_is_named(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
 
-    with pytest.raises(YggdrasilError, match="is of architecture mamba, which is not read from GGUF; those"):
+    with pytest.raises(YggdrasilError, match="is of architecture mamba, which is unsupported in GGUF files; supported"):
         load_model(tmp_path / "model.gguf", torch.float32, CPU, 1)
 
 

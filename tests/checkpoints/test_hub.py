@@ -57,7 +57,7 @@ def test_an_unreachable_hub_is_said_without_retries(tmp_path, monkeypatch):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(YggdrasilError, match="which cannot be reached from here; give the path of a model"):
+        with pytest.raises(YggdrasilError, match="and the hub cannot be reached; give the path of a model"):
             Source.find("owner/name")
     assert asked == [True]
 

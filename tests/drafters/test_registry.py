@@ -68,7 +68,7 @@ def test_places_of_models_are_no_classes(name):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("not_there_at_all:Class", "not_there_at_all:Class cannot be imported .*; run where its module lies"),
+        ("not_there_at_all:Class", "not_there_at_all:Class cannot be imported .*; run in its folder"),
         ("own_classes:Nothing", "own_classes:Nothing cannot be imported"),
         ("own_classes:Lacks", "own_classes:Lacks lacks .*extend, propose, cost"),
         ("own_classes:function", "own_classes:function lacks name, capabilities, begin"),

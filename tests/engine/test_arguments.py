@@ -193,7 +193,7 @@ def test_numbers_of_others_become_pythons_own(pair):
 )
 def test_a_processor_that_gives_no_scores_back_is_named(pair, give):
     give.__name__ = "mine"
-    with pytest.raises(YggdrasilError, match=r"the logits processor mine gave back .*, not scores of shape \(1, 96\)"):
+    with pytest.raises(YggdrasilError, match=r"the logits processor mine returned .*, not scores of shape \(1, 96\)"):
         pair.decoder(TREE).generate(TEXT[:9], max_new_tokens=6, sampling=SamplingParams(logits_processors=[give]))
 
 

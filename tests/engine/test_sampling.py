@@ -310,7 +310,7 @@ def test_what_a_rule_draws_by_itself_fits_a_fixed_width(pair):
         ({"temperature": math.nan}, {}, "temperature is nan"),
         ({"top_p": 0}, {}, "top_p is 0; it must be above 0"),
         ({"seed": 2**64}, {}, "seed is"),
-        ({"logit_bias": {VOCAB_SIZE: 1.0}}, {}, "logit_bias names token 96, the vocabulary ends at 95"),
+        ({"logit_bias": {VOCAB_SIZE: 1.0}}, {}, "logit_bias has token 96, but the vocabulary ends at 95"),
         ({"bad_words": ((99,),)}, {}, r"bad_words holds \(99,\)"),
         ({}, {"rule": "leviathan", "expansion": (2,)}, "leviathan takes a chain"),
         ({}, {"rule": "sequoia", "exactness": "strict"}, "exactness strict is for the rule match"),

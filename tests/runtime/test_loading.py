@@ -55,7 +55,7 @@ def test_a_model_with_attention_of_its_own_is_refused_with_the_reason():
     config = transformers.BloomConfig(vocab_size=11, hidden_size=16, n_layer=1, n_head=2)
     model = AutoModelForCausalLM.from_config(config)
 
-    with pytest.raises(YggdrasilError, match=r"^mine: BloomForCausalLM computes attention in its own way"):
+    with pytest.raises(YggdrasilError, match=r"^mine: BloomForCausalLM has its own attention code"):
         prepare_model(model, "mine", num_threads=1)
 
 
@@ -118,16 +118,16 @@ def test_a_tokenizer_with_a_setting_of_another_type_is_refused_when_loaded(tmp_p
         (
             "max_position_embeddings",
             10**29,
-            r"config\.json does not fit together: max_position_embeddings is 1\d+, not from 0 to",
+            r"config\.json is inconsistent: max_position_embeddings is 1\d+, not from 0 to",
         ),
         ("max_position_embeddings", "x", r"config\.json could not be read: Validation error for field 'max_pos.*'x'"),
         (
             "max_position_embeddings",
             -1,
-            r"config\.json does not fit together: max_position_embeddings is -1, not from 0",
+            r"config\.json is inconsistent: max_position_embeddings is -1, not from 0",
         ),
-        ("num_hidden_layers", 10**5, r"config\.json does not fit together: num_hidden_layers is 100000, more than"),
-        ("num_hidden_layers", None, r"config\.json (could not be read|does not fit together): \S"),
+        ("num_hidden_layers", 10**5, r"config\.json is inconsistent: num_hidden_layers is 100000, more than"),
+        ("num_hidden_layers", None, r"config\.json (could not be read|is inconsistent): \S"),
     ],
 )
 def test_a_field_that_cannot_be_is_refused_wherever_it_is_read(tmp_path, field, value, message):

@@ -101,4 +101,4 @@ def check_bias(params: SamplingParams, vocab_size: int) -> None:
     """Raise YggdrasilError if ``logit_bias`` holds a token outside the vocabulary."""
     wrong = next((token for token in params.logit_bias if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise YggdrasilError(f"logit_bias names token {wrong}, the vocabulary ends at {vocab_size - 1}")
+        raise YggdrasilError(f"logit_bias has token {wrong}, but the vocabulary ends at {vocab_size - 1}")

@@ -138,7 +138,7 @@ def _checked(process: object, given: object, before: Tensor) -> Tensor:
     if not isinstance(given, Tensor) or given.shape != before.shape:
         kind = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         name = getattr(process, "__name__", type(process).__name__)
-        raise YggdrasilError(f"the logits processor {name} gave back {kind}, not scores of shape {tuple(before.shape)}")
+        raise YggdrasilError(f"the logits processor {name} returned {kind}, not scores of shape {tuple(before.shape)}")
     return given
 
 

@@ -211,7 +211,7 @@ class _Reader:
 
     def _placed(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
         if kind not in BLOCK_SIZES:
-            raise ArtifactError(f"{shown(self._path)} stores {name} in a type ({kind}) that is not known here.")
+            raise ArtifactError(f"{shown(self._path)} stores {name} in a type ({kind}) that is unsupported.")
         block, block_bytes = BLOCK_SIZES[kind]
         if prod(shape) == 0 or shape[-1] % block:
             raise ValueError(f"the shape of {name}")

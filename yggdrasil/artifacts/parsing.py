@@ -92,7 +92,7 @@ def _check_keys(
         is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if is_required and name not in mapping:
             raise ArtifactError(
-                f"{place.where}: key '{place.child(name).key}' is missing; add it or make the file anew."
+                f"{place.where}: key '{place.child(name).key}' is missing; add it or create the file again."
             )
 
 

@@ -42,7 +42,7 @@ def load_config(source: str | Path | Source) -> "PretrainedConfig":
     except Exception as error:  # a field of a wrong type may raise anything where it is first used
         raise YggdrasilError(f"{found.given}: config.json could not be read: {one_line(error)}") from error
     if fault is not None:
-        raise YggdrasilError(f"{found.given}: config.json does not fit together: {fault}")
+        raise YggdrasilError(f"{found.given}: config.json is inconsistent: {fault}")
     return config
 
 

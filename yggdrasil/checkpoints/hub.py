@@ -33,16 +33,16 @@ def hub_folder(name: str) -> Path:
         pass
     absent = f"{name} is no folder or file here, and not in the local cache of the hub"
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "") in ("1", "true", "True"):
-        raise YggdrasilError(f"{absent}, which HF_HUB_OFFLINE keeps us from asking; give the path of a model")
+        raise YggdrasilError(f"{absent}, and HF_HUB_OFFLINE forbids to download it; give the path of a model")
     if not _is_reachable(constants.ENDPOINT):
-        raise YggdrasilError(f"{absent}, which cannot be reached from here; give the path of a model")
+        raise YggdrasilError(f"{absent}, and the hub cannot be reached; give the path of a model")
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES))
     except (HfHubHTTPError, ValueError) as error:  # the hub answered; retrying does not help
         raise YggdrasilError(f"{name} could not be fetched from the hub: {first_line(error)}") from error
     except Exception as error:  # a lost connection: the hub's client raises classes other than OSError
         raise YggdrasilError(
-            f"{name} could not be fetched from the hub ({first_line(error)}); run again, the download goes on"
+            f"{name} could not be fetched from the hub ({first_line(error)}); run again to resume the download"
         ) from error
 
 

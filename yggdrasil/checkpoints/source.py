@@ -44,7 +44,7 @@ class Source:
         if isinstance(given, Source):
             return given
         if not str(given):
-            raise YggdrasilError("a model (target or drafter) is named by an empty text; give a folder, file or hub id")
+            raise YggdrasilError("the name of a model (target or drafter) is empty; give a folder, file or hub id")
         path = expanded(given)
         if is_gguf(path):
             stat = path.stat()

@@ -94,7 +94,7 @@ def weights(parameter: typer.CallbackParam, text: str) -> str:
 
         if not has_ggml():
             raise YggdrasilError(
-                f"{_typed(parameter)} {text}: K formats are rounded by ggml, which is not there; pip install "
+                f"{_typed(parameter)} {text}: K formats need ggml, which is not installed; pip install "
                 "llama-cpp-python, or make a file with llama.cpp's llama-quantize and give that as the model"
             )
     return text

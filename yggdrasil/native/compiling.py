@@ -83,7 +83,7 @@ def run_all(commands: Iterable[Sequence[str]]) -> None:
             )
             running.append((command, process))
         for command, process in running:
-            said = process.communicate()[0].strip() or "and said nothing"
+            said = process.communicate()[0].strip() or "without output"
             if process.returncode != 0:
                 first = said.splitlines()[0]
                 raise OSError(f"{command[0]} ended with code {process.returncode}: {first}")

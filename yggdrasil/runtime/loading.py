@@ -133,7 +133,7 @@ def prepare_model(
     """
     if not _has_attention_interface(model):
         raise YggdrasilError(
-            f"{name}: {type(model).__name__} computes attention in its own way and offers no place for a tree mask; "
+            f"{name}: {type(model).__name__} has its own attention code, which supports no tree mask; "
             "use a model whose transformers implementation supports attention backends"
         )
     model.requires_grad_(False)

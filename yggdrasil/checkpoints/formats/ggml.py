@@ -54,7 +54,7 @@ def _quantize_chunk() -> "ctypes._NamedFuncPointer":
     """Load the library and return ``ggml_quantize_chunk``. Raises YggdrasilError if that fails."""
     path = _library()
     if path is None:
-        raise YggdrasilError("K formats are rounded by ggml, which is not there: pip install llama-cpp-python")
+        raise YggdrasilError("K formats need ggml, which is not installed: pip install llama-cpp-python")
     try:
         function = ctypes.CDLL(str(path)).ggml_quantize_chunk
     except (OSError, AttributeError) as error:

@@ -60,7 +60,7 @@ def _weights(
         if not _is_shaped(tensor.shape, shapes[name]):
             raise YggdrasilError(
                 f"{shown(header.path)}: the tensor {tensor.name} has the shape {list(tensor.shape)} where the model "
-                f"({name}) has {list(shapes[name])}; the file is damaged or its facts are of another model"
+                f"({name}) has {list(shapes[name])}; the file is damaged or its metadata is of another model"
             )
         if whole_of(name) not in but:
             values = _as_in_model(header, config, tensor.name, values_of(header, tensor)).reshape(shapes[name])

@@ -58,8 +58,8 @@ def read_config(header: GgufHeader) -> dict[str, Any]:
     name = ARCHITECTURES.get(header.architecture)
     if name is None:
         raise YggdrasilError(
-            f"{shown(header.path)} is of architecture {header.architecture}, which is not read from GGUF; "
-            f"those that are: {', '.join(ARCHITECTURES)}. Give the checkpoint folder instead"
+            f"{shown(header.path)} is of architecture {header.architecture}, which is unsupported in GGUF files; "
+            f"supported are: {', '.join(ARCHITECTURES)}. Give the checkpoint folder instead"
         )
     known = _OWN.get(name, {}) | _COUNTS | _NUMBERS | (_MULTIPLIERS if name.startswith("granite") else {})
     facts: dict[str, Any] = {"norm_topk_prob": True} if name == "qwen3_moe" else {}
@@ -164,7 +164,7 @@ def _yarn(header: GgufHeader, theta: float, factor: float) -> dict[str, Any]:
 
 def _unread_rotation(header: GgufHeader, rule: object) -> YggdrasilError:
     return YggdrasilError(
-        f"{shown(header.path)} stretches rotary positions by a rule ({rule}) that is not read from GGUF; give the "
+        f"{shown(header.path)} scales rotary positions by a rule ({rule}) that is unsupported in GGUF files; give the "
         "checkpoint folder instead"
     )
 

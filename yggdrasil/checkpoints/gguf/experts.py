@@ -57,10 +57,10 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
         return {}
     facts = {name: header.fact(name) for name in words}
     are_counts = all(isinstance(fact, int) and fact > 0 for fact in facts.values())
-    scale = header.fact("expert_weights_scale", 1.0)  # of what all experts give: only 1 is known here, and 0 means it
+    scale = header.fact("expert_weights_scale", 1.0)  # of the sum of all experts: only 1, or 0 for unset, is supported
     if not are_counts or facts["expert_used_count"] > facts["expert_count"] or scale not in (0.0, 1.0):
         said = ", ".join(f"its {name} is {fact!r}" for name, fact in (facts | {"expert_weights_scale": scale}).items())
-        raise YggdrasilError(f"{shown(header.path)}: {said}, of which no mixture is made here; fetch the file again")
+        raise YggdrasilError(f"{shown(header.path)}: {said}, which is unsupported; fetch the file again")
     return {words[name]: fact for name, fact in facts.items()}
 
 

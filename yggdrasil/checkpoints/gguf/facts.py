@@ -58,7 +58,7 @@ def _write_config(header: GgufHeader, facts: Mapping[str, Any], folder: Path) ->
     try:
         config: PretrainedConfig = AutoConfig.for_model(**facts)
     except Exception as error:
-        raise YggdrasilError(f"{shown(header.path)}: the facts do not fit together: {one_line(error)}") from error
+        raise YggdrasilError(f"{shown(header.path)}: the metadata is inconsistent: {one_line(error)}") from error
     model: Any = AutoModelForCausalLM._model_mapping[type(config)]
     config.architectures = [model.__name__]
     config.save_pretrained(folder)

@@ -125,7 +125,7 @@ def _places(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         if tensor.shape != shapes[ours]:
             raise YggdrasilError(
                 f"{shown(header.path)}: the tensor {theirs} has the shape {list(tensor.shape)} where the model "
-                f"({ours}) has {list(shapes[ours])}; the file is damaged or its facts are of another model"
+                f"({ours}) has {list(shapes[ours])}; the file is damaged or its metadata is of another model"
             )
     return {ours: header.tensors[theirs] for theirs, ours in names.items()}
 

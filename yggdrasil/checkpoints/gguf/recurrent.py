@@ -101,7 +101,7 @@ def _short_facts(header: GgufHeader) -> dict[str, Any]:
 
 def _delta_facts(header: GgufHeader) -> dict[str, Any]:
     facts = _sizes(header, "block_count")
-    count = facts["block_count"] - int(header.fact("nextn_predict_layers", 0))  # a drafting module lies behind
+    count = facts["block_count"] - int(header.fact("nextn_predict_layers", 0))  # without the drafting layers after them
     interval = int(header.fact("full_attention_interval", 4))
     recurrent = header.fact("attention.recurrent_layers", [bool((layer + 1) % interval) for layer in range(count)])
     width, rotated = header.fact("attention.key_length"), header.fact("rope.dimension_count")
@@ -126,7 +126,7 @@ def _delta_facts(header: GgufHeader) -> dict[str, Any]:
 def _unsaid(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
     """Return the error for metadata ``name`` with an unsupported or missing value."""
     return YggdrasilError(
-        f"{shown(header.path)}: its {name} is {fact!r}, of which no model is made; fetch the file again, or give the "
+        f"{shown(header.path)}: its {name} is {fact!r}, which is unsupported; fetch the file again, or give the "
         "checkpoint folder"
     )
 

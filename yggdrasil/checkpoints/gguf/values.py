@@ -26,5 +26,7 @@ def values_of(header: GgufHeader, tensor: GgufTensor) -> npt.NDArray[np.float32]
     try:
         values: npt.NDArray[np.float32] = dequantize(rows.view(np.float16) if kind.name == "F16" else rows, kind)
     except NotImplementedError as error:
-        raise YggdrasilError(f"{shown(header.path)} stores {tensor.name} as {kind.name}, which is not read") from error
+        raise YggdrasilError(
+            f"{shown(header.path)} stores {tensor.name} as {kind.name}, which is unsupported"
+        ) from error
     return values.reshape(tensor.shape)

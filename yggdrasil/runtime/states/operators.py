@@ -28,7 +28,7 @@ def serve_recurrent_layers(model: PreTrainedModel) -> None:
     """
     served = [_serve(sys.modules[name]) for name in {type(module).__module__ for module in model.modules()}]
     if not any(served):
-        raise YggdrasilError(f"{type(model).__name__} computes recurrent layers in a way that has no place for a tree")
+        raise YggdrasilError(f"{type(model).__name__} has recurrent layers whose code does not support token trees")
 
 
 def _serve(file: Any) -> bool:
