@@ -60,12 +60,15 @@ class SamplingTensors:
         self._vocab_size = vocab_size
         self._integers = torch.zeros(2, dtype=torch.int64, device=device)  # key, top_k
         self._numbers = floats(7)
+        # NOTE: read from memory, not made by the step. Products with them wrap around. Where they are a loop's counter,
+        # a C++ compiler rules that out, and TorchInductor's code for a CPU then wrote past its buffers.
+        self._tokens = torch.arange(vocab_size, device=device)
         self._bias, self._in_prompt, self._counts = floats(vocab_size), floats(vocab_size), floats(vocab_size)
         self.begin(GREEDY, 0, ())
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that ``choose`` takes as its last argument."""
-        return [self._integers, self._numbers, self._bias, self._in_prompt, self._counts]
+        return [self._integers, self._numbers, self._tokens, self._bias, self._in_prompt, self._counts]
 
     def begin(self, params: SamplingParams, seed: int, prompt: Sequence[int]) -> None:
         """Set the parameters, seed and prompt of the next request and reset its token counts."""
@@ -106,7 +109,7 @@ def choose(
         path_counts: [W, V] float32, number of occurrences of each token on the row's path below the root, or None.
         tensors: those of ``SamplingTensors.tensors``.
     """
-    integers, numbers, *text = tensors
+    integers, numbers, tokens, *text = tensors
     key, top_k = integers[:1], integers[1:]
     temperature, is_drawn, refused_mass, min_p, *penalties = numbers.split(1)
     scores = logits.float()
@@ -117,7 +120,6 @@ def choose(
         scores = _truncated(scores, top_k, refused_mass)
     best = scores.amax(-1, keepdim=True)
     scores = torch.where(torch.exp(scores - best) < min_p, float("-inf"), scores)
-    tokens = torch.arange(logits.shape[1], device=logits.device)
     noise = gumbel_noise(key, positions[:, None], tokens)
     return torch.where(is_drawn > 0, scores + noise, scores).argmax(-1)
 

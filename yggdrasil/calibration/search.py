@@ -143,9 +143,7 @@ def _open(settings: SearchSettings) -> _Subject:
     plan = Plan.load(path)
     check_plan(plan, machine, force_machine=settings.force_machine)
     if plan.device == "cuda":
-        raise YggdrasilError(
-            f"{path}: a GPU runs the plain schedule alone, so there is none to search; take a CPU's plan"
-        )
+        raise YggdrasilError(f"{path}: schedules are searched on a CPU only so far; take a CPU's plan")
     if not isinstance(plan.drafter, ModelRef):
         raise YggdrasilError(f"{plan.name} drafts without a model, which has no stages to schedule; take a draft model")
     predictor = path.parent / plan.predictor
