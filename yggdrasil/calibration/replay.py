@@ -1,7 +1,7 @@
-"""Play the run-time policy itself, budgets and all, over the target's own text: what decoding would do, at given costs.
+"""Simulates decoding of recorded text: runs the real policy, its budgets included, with given step costs.
 
-Trees of a drafter that costs passes were recorded at every place of the text; guesses that cost none are made again, in
-those trees and alone, as decoding makes them. Rivals are policies too.
+The trees of a draft model or head were recorded at every position of the text. Model-free drafts are made during the
+simulation, in those trees and alone, as decoding makes them.
 
 Dims: P positions, N nodes.
 """
@@ -27,11 +27,11 @@ from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
-RunnersUp = Callable[[Document], Tensor]  # before each token of the answer, [len(answer), K] int64
+RunnersUp = Callable[[Document], Tensor]  # the target's top-K tokens for each token of the answer, [len(answer), K]
 
 
 class RecordedFeatures:
-    """The features of one recorded position."""
+    """The depth predictor's features at one recorded position."""
 
     def __init__(self, traces: TraceSet, index: int, context: int) -> None:
         self._traces, self.index = traces, index
@@ -51,7 +51,7 @@ class RecordedFeatures:
 
 
 class RecordedTrees:
-    """Trees of ``traces``, one at a time, with what ``model_free`` adds to them."""
+    """Rebuilds the trees of ``traces``, one at a time, and extends them by ``model_free`` drafters."""
 
     def __init__(self, traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None) -> None:
         self.traces = traces
@@ -62,7 +62,10 @@ class RecordedTrees:
         self._ranking = torch.empty_like(self.tree.parents), torch.empty_like(self.tree.scores)
 
     def grow(self, index: int, shape: TreeShape, *, fills: bool) -> list[float]:
-        """The tree at row ``index``; returns the tokens that its scores expect at each verify width."""
+        """Rebuild the tree of row ``index``, and return the expected tokens at each verify width, [V].
+
+        ``fills``: the model-free drafters extend it.
+        """
         traces, tree, width = self.traces, self.tree, shape.width
         size = width * shape.depth
         for buffer, values in (
@@ -81,7 +84,7 @@ class RecordedTrees:
         return expected
 
     def _offer(self, index: int, shape: TreeShape) -> None:
-        """What the drafter said below the nodes that it has read by now, but for those that it has attached."""
+        """Fill the candidate pool: the drafter's candidates below the nodes read so far that are not attached."""
         traces, tree, width = self.traces, self.tree, shape.width
         tree.pool_scores.fill_(NO_SCORE)
         if width not in traces.offered_token:
@@ -100,7 +103,7 @@ class RecordedTrees:
 
     @property
     def order(self) -> list[int]:
-        """Nodes from best to worst."""
+        """Nodes by descending score."""
         best: list[int] = self._ranking[0].tolist()
         return best
 
@@ -111,7 +114,7 @@ class _Step(NamedTuple):
 
 
 class _Simulation:
-    """One policy over one text."""
+    """Simulates one policy."""
 
     def __init__(
         self,
@@ -129,7 +132,10 @@ class _Simulation:
         )
 
     def step(self, index: int, truth: Sequence[int], remaining: int) -> _Step:
-        """What is decided at row ``index``, before ``truth``, while ``remaining`` tokens may come."""
+        """Return the decision at row ``index`` and its accepted tokens.
+
+        ``truth`` has the tokens that follow; at most ``remaining`` more may be generated.
+        """
         model_free, depth = None, min(remaining, self._costs.verify_widths[-1]) - 1
         if self._shadow is not None and self._wants_model_free and depth > 0:
             model_free = ModelFree(self._shadow.grow(depth, self._policy.bound(self._context)), depth)
@@ -163,15 +169,15 @@ def replay(
     context: int = 0,
     is_head_first: bool = False,
 ) -> Totals:
-    """Decode every document as the engine would with ``policy``, each a request of its own; greedy acceptance.
+    """Simulate greedy decoding of every document with ``policy``, one request each, and return the totals.
 
-    ``trees``: those recorded at the tokens of the answers, document after document. ``runners_up``: the target's, for
-    those of ``model_free`` that recycle them; of refused rows they are not known here. All costs of decoding are
-    charged: forced probes, a head draft before a plain step, a tree that is verified with width 1, and what the drafter
-    reads before it drafts. ``context`` names the plan's costs that ``costs`` are.
+    ``trees`` were recorded at the tokens of the answers, document after document. ``runners_up`` gives the target's
+    top-K tokens to drafters that recycle them; those of rejected rows are unknown here. All costs of decoding are
+    counted: forced probes, a head draft before a plain step, trees verified with width 1, and the drafter's reading.
+    ``context`` is the context length whose costs ``costs`` are.
 
     Raises:
-        ValueError: no text at all.
+        ValueError: the documents have no text to decode.
     """
     simulation, tally = _Simulation(policy, costs, trees, model_free, context), ShapeTally()
     tokens, first = sum(len(document.answer) for document in documents) - len(documents), 0
@@ -181,7 +187,7 @@ def replay(
         answer, told = document.answer, TextFeed(model_free, document, runners_up)
         tally.begin()
         policy.begin()
-        unread = len(document.prompt)  # tokens that the drafter has not drafted through
+        unread = len(document.prompt)  # tokens that the drafter has not read
         place = 1  # the prefill gives the first token
         while place < len(answer):
             step = simulation.step(first + place - 1, answer[place:], max(ANSWER, len(answer)) - place)
@@ -203,7 +209,7 @@ def replay(
 
 
 class TextFeed:
-    """What model-free drafters are told of one document."""
+    """Feeds the accepted text of one document to model-free drafters."""
 
     def __init__(self, model_free: DrafterGroup | None, document: Document, runners_up: RunnersUp | None) -> None:
         self._free, self._answer = model_free, document.answer
@@ -214,7 +220,7 @@ class TextFeed:
         self.extend(0, 1)
 
     def extend(self, start: int, stop: int) -> None:
-        """Tokens ``start`` to ``stop - 1`` of the answer are certain."""
+        """Tell the drafters that tokens ``start`` to ``stop - 1`` of the answer are accepted."""
         if self._free is not None and (tokens := self._answer[start:stop]):
             self._free.extend(tokens, {})
             read_runners_up = self._free.capabilities.read_runners_up
@@ -223,7 +229,7 @@ class TextFeed:
 
 
 def recorded_documents(traces: TraceSet, prompts: Mapping[int, Sequence[int]]) -> list[Document]:
-    """The text that ``traces`` are of, behind its prompts by the number of the document; [] stands for none."""
+    """Return the documents of ``traces``; ``prompts`` maps document numbers to tokens (missing ones are empty)."""
     return [
         Document(list(prompts.get(int(traces.document[start]), [])), traces.root[start:stop].tolist())
         for start, stop in traces.document_ranges()
@@ -231,12 +237,12 @@ def recorded_documents(traces: TraceSet, prompts: Mapping[int, Sequence[int]]) -
 
 
 def accepted(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> int:
-    """Drafted tokens of the verified ``nodes`` that are what came next."""
+    """Return how many drafted tokens of the verified ``nodes`` match ``truth``, the tokens that follow."""
     return len(path_of(tree, nodes, truth))
 
 
 def path_of(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> list[int]:
-    """Those of ``nodes``, below the root, that say what came next."""
+    """Return the path of ``nodes`` below the root that matches ``truth``."""
     tokens, parents, scores = tree.tokens.tolist(), tree.parents.tolist(), tree.scores.tolist()
     children = {(parents[node], tokens[node]): node for node in nodes if node and scores[node] > NO_SCORE}
     path: list[int] = []

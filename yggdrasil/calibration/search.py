@@ -1,4 +1,4 @@
-"""Search the schedule of a calibrated pair: measure what is not known yet, rank the grid, measure the best, choose."""
+"""Searches the best schedule of a calibrated pair: measures stage costs, ranks the grid, measures the best plans."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,33 +40,33 @@ from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predi
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, NAMED_WITH_STATES, Schedule
 from yggdrasil.tree.shape import TreeShape
 
-BACKEND = "inductor"  # what a CPU's profile is measured with
+BACKEND = "inductor"  # name of a CPU's backend in search results
 SAMPLES_FILE, RANKING_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_ranking.csv", "schedule_measured.csv"
 SAMPLES_VERSION, VERSION = 2, 1
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """One search. Without ``prompts`` nothing is measured: the profile must hold all stage costs."""
+    """Settings of a search. Without ``prompts`` nothing is measured, and the profile must have all stage costs."""
 
     profile: str
     prompts: Path | None
     objective: Objective = "latency"
-    save_as: str | None = None  # name of the plan that is written; the profile's own if not given
-    top: int = 10  # best predictions that are measured
+    save_as: str | None = None  # name of the plan to write; None: the profile's
+    top: int = 10  # number of best predictions to measure
     limit: int = 8  # prompts decoded, spread over the file
     tokens: int = 48  # generated on each
-    context: int = 128  # tokens kept of a prompt
-    rounds: int = 5  # times every prompt is decoded
-    final_rounds: int = 15  # times more by the best of them, the named plans and plainly
-    cost_rounds: int = 1  # times every prompt is decoded to measure stages
-    measure_again: bool = False  # even where the profile has stage costs of all variants
+    context: int = 128  # maximum of the last tokens that are kept of a prompt
+    rounds: int = 5  # times that every plan decodes every prompt
+    final_rounds: int = 15  # further times for the fastest plan, the named plans and plain decoding
+    cost_rounds: int = 1  # times that every prompt is decoded to measure stages
+    measure_again: bool = False  # even if the profile has stage costs of all variants
     chat: bool = False  # plain prompts are a user's turn in the chat template
     force_machine: bool = False
 
 
 class _Subject(NamedTuple):
-    """The plan searched for, and where its files lie."""
+    """The plan whose schedule is searched, its folders, and its acceptance tables."""
 
     plan: Plan
     root: Path
@@ -74,16 +74,16 @@ class _Subject(NamedTuple):
     predictor: Path
     lengths: AcceptedLengths
     knots: torch.Tensor
-    reads_states: bool  # its drafter is a head on the target's states
+    reads_states: bool  # whether its drafter is a head that reads the target's hidden states
 
     @property
     def named(self) -> Mapping[str, Mapping[str, str]]:
-        """The paper's plans, as far as its drafter can follow them."""
+        """The paper's plans that the drafter supports, by name: stage -> variant."""
         return NAMED_WITH_STATES if self.reads_states else NAMED_VARIANTS
 
 
 class _Bench(NamedTuple):
-    """The pair, ready to decode by every schedule."""
+    """The pair with the steps of every schedule, and the prompts."""
 
     assembly: Assembly
     tokenizer: Tokenizer
@@ -91,9 +91,12 @@ class _Bench(NamedTuple):
 
 
 def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
-    """Search, measure, choose; returns the path of the plan written. Raises YggdrasilError where something is missing.
+    """Search the best schedule, write a plan with it, and return the plan's path.
 
-    The ranking is the same for the same profile. Writes the samples, the ranking and the measurements beside it.
+    Samples, ranking and measurements are written to the profile. Equal profiles give equal rankings.
+
+    Raises:
+        YggdrasilError: the plan has no draft model or is for a GPU, or stage costs or prompts are missing.
     """
     subject = _open(settings)
     bench = _set_up(subject, settings, reporter) if settings.prompts is not None else None
@@ -125,7 +128,7 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
 
 
 def ranking_frame(result: SearchResult) -> pd.DataFrame:
-    """One row an entry: its schedule, its shape, what was predicted and what was measured."""
+    """Return one row per entry: schedule, shape, predicted and measured values."""
     rows = []
     for entry in result.entries:
         width, depth, verify_width = entry.shape
@@ -156,7 +159,7 @@ def _open(settings: SearchSettings) -> _Subject:
 def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> _Bench:
     plan, prompts = subject.plan, settings.prompts
     assert prompts is not None
-    found = read_prompts(prompts, chat=settings.chat)  # and made ready before a model is loaded
+    found = read_prompts(prompts, chat=settings.chat)  # checked before a model is loaded
     schedules = tuple(schedule.labels for schedule in measured_schedules(subject.named))
     source = replace(PairSource.of_plan(plan, subject.predictor), schedules=schedules)
     tokenizer = load_tokenizer(source.target)
@@ -178,7 +181,7 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
 def _stage_samples(
     subject: _Subject, settings: SearchSettings, bench: _Bench | None, reporter: Reporter
 ) -> pd.DataFrame:
-    """Costs of all variants: the profile's, or measured now and kept there."""
+    """Return the stage samples of all variants: the profile's, or new ones, which are written to it."""
     file = subject.profile / SAMPLES_FILE
     if bench is None or (file.exists() and not settings.measure_again):
         if not file.exists():
@@ -203,7 +206,7 @@ def _entry(name: str, candidate: Candidate) -> Searched:
 
 
 def _named_entries(best: Candidate, costs: StageCosts, subject: _Subject, taken: Sequence[Searched]) -> list[Searched]:
-    """The paper's plans with the best plan's shape and depth prediction: what differs is the overlap alone."""
+    """Return the paper's plans with the best plan's shape and depth prediction: they differ in overlap only."""
     shape, depth, lengths = best.shape, Schedule.parse(best.stages).variants["depth_prediction"], subject.lengths
     entries = []
     for name, variants in {**subject.named, "default": {}}.items():
@@ -223,10 +226,10 @@ def _measured(
     settings: SearchSettings,
     reporter: Reporter,
 ) -> list[Searched]:
-    """The entries with measured figures, at the speed of the profile; plain decoding comes last.
+    """Measure the entries and plain decoding, and return them with measured values; plain decoding is last.
 
-    All of them in turns first; then, so that its lead over the named plans is more than luck, the best in turns with
-    those alone.
+    All plans decode alternately. The fastest then alternates with the named plans alone, for more certainty. Times are
+    scaled to the speed of the profile.
     """
     plans = [MeasuredPlan(entry.name, entry.stages, TreeShape(*entry.shape)) for entry in entries]
     new_stream = partial(open_ended, bench.tokenizer, settings.tokens)
@@ -236,7 +239,7 @@ def _measured(
     if settings.final_rounds:
         found = summarise_plans(frame, plain_ms).set_index("plan")["ms_per_token"].drop(PLAIN)
         finalists = [plan for plan in plans if plan.name in {found.idxmin(), *subject.named}]
-        report = reporter.phase(f"measuring the best of them and {len(finalists) - 1} named plans")
+        report = reporter.phase(f"measuring the fastest plan and {len(finalists) - 1} named plans")
         more = measure(finalists, settings.final_rounds, report)
         frame = pd.concat([frame, more.assign(round=more["round"] + settings.rounds)], ignore_index=True)
     write_csv(subject.profile / MEASURED_FILE, "schedule-measured", VERSION, frame)
@@ -255,11 +258,9 @@ def _measured(
 
 
 def _choose(entries: Sequence[Searched], objective: Objective) -> Searched:
-    """The plan that was measured to be best, of the best predictions and the named ones; else the best prediction.
+    """Return the entry with the lowest measured time per token; without measurements the best prediction.
 
-    Ties go to the better prediction.
-
-    Under the objective ``aal`` measured times do not count: it is the ablation.
+    Ties go to the better prediction. For the objective "aal", an ablation, it is always the best prediction.
     """
     top = [entry for entry in entries if entry.name.startswith("top")]
     if objective == "aal" or top[0].measured_ms_per_token is None:
@@ -269,7 +270,7 @@ def _choose(entries: Sequence[Searched], objective: Objective) -> Searched:
 
 
 def _adapted(base: Costs, chosen: Searched, costs: StageCosts, lengths: AcceptedLengths) -> Costs:
-    """Costs of the run-time objective under the chosen schedule: what differs from the default one is added."""
+    """Return the policy's costs for the chosen schedule: ``base`` plus the differences to the default schedule."""
     schedule, default, shape = Schedule.parse(chosen.stages), Schedule.of({}), TreeShape(*chosen.shape)
     if schedule.variants == default.variants:
         return base
@@ -288,6 +289,6 @@ def _adapted(base: Costs, chosen: Searched, costs: StageCosts, lengths: Accepted
         }
     return replace(
         base, head_ms=max(rounded(base.head_ms + head), 0.0), overhead_ms=max(rounded(base.overhead_ms + rest), 0.0),
-        # Guesses are costed a width at a time: by noise a wider one may come out cheaper, which then serves both.
+        # Noise may make a wider head draft cheaper; its cost then holds for the narrower one too.
         verify_ms={width: rounded(ms) for width, (ms, _) in lower_envelope(verify).items()},
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Timing of passes, stages, schedules and threads."""
+"""Measures the time of passes, stages, schedules and thread counts."""

@@ -1,7 +1,7 @@
-"""What the target's passes cost beside each other: all widths in quick turns, again and again.
+"""Measures the relative cost of target passes of all widths, alternating quickly between them.
 
-Inside real iterations a width has its turn every few seconds, and a shared machine's memory may be another by then: a
-calibration once found twelve rows as cheap as eight. A turn here takes some thirty plain steps.
+In real iterations a width recurs only every few seconds, and a shared machine's memory bandwidth may have changed by
+then: one calibration measured twelve rows as cheap as eight. A turn of all widths here takes about 30 plain steps.
 """
 
 from collections.abc import Callable
@@ -14,22 +14,23 @@ from yggdrasil.engine.assembly import Assembly
 from yggdrasil.native.one_thread import one_thread
 from yggdrasil.profiling.timers import timer_for
 
-PASS = "pass"  # the stage of these samples; their cycle is the turn
+PASS = "pass"  # value of the column "stage" of these samples; "cycle" is the turn
 TURNS = 12
-# A pass reads and computes at once: it takes what the longer of them takes, and more where both take as long. This is
-# the p of their p-norm, by passes of 1 to 16 rows in seconds of fast and of slow memory.
+# A pass overlaps reading and computing. Its time is modelled as the p-norm of the two; this p was fitted to passes of
+# 1 to 16 rows with fast and slow memory.
 OVERLAP = 5.0
 
 
 @torch.inference_mode()
 def measure_passes(assembly: Assembly, context: int, progress: Callable[[float], None]) -> list[tuple[object, ...]]:
-    """Rows of ``measure.COLUMNS``: times of plain steps and of each verify width, behind ``context`` tokens.
+    """Time plain steps and passes of each verify width with ``context`` tokens in the cache.
 
-    Each runs twice and is timed once, in rising order of width, then in falling.
+    Returns rows of ``stages.COLUMNS``. Each step runs twice and is timed once; turns alternate between ascending and
+    descending widths.
     """
     steps = [step for step in timed_steps([assembly], [context]) if step.model == "target"]
     timer, rows = timer_for(assembly.target.loaded.device), list[tuple[object, ...]]()
-    with one_thread():  # else idle ones would spin on the cores that our operators use
+    with one_thread():  # idle PyTorch threads would spin on the cores that our operators use
         for turn in range(TURNS + 1):  # the first warms up
             for step in steps if turn % 2 == 0 else reversed(steps):
                 step.prepare()
@@ -43,11 +44,12 @@ def measure_passes(assembly: Assembly, context: int, progress: Callable[[float],
 
 
 def passes_at(frame: pd.DataFrame, plain_ms: float | None = None) -> dict[int, float]:
-    """Milliseconds of passes at one context by width, where a plain step takes ``plain_ms`` (as long as in the turns).
+    """Return milliseconds of a pass by width at one context, scaled so that a plain step takes ``plain_ms``.
 
-    Iterations may have met slower memory than the turns, while the cores compute as fast. So what a pass takes beyond
-    the plain step of its turn, in the p-norm that decisions go by, is computing, and stays. Medians over the turns.
-    Where the cores were slower too, wide passes cost more than this says; decoding follows that by itself.
+    Without ``plain_ms`` a plain step takes its median over the turns. Memory may have been slower in iterations than in
+    the turns, at the same compute speed. So the part of a pass beyond the plain step of its turn (p-norm difference,
+    median over turns) is taken as compute time and kept. If the cores were slower too, this underestimates wide
+    passes; the latency scales correct that during decoding.
     """
     by_turn = frame[frame["stage"] == PASS].groupby(["verify_width", "cycle"])["ms"].median()
     computing = (by_turn**OVERLAP - by_turn[1] ** OVERLAP).groupby("verify_width").median().clip(lower=0.0)

@@ -1,9 +1,9 @@
-"""Measure schedules on the real engine: what their stages cost, and what whole plans take, alternating.
+"""Measures schedules on the real engine: the cost of their stages and the time of whole plans.
 
-Stage costs are taken where plans are: in whole requests of one shape and one schedule, on the same prompts and at the
-same contexts, so caches are as warm as in decoding. The machine's speed changes within seconds, so what is compared
-runs in turns, and in each turn a request decodes plainly: its steps tell the machine's speed then, and all times are
-reported at the speed where such a step takes what it usually did while the stages were measured.
+Stages and plans are measured in whole requests of one shape and one schedule, on the same prompts and at the same
+contexts, so caches are as warm as in decoding. The machine's speed changes within seconds. So the compared ways
+alternate, and every turn includes a plain request, whose steps give the machine's speed. All times are scaled to the
+speed at which a plain step takes its median time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ PLAIN = "plain decoding"
 
 
 def measured_schedules(named: Mapping[str, Mapping[str, str]]) -> list[Schedule]:
-    """One schedule for each cost that another variant changes; the others are sums of theirs."""
+    """Return the schedules to measure: the default and the ``named`` ones, which cover all stage costs."""
     return [Schedule.of(variants) for variants in ({}, *named.values())]
 
 
@@ -44,7 +44,7 @@ class _Sample(NamedTuple):
 
 
 def _iterations(engine: Engine, text: Sequence[int], stream: TextStream, policy: Policy) -> Iterator[_Sample]:
-    """Decode and yield what each iteration took."""
+    """Decode ``text`` and yield the time of each iteration."""
     trace = Trace()
     request = engine.decode(text, stream, policy, trace)
     next(request)
@@ -66,19 +66,20 @@ def measure_stage_costs(
     progress: Progress,
     schedules: Sequence[Schedule] = MEASURED,
 ) -> pd.DataFrame:
-    """Stage times of all that the variants change, on ``texts``; columns ``costs.COLUMNS``.
+    """Measure the stage times of ``schedules`` on ``texts``; returns columns ``costs.COLUMNS``.
 
-    ``new_stream`` bounds the tokens. The assembly must have been put together for ``schedules``. A cycle is one shape
-    on one text: by every schedule and plainly, in turns. The first ``WARM_UP`` iterations of a request are not kept.
+    ``new_stream`` makes the stream of a request and so limits its tokens. The assembly must have been built with the
+    stages of ``schedules``. A cycle is one shape on one text, decoded with every schedule and plainly, alternately. The
+    first ``WARM_UP`` iterations of a request are dropped.
 
     Raises:
-        YggdrasilError: the texts are over before each way was measured.
+        YggdrasilError: requests are too short to measure every schedule.
     """
     shapes = measured_shapes(assembly.shapes, with_model_free=False)
     cycles = [(text, shape) for _ in range(rounds) for text in texts for shape in shapes]
     rows: list[tuple[object, ...]] = []
     measured = set()
-    for number, (text, shape) in enumerate([cycles[0], *cycles]):  # one for nothing, to warm up
+    for number, (text, shape) in enumerate([cycles[0], *cycles]):  # the first cycle is repeated: it warms up
         ways = [(schedule, shape) for schedule in schedules] + [(schedules[0], PLAIN_STEP)]
         for schedule, way in _rotated_order(ways, number):
             assembly.engine.use(schedule.labels)
@@ -114,7 +115,7 @@ def _row(context: int, cycle: int, schedule: Schedule, sample: _Sample) -> tuple
 
 
 def at_one_speed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same samples, each cycle scaled so that its plain steps cost what they usually do; to the nanosecond."""
+    """Scale each cycle so that its plain steps take their median time over all cycles; rounded to nanoseconds."""
     speed = frame[frame["depth"] == 0].groupby("cycle")["iteration"].median()
     scale = frame["cycle"].map(speed.median() / speed)
     scaled = frame.assign(**{name: (frame[name] * scale).round(6) for name in TIMES})
@@ -122,7 +123,7 @@ def at_one_speed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 class MeasuredPlan(NamedTuple):
-    """A plan to time: a name, a schedule and the one shape of all its trees."""
+    """A plan to measure: its name, its schedule and the fixed shape of its trees."""
 
     name: str
     stages: tuple[str, ...]
@@ -137,13 +138,13 @@ def measure_plans(
     rounds: int,
     progress: Progress,
 ) -> pd.DataFrame:
-    """Decode every text by every plan and plainly, the order turning each time; columns ``PLAN_COLUMNS``.
+    """Decode every text with every plan and plainly, in rotating order; returns columns ``PLAN_COLUMNS``.
 
-    ``new_stream`` bounds the tokens. ``iteration_ms`` is the mean iteration without the first ``WARM_UP``, and each
-    stage has its mean over the same ones; a first pass over all plans warms up.
+    ``new_stream`` makes the stream of a request and so limits its tokens. ``iteration_ms`` and the stages are means
+    over the iterations after the first ``WARM_UP``. A first round over all plans warms up and is dropped.
 
     Raises:
-        YggdrasilError: the texts are over before each plan was measured.
+        YggdrasilError: requests are too short to measure every plan.
     """
     ways: list[tuple[str, tuple[str, ...], Policy]] = [
         (plan.name, plan.stages, FixedPolicy(plan.shape)) for plan in plans
@@ -167,7 +168,7 @@ def measure_plans(
 
 
 def _means(samples: Sequence[_Sample], total_ms: float) -> list[float]:
-    """The mean iteration, the whole, and the mean of every stage and of what lies between them."""
+    """Return the mean iteration, ``total_ms``, the mean of every stage and of the time between stages."""
     count = len(samples)
     mean = sum(sample.total_ms for sample in samples) / count
     stages = [sum(sample.stages.get(name, 0.0) for sample in samples) / count for name in STAGES]
@@ -175,10 +176,10 @@ def _means(samples: Sequence[_Sample], total_ms: float) -> list[float]:
 
 
 def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
-    """Rows of ``measure_plans`` at the speed where a plain step takes ``plain_ms``.
+    """Scale the rows of ``measure_plans`` to the speed at which a plain step takes ``plain_ms``.
 
-    How fast the machine was in a turn, all that was decoded in it tells: the median of what each way took against its
-    own median on that prompt. Ways that were not in every turn do not count there.
+    The machine's speed in a turn is estimated from all requests of the turn: the median ratio of a request's time to
+    the median of its plan on that prompt. Only plans that are in every turn are used for it.
     """
     turns = frame.groupby("plan").size()
     common = frame[frame["plan"].isin(turns[turns == turns.max()].index)]
@@ -192,11 +193,11 @@ def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
 
 
 def summarise_plans(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
-    """One row a plan, in the order measured, ``at_profiles_speed``.
+    """Return one row per plan, in the order measured, scaled by ``at_profiles_speed``.
 
-    Everything is a median over rounds first: a request in which the machine stood still does not count. Then
-    ``iteration_ms`` is the median over prompts, ``ms_per_token`` the sum over prompts (with the quartiles of each
-    prompt's own), and ``speedup`` the median over prompts of what is gained over plain decoding of the same prompt.
+    Every value is first a median over rounds, which ignores pauses of the machine. Then ``iteration_ms`` is the median
+    over prompts, ``ms_per_token`` the ratio of sums over prompts (``_low`` and ``_high``: quartiles over prompts), and
+    ``speedup`` the median over prompts of the ratio to plain decoding of the same prompt.
     """
     figures = ["iteration_ms", "decode_ms", "tokens", "iterations"]
     usual = at_profiles_speed(frame, plain_ms).groupby(["plan", "prompt"], sort=False)[figures].median()

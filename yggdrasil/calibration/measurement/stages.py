@@ -1,9 +1,8 @@
-"""Measure what each stage costs, inside real iterations.
+"""Measures the cost of each stage inside real iterations.
 
-Costs are read where they are paid: a cycle of shapes runs through the engine on real text, so caches are as warm or as
-cold as in decoding. A shared machine's memory changes its speed within seconds, and a cycle takes some: so there are
-plain steps before the shapes of each verify width, to compare them with, and what widths cost beside each other is
-measured in quicker turns (``passes``).
+The engine runs a cycle of shapes on real text, so CPU caches are as warm as in decoding. A shared machine's memory
+speed changes within seconds, and a cycle takes several. So plain steps precede the shapes of each verify width, as a
+reference, and the relative cost of widths is measured by quicker alternation (``passes``).
 """
 
 import random
@@ -30,41 +29,40 @@ from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 COLUMNS = ("context", "cycle", "width", "depth", "verify_width", "stage", "ms")
-SHALLOW = 2  # the other measured depth is the deepest
+SHALLOW = 2  # the other measured depth is ``max_depth``
 STREAK, WARM_UP = 8, 2
-SPAN = 128  # tokens that a text goes on for: what attends to many more costs more
-READ, USUAL = 5, 4  # texts that a drafter reads, each followed by so many usual heads of drafts
-_IN_ITERATIONS = 0.8  # of the time that measuring takes
-_CLEARLY = 1.05  # times the cost of a wider pass: what a width may cost and still be of use
+SPAN = 128  # maximum tokens decoded after the text: longer contexts would cost more
+READ, USUAL = 5, 4  # texts whose reading by the drafter is timed; normal head drafts after each
+_IN_ITERATIONS = 0.8  # share of the measuring time that iterations take, for progress
+_CLEARLY = 1.05  # a width is dropped if it costs more than this times a wider one
 Progress = Callable[[float], None]
 
 
 class ShapeCycle:
-    """A policy that runs through ``shapes`` again and again, each ``STREAK`` times in a row, the narrow ones first.
+    """A policy that cycles through ``shapes``, each ``STREAK`` times in a row, by ascending verify width.
 
-    A model-free shape names a width alone; its tree is as deep as the drafts. Shapes of one verify width take turns at
-    random, behind plain steps.
+    Plain steps precede the shapes of each verify width, which are in random order. Only the verify width of a
+    model-free shape counts; its tree is as deep as the drafts.
 
-    Decoding mostly repeats a shape, and the first steps after a change of width are slower (other code, other buffers,
-    other threads), so costs are read from long repetitions. Passes of many rows slow a processor down for some
-    milliseconds, and few rows, which decoding mostly verifies, would pay for it: plain steps follow the widest here.
-    Correcting the costs while decoding would be the other way; it has to tell a wrong cost from a machine that slowed
-    down, which needs plain steps that decoding seldom takes.
+    Decoding mostly repeats a shape, and the first steps after a change of width are slower (other code, buffers and
+    threads), so costs are measured in long repetitions. Wide passes slow the processor down for some milliseconds. That
+    would distort narrow passes, so plain steps follow the widest ones. Correcting costs during decoding instead would
+    need many plain steps to tell wrong costs from a slower machine.
     """
 
     def __init__(self, shapes: Sequence[TreeShape], seed: int) -> None:
         self._shapes = list(shapes)
         self._random = random.Random(seed)
-        self._order: list[TreeShape] = []  # the next one last
-        self.length = STREAK * (len(self._shapes) + max(1, len({shape.verify_width for shape in shapes})))  # of a cycle
-        self.streaks = 0  # of plain steps that have begun
+        self._order: list[TreeShape] = []  # remaining shapes of the cycle, the next one last
+        self.length = STREAK * (len(self._shapes) + max(1, len({shape.verify_width for shape in shapes})))  # per cycle
+        self.streaks = 0  # streaks of plain steps begun so far
         self.wants_model_free = any(shape.is_free for shape in shapes)
 
     def begin(self) -> None:
-        """Nothing: the cycle goes on."""
+        """Do nothing: the cycle continues across requests."""
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """Nothing: what is measured decides nothing here."""
+        """Do nothing: the cycle does not depend on measurements."""
 
     def _next(self) -> TreeShape:
         if not self._order:
@@ -81,7 +79,7 @@ class ShapeCycle:
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
         if shape is None:
             return UNBOUNDED
-        return stopping_bound([shape.verify_width], [1.0])  # about as many as decoding would want at that width
+        return stopping_bound([shape.verify_width], [1.0])  # about as many nodes as in decoding at that width
 
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
@@ -89,7 +87,7 @@ class ShapeCycle:
         if not self._next().is_free:
             shape = self._take()
             return Decision(shape, is_drafting=shape.depth > 0)
-        # A text that ends here, or repeats nothing, leaves no room for model-free drafts.
+        # Without model-free drafts (end of the text, no repetition) take a plain step.
         return Decision(PLAIN_STEP if model_free is None else self._take())
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
@@ -97,9 +95,12 @@ class ShapeCycle:
 
 
 def measured_shapes(shapes: Shapes, *, with_model_free: bool) -> list[TreeShape]:
-    """Trees of every verify width and every draft width, shallow and deep.
+    """Return shapes that cover every verify width and every draft width, at a shallow and at the full depth.
 
-    They are model_free where no pass drafts, and ``with_model_free`` beside those of a drafter.
+    Without a drafter they are model-free shapes, one per verify width; ``with_model_free`` adds those to a drafter's.
+
+    Raises:
+        YggdrasilError: there is a drafter, and the only verify width is 1.
     """
     wide = [width for width in shapes.verify_widths if width > 1]
     narrow = shapes.draft_widths
@@ -119,16 +120,14 @@ def measured_shapes(shapes: Shapes, *, with_model_free: bool) -> list[TreeShape]
 def measure_stages(
     assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int], samples: int, progress: Progress
 ) -> pd.DataFrame:
-    """Stage times of ``samples`` iterations a shape or more, behind ``text`` and up to ``SPAN`` more tokens.
+    """Measure stage times in at least ``samples`` iterations per shape, after ``text``; returns columns ``COLUMNS``.
 
-    Columns are ``COLUMNS``.
+    A request ends ``SPAN`` tokens after the text, and the next begins there, so that the context length stays the same.
 
-    Requests are ended and begun again there: one that went on would tell of its end's context.
-
-    Stage "overhead" is the iteration's time outside the models, "iteration" all of it; "reading" is what the drafter
-    takes a token of a text that it has not drafted through; "pass" a pass of the target among those of other widths
-    (``passes``), outside of any iteration. The first cycle and the first ``WARM_UP`` iterations of each streak are
-    warm-up. What is called a cycle in the table is a streak of plain steps and what comes before the next.
+    The column "stage" also has "overhead", the iteration's time outside the models; "iteration", its whole time;
+    "reading", the drafter's time per token of unread text; and "pass", a target pass measured outside iterations
+    (``passes``). The first cycle and the first ``WARM_UP`` iterations of each streak are dropped. The column "cycle"
+    numbers the streaks of plain steps, each with the shapes that follow it.
     """
     policy = ShapeCycle(
         measured_shapes(assembly.shapes, with_model_free=assembly.engine.model_free is not None), seed=0
@@ -145,7 +144,7 @@ def measure_stages(
         seen, seen_ns, counted = dict(trace.stage_ns), 0, 0
         previous, repeated = PLAIN_STEP, 0
         for _ in request:
-            if trace.iterations == counted:  # the end of the text, no iteration
+            if trace.iterations == counted:  # the end of the text is no iteration
                 continue
             counted, shape = trace.iterations, trace.last_shape
             shape = shape._replace(depth=1) if shape.is_free else shape
@@ -170,9 +169,10 @@ def measure_stages(
 
 
 def _reading_ms(assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int]) -> list[float]:
-    """Milliseconds a token that the head of a request's first draft takes beyond those behind it, of several texts.
+    """Return the drafter's milliseconds per token of reading a prompt, for ``READ`` rotations of ``text``.
 
-    They are ``text`` from other tokens on, since of one that was read before rows are kept.
+    It is the time of a request's first head draft beyond the median of the following ones. The text is rotated because
+    KV entries of a known text would be reused.
     """
     shapes, found = assembly.shapes, list[float]()
     narrowest = next(width for width in shapes.verify_widths if width > 1)
@@ -190,10 +190,10 @@ def _reading_ms(assembly: Assembly, stream: Callable[[], TextStream], text: Sequ
 
 
 def without_drift(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same samples at one speed of the machine: each cycle scaled so that its plain steps cost the usual.
+    """Scale each cycle so that its plain steps take their median time over all cycles of the context.
 
-    A shared machine's speed can change twofold within seconds. All shapes of a cycle see the same speed, so their
-    ratios hold where their milliseconds do not.
+    A shared machine's speed can change twofold within seconds. All shapes of a cycle see about the same speed, so their
+    ratios are reliable even where their milliseconds are not.
     """
     parts = []
     for _, part in frame.groupby("context"):
@@ -221,7 +221,7 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
     envelope = lower_envelope(passes_at(measured, plain_ms))
     by_draft_width = _by_width(drafted[drafted["stage"] == "draft_steps"], "width") if shapes.draft_widths else []
     draft = {w: _draft_line(part) for w, part in by_draft_width}
-    steps = {width: step for width, (step, _) in draft.items()}  # a narrower step never costs more: that is noise
+    steps = {width: step for width, (step, _) in draft.items()}  # if a narrower step costs more, that is noise
     rest = float(np.median([rest for _, rest in draft.values()])) if draft else 0.0
     verify_ms = {width: rounded(envelope[width][0]) for width in shapes.verify_widths}
     reading = frame.loc[frame["stage"] == "reading", "ms"]
@@ -240,27 +240,27 @@ def _costs_at(context: int, frame: pd.DataFrame, shapes: Shapes) -> Costs:
 
 
 def _draft_line(frame: pd.DataFrame) -> tuple[float, float]:
-    """Milliseconds of one growth step, and of what drafting takes beside its ``depth - 1`` steps (the leaves)."""
+    """Return the milliseconds of one growth step, and of the rest of drafting (attaching the leaves)."""
     by_depth = frame.groupby("depth")["ms"].median()
     (shallow, shallow_ms), (deep, deep_ms) = ((int(by_depth.index[i]), float(by_depth.iloc[i])) for i in (0, -1))
     if shallow == deep:
         return deep_ms / max(deep - 1, 1), 0.0
-    step = max((deep_ms - shallow_ms) / (deep - shallow), deep_ms / deep / 2)  # a noisy slope stays a cost
+    step = max((deep_ms - shallow_ms) / (deep - shallow), deep_ms / deep / 2)  # a noisy slope stays positive
     return step, max(deep_ms - (deep - 1) * step, 0.0)
 
 
 def trees_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """The samples of a drafter's trees; of model-free ones where no pass drafts."""
+    """Return the samples of a drafter's trees, or of model-free trees without a drafter."""
     trees = frame[frame["depth"] > 0]
     drafted = trees[trees["width"] > 0]
     return trees if drafted.empty else drafted
 
 
 def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]:
-    """Verify widths that no wider one serves clearly more cheaply, at the shortest measured context, and one row.
+    """Return the verify widths to keep: width 1, and widths that cost at most 5 % more than any wider one.
 
-    Which of two is cheaper changes with memory's speed: while it is slow, six rows cost what eight do. A plan then says
-    of the narrower what the wider costs, some hundredths less than it takes.
+    Costs are those at the shortest measured context. Which of two widths is cheaper depends on the memory's speed (with
+    slow memory six rows cost as much as eight); a kept width then has the wider one's cost in the plan.
     """
     measured = passes_at(frame[frame["context"] == frame["context"].min()])
     served = {width: ms for width, (ms, _) in lower_envelope(measured).items()}
@@ -273,5 +273,5 @@ def _by_width(frame: pd.DataFrame, column: str) -> list[tuple[int, pd.DataFrame]
 
 
 def rounded(value: float) -> float:
-    """``value`` to four digits, as plans hold it."""
+    """Return ``value`` rounded to four significant digits, as plans store it."""
     return float(f"{float(value):.4g}")

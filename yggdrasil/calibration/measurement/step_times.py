@@ -1,7 +1,6 @@
-"""Time single steps at given contexts, and hold them against what the machine can do.
+"""Times single steps at given contexts, and compares them with the machine's limits.
 
-Unlike ``measure``, which reads costs inside real iterations, this runs one step several times in a row: the cost of
-steady decoding, and the figure to compare with the machine's limits.
+Unlike ``stages``, which measures inside real iterations, this runs one step several times in a row.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from yggdrasil.profiling.roofline import measure_rates, step_work
 from yggdrasil.profiling.timers import Timer, host_ms, timer_for
 
 SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")
-STREAK = 4  # runs in a row; the first is warm-up
+STREAK = 4  # consecutive runs of a step; the first is not timed
 
 
 @torch.inference_mode()
@@ -33,12 +32,12 @@ def time_steps(
     ``timer`` times one run.
     """
     rows: list[tuple[object, ...]] = []
-    with one_thread():  # else idle ones would spin on the cores that our operators use
-        for step in steps:  # loads or compiles; the warm-up of the first turn then records captures
+    with one_thread():  # idle PyTorch threads would spin on the cores that our operators use
+        for step in steps:  # loads or compiles; the first round's untimed run then records CUDA graphs
             step.prepare()
             step.run()
         for turn in range(rounds):
-            # Every other round backwards: who comes first behind another step finds colder caches.
+            # Every other round is reversed: a step's CPU cache depends on the step before it.
             for i, step in enumerate(steps if turn % 2 == 0 else reversed(steps)):
                 step.prepare()
                 step.run()
@@ -55,10 +54,10 @@ def time_against_limits(
     rounds: int,
     phase: Callable[[str], Callable[[float], None]],
 ) -> pd.DataFrame:
-    """``roofline`` of every step over caches of each of ``capacities``, in turns.
+    """Time every step with KV caches of each of ``capacities`` (tokens), and return the ``roofline`` table.
 
     Raises:
-        YggdrasilError: a context does not fit into a cache.
+        YggdrasilError: a context is too long for a cache.
     """
     if max(contexts) >= min(capacities):
         raise YggdrasilError(f"a cache of {min(capacities)} tokens has no room behind a context of {max(contexts)}")
@@ -70,10 +69,10 @@ def time_against_limits(
 
 
 def roofline(assembly: Assembly, samples: pd.DataFrame) -> pd.DataFrame:
-    """Medians and spread of ``samples`` beside the work of each step, the machine's rates, and the share reached.
+    """Return medians and percentiles of ``samples``, each step's work, the machine's rates and the share reached.
 
-    ``against_plain`` is a step's median over that of the model's narrowest step at the same context and capacity,
-    ``against_smallest`` that over the same step's at the smallest capacity.
+    ``against_plain`` is a step's median divided by that of the model's narrowest step at the same context and capacity,
+    ``against_smallest`` its median divided by the same step's at the smallest capacity.
     """
     runners = {"target": assembly.target} | ({"drafter": assembly.drafter} if assembly.drafter is not None else {})
     rates = {name: measure_rates(runner.loaded) for name, runner in runners.items()}

@@ -1,7 +1,7 @@
-"""How many threads each model should use: measured before anything is compiled, since steps are compiled for a count.
+"""Measures the best number of threads of each model, before its steps are compiled for that number.
 
-The model's linear layers are timed alone, one after the other: nearly all that threads do in a compiled step is theirs,
-and a whole eager pass of a small model is mostly Python, in whose noise a thread's gain is lost.
+Only the model's linear layers are timed, one after the other. They do nearly all multi-threaded work of a step; an
+eager pass of a small model is mostly Python, whose noise would hide a thread's gain.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 COLUMNS = ("model", "threads", "width", "round", "ms")
 WIDTHS = (1, 8)
 ROUNDS = 9
-# Times the least. Layers that are called one by one show less of what a thread brings than a compiled step does: of
-# bfloat16 weights one more took 3 % off the first and a third off the second.
+# Counts within this factor of the fastest are equal. Single layers gain less from a thread than a compiled step: with
+# bfloat16 weights a second thread made layers 3 % faster and steps a third.
 NEARLY = 1.03
 
 
 def thread_counts(cores: int) -> list[int]:
-    """1, 2, 4, ... and all cores."""
+    """Return 1, 2, 4, ... and ``cores``, ascending."""
     counts = {cores}
     count = 1
     while count < cores:
@@ -39,8 +39,8 @@ def thread_counts(cores: int) -> list[int]:
 
 @torch.inference_mode()
 def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> "pd.DataFrame":
-    """Milliseconds of all linear layers for ``WIDTHS`` rows by number of threads, in turns; columns ``COLUMNS``."""
-    import pandas as pd  # not when a decoder is opened
+    """Time all linear layers with each number of threads and width, alternately; returns columns ``COLUMNS``."""
+    import pandas as pd  # lazily: opening a decoder does not need it
 
     runs = {(count, width): _pass(loaded, count, width) for count in counts for width in WIDTHS}
     rows = []
@@ -58,13 +58,13 @@ def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> "pd.D
 
 
 def best_threads(samples: "pd.DataFrame") -> int:
-    """The most threads with which the widths together take ``NEARLY`` the least."""
+    """Return the largest number of threads whose time over all widths is within ``NEARLY`` of the least."""
     medians = samples.groupby(["threads", "width"])["ms"].median().groupby("threads").sum()
     return int(medians.index[medians <= NEARLY * medians.min()].max())
 
 
 def on_threads(loaded: LoadedModel, count: int) -> LoadedModel:
-    """The model, over the same tensors, with its layers on so many threads."""
+    """Return the model with ``count`` threads, over the same tensors; its layers are changed in place."""
     _use(loaded, count)
     return replace(loaded, num_threads=count)
 

@@ -1,4 +1,4 @@
-"""The steps of a pair, each ready to run at a context: what is timed when a plan's costs are measured."""
+"""Prepares the steps of target and drafter for timing at given contexts."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,23 +12,23 @@ TIMED = ("plain", "verify", "head", "grow")
 
 
 class TimedStep(NamedTuple):
-    """One step at one context, ready to run."""
+    """One step at one context: call ``prepare``, then ``run``."""
 
     model: str  # "target" or "drafter"
     step: str
     width: int
     context: int
-    capacity: int  # longest text of the caches it runs over
+    capacity: int  # tokens of its KV caches
     backend: Backend
     prepare: Callable[[], None]
     run: Callable[[], object]
 
 
 def timed_steps(assemblies: Sequence[Assembly], contexts: Sequence[int], token: int = 1) -> list[TimedStep]:
-    """Every step of the pair but prefill, at every context. What the caches hold means nothing here.
+    """Return every step except prefill, at every context. The caches' contents are arbitrary.
 
-    ``assemblies`` are one pair over caches of several capacities, or on several backends; equal steps then follow one
-    another.
+    ``assemblies`` are of one pair, with caches of several capacities or on several backends; equal steps of theirs are
+    adjacent.
     """
     steps: list[TimedStep] = []
     for context in contexts:

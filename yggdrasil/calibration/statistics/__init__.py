@@ -1,1 +1,1 @@
-"""What is learned for n-gram statistics from the target's own text: the table, the scorer, and what they will give."""
+"""Builds the n-gram table and scorer from the target's own text, and predicts their speed."""

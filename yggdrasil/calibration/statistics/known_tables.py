@@ -1,7 +1,6 @@
-"""N-gram tables that exist of a target already: one that is shipped, and those of other plans of the target.
+"""Finds existing n-gram tables of a target: the shipped one and those of its other plans.
 
-A table belongs to a model. A calibration uses the largest one of its target, unless it was told how much text to count
-or to count its own text alone.
+A calibration uses the largest table of its target, unless ``--table-tokens`` or ``--own-table`` is given.
 """
 
 from collections.abc import Iterator
@@ -25,17 +24,17 @@ SHIPPED = "Yggdrasil's package"
 
 
 class KnownTable(NamedTuple):
-    """An n-gram table of the target with the scorer that was fitted beside it."""
+    """An n-gram table of the target and the scorer that was fitted with it."""
 
     scorer: NGramScorer
-    table: Table  # its origin names the plan or package that it comes from
+    table: Table  # its ``origin`` names the plan or package that it is from
 
     def __str__(self) -> str:
         return f"an n-gram table of {self.table.num_tokens:,} tokens from {self.table.origin}"
 
 
 def largest_table(settings: CalibrationSettings) -> KnownTable | None:
-    """The table of most tokens that exists of the target; None where none is wanted or there is none."""
+    """Return the table of the target with most tokens; None if there is none or the settings exclude it."""
     pair = settings.pair
     wanted = pair.counts
     if wanted is None or not wanted.table or settings.table_tokens is not None or settings.own_table:
@@ -45,15 +44,15 @@ def largest_table(settings: CalibrationSettings) -> KnownTable | None:
 
 
 def announce(known: KnownTable | None, reporter: Reporter) -> None:
-    """Say before anything is measured that a table from elsewhere may be used."""
+    """Report, before anything is measured, that an existing table may be used."""
     if known is not None:
         reporter.phase(f"using {known}, if this calibration counts fewer (--own-table uses its own)")(1.0)
 
 
 def with_larger(counted: LearnedStatistics | None, known: KnownTable | None) -> LearnedStatistics | None:
-    """``counted`` with the table and the scorer of ``known``, where that counts more of the target's text.
+    """Return ``counted`` with the table and scorer of ``known`` if that has more tokens.
 
-    The expectations stay those of the calibration's own table: its documents may be part of the other one.
+    The expected speeds remain those of the calibration's own table, because its documents may be part of the other.
     """
     if counted is None or known is None:
         return counted
@@ -63,16 +62,16 @@ def with_larger(counted: LearnedStatistics | None, known: KnownTable | None) -> 
 
 
 def _shipped(pair: PairSource, wanted: StatisticsOptions) -> Iterator[KnownTable]:
-    """The table in the package. It holds for weights as they are in the file, dequantised or not."""
+    """Yield the shipped table. It is valid for the file's own weights, dequantised or not."""
     is_rounded = pair.weights not in ("file", "full")
-    if is_rounded or wanted.recycling:  # the scorer was fitted without runners-up
+    if is_rounded or wanted.recycling:  # the shipped scorer was fitted without top-k tokens
         return
     if (folder := table_folder(Source.find(pair.target).fingerprint())) is not None:
         yield from _read(folder, SHIPPED)
 
 
 def _of_plans(pair: PairSource, wanted: StatisticsOptions) -> Iterator[KnownTable]:
-    """Of every plan of this target, of any machine; damaged ones are left out."""
+    """Yield the tables of all plans of this target, of any machine; damaged files are skipped."""
     target = Source.find(pair.target).fingerprint(), pair.weights
     for entry in list_plans():
         try:

@@ -1,4 +1,4 @@
-"""What a calibration learns for drafters that count: the table, the scorer, and what decoding with them will give."""
+"""Fits n-gram statistics on the target's text: table, scorer, and their predicted speed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +17,13 @@ from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.scheduling.plan import Expectation
 
-_HELD_OUT_EVERY = 10  # documents for the prediction; the others are learned from
+_HELD_OUT_EVERY = 10  # one document in so many is for the prediction, the others for fitting
 
 
 class LearnedStatistics(NamedTuple):
-    """A scorer, a table of all documents, and what decoding will give, by documents that neither was fitted to.
+    """A scorer, a table of all documents, and the expected speeds on held-out documents.
 
-    Without documents there is no table and no outcome; or the table is another plan's.
+    Without ``documents`` the expected speeds are empty and there is no table, or the table is of another plan.
     """
 
     scorer: NGramScorer
@@ -33,13 +33,13 @@ class LearnedStatistics(NamedTuple):
     documents: Sequence[Document] = ()
 
     def options(self) -> StatisticsOptions:
-        """What a plan says of it."""
+        """Return the options that a plan records."""
         return StatisticsOptions(table=self.table is not None, recycling=self.recycles)
 
     def knowing_nothing_of(self, documents: Sequence[Document]) -> StatisticsDrafter:
-        """The drafter without what followed the ends of their prompts: decoding will meet others.
+        """Return a drafter whose table excludes answers to the prompts of ``documents``, for a fair evaluation.
 
-        Of a table that counts nobody knows which documents, their own answers are taken away.
+        If the table's documents are unknown, the counts of ``documents`` are subtracted from it.
         """
         asked = {document.asked for document in documents}
         others = [document for document in self.documents if document.asked not in asked]
@@ -49,7 +49,7 @@ class LearnedStatistics(NamedTuple):
         return StatisticsDrafter(self.scorer, table, recycles=self.recycles)
 
     def save(self, folder: Path) -> None:
-        """Write what ``StatisticsDrafter.load`` reads."""
+        """Write scorer and table, which ``StatisticsDrafter.load`` reads, to ``folder``."""
         self.scorer.save(folder / SCORER_FILE)
         if self.table is not None:
             self.table.save(folder / TABLE_FILE)
@@ -63,9 +63,10 @@ def learn_counts(
     others: Sequence[Drafter] = (),
     runners_up: RunnersUp | None = None,
 ) -> LearnedStatistics:
-    """Fit on some documents, predict on others; the table that is kept counts all of them.
+    """Fit the scorer on 9 of 10 documents and predict the speed on the others; the table counts all of them.
 
-    ``others`` guess in the same tree. ``runners_up``: the drafter recycles them, and they are these.
+    ``others`` are model-free drafters that draft in the same tree. With ``runners_up`` the drafter recycles the
+    target's top-K tokens, which that function gives.
     """
     if not documents:
         return LearnedStatistics(NGramScorer.usual(with_table=False), None, [], runners_up is not None)

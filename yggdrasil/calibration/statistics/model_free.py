@@ -1,4 +1,4 @@
-"""Model-free drafters in a calibration: what they learn from the target's own text, and what they will give."""
+"""Calibrates model-free drafters: fits them on the target's own text and predicts their speed."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,19 +24,19 @@ from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.plan import Expectation
 
-OWN_TEXT = "own-text.json"  # how long the target has written already
-PREDICTION_DOCUMENTS = 4  # documents decoded to predict by, where the target has written no text of its own
+OWN_TEXT = "own-text.json"  # records the seconds spent on generating text
+PREDICTION_DOCUMENTS = 4  # documents decoded for the prediction if there is no text of the target
 
 
 def count_text(job: Job, costs: StepCosts) -> LearnedStatistics | None:
-    """Let the target write text, and the drafter that counts learn from it; None where there is none."""
+    """Generate text of the target and fit the n-gram statistics on it; None without n-gram statistics."""
     pair = job.pair
     if pair.counts is None:
         return None
     everyone = _all_of(job)
     (drafter,) = (each for each in everyone if isinstance(each, StatisticsDrafter))
     others = [each for each in everyone if each is not drafter]
-    if not _writes(pair):  # the text alone beside a model: the default scorer serves
+    if not _writes(pair):  # no table and a model drafts: use the default scorer
         return learn_counts([], costs, with_table=False)._replace(recycles=pair.counts.recycling)
     documents = own_text(job)
     recycled = partial(_runners_up, job.assembly.target) if pair.counts.recycling else None
@@ -48,7 +48,7 @@ def count_text(job: Job, costs: StepCosts) -> LearnedStatistics | None:
 
 
 def own_text(job: Job) -> list[Document]:
-    """The target's own text: what there is, and where a table is wanted or counts alone guess, what it writes now."""
+    """Return the target's own text. More is generated first if a table is wanted or no model drafts."""
     target = job.assembly.target.loaded
     file = text_file(Source.find(job.pair.target).fingerprint(), job.pair.weights)
     if not _writes(job.pair):
@@ -66,7 +66,7 @@ def _writes(pair: PairSource) -> bool:
 def guesses_beside(
     job: Job, counted: LearnedStatistics | None, documents: Sequence[Document], costs: StepCosts
 ) -> DrafterGroup | None:
-    """The model-free drafters beside the drafter, learned without the ``documents`` that both are evaluated on."""
+    """Return the model-free drafters, fitted without the ``documents`` on which they are evaluated."""
     others = [each for each in _all_of(job) if not isinstance(each, StatisticsDrafter)]
     if counted is None:
         return group_of(others)
@@ -76,17 +76,17 @@ def guesses_beside(
 
 
 def _runners_up(runner: ModelRunner, document: Document) -> torch.Tensor:
-    """The target's runners-up before each token of the answer, [len(answer), K]."""
+    """Return the target's top-K tokens at each token of the answer, [len(answer), K] int64."""
     _, layers = states_of(runner, [*document.prompt, *document.answer[:-1]])
     return layers[RUNNERS_UP][len(document.prompt) - 1 :]
 
 
 def predict_some(job: Job, costs: StepCosts) -> list[Expectation]:
-    """What to expect by a few of ``texts``, where the target has written nothing else."""
+    """Predict the speed on a few of ``job.texts``, which are decoded first, if there is no text of the target."""
     model_free = job.assembly.engine.model_free
     if model_free is None:
         return predict_model_free(None, [], costs)
-    report, documents = job.reporter.phase("decoding a few prompts to predict by"), []
+    report, documents = job.reporter.phase("decoding a few prompts for the prediction"), []
     for number, text in enumerate(job.texts[:PREDICTION_DOCUMENTS], start=1):
         stream = open_ended(job.tokenizer, job.settings.tokens)
         for _ in job.assembly.engine.decode(text, stream, PLAIN_POLICY, Trace()):

@@ -1,4 +1,4 @@
-"""What decoding with guesses that cost no pass will give: played over text, nothing recorded."""
+"""Predicts the speed of decoding with model-free drafters by simulation over text."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,9 +22,10 @@ def predict_model_free(
     costs: StepCosts,
     runners_up: RunnersUp | None = None,
 ) -> list[Expectation]:
-    """What the run-time policy gives on ``documents``, and then what else was considered.
+    """Return the expected speed of the run-time policy on ``documents``, then those of the alternatives.
 
-    ``runners_up``: the target's, for those of ``model_free`` that recycle them.
+    The alternatives are the best fixed verify width and plain decoding. ``runners_up`` gives the target's top-K tokens
+    to drafters that recycle them.
     """
     plain = Expectation("plain decoding", 1.0, costs.plain_ms, 1.0)
     if model_free is None:
@@ -48,10 +49,11 @@ def predict_model_free(
 
 
 def policy_without_drafter(costs: StepCosts) -> ObjectivePolicy:
-    """The run-time policy of a plan that has no drafter but those whose guesses cost no pass."""
+    """Return the run-time policy of a plan with model-free drafters only."""
     return ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
 
 
 def expectation(policy: str, result: Totals, costs: StepCosts) -> Expectation:
+    """Return AAL, milliseconds per token and speed-up of a simulation's totals, rounded, under a policy's name."""
     per_token = result.ms_per_token
     return Expectation(policy, round(result.aal, 3), round(per_token, 4), round(costs.plain_ms / per_token, 3))

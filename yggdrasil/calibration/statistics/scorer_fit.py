@@ -17,26 +17,26 @@ from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.native.one_thread import one_thread
 
-_EVERY = 5  # documents that a scorer is fitted to; the others fill the table that it is fitted beside
+_EVERY = 5  # one document in so many fits the scorer; the others fill the table it is fitted with
 _MOST_CANDIDATES = 1_000_000
-_LEAST_TOKENS = 2_000  # of answers, for a scorer of one's own
-_HELD_OUT = 0.2  # of the places, the last: they say whether what was fitted is better than what it began as
-_EPOCHS, _PLACES, _RATE = 40, 1000, 3e-3  # AdamW: passes over the text, places of it a step, peak of the learning rate
-_LEAST_DEVIATION = 0.05  # of a feature: one that hardly ever varies would be blown up
+_LEAST_TOKENS = 2_000  # of answers, to fit a scorer at all
+_HELD_OUT = 0.2  # last share of the positions, on which fitted and default scorer are compared
+_EPOCHS, _PLACES, _RATE = 40, 1000, 3e-3  # AdamW: epochs, batch size in positions, peak learning rate
+_LEAST_DEVIATION = 0.05  # minimum standard deviation by which a feature is divided
 
 
 class Places(NamedTuple):
     """Candidates at positions of a text, flattened.
 
-    Dims: P places, C candidates of all of them.
+    Dims: P positions, C candidates of all positions, K contexts.
     """
 
-    features: npt.NDArray[np.int64]  # [C, 2 + 2 K], as ``StatisticsDrafter.features`` says
+    features: npt.NDArray[np.int64]  # [C, 2 + 2 K], see ``StatisticsDrafter.features``
     place: npt.NDArray[np.int64]  # [C] ascending, every one of 0 .. P - 1
-    is_right: npt.NDArray[np.bool_]  # [C]; of one place none or one
+    is_right: npt.NDArray[np.bool_]  # [C], at most one per position
 
     def split(self, share: float) -> "tuple[Places, Places]":
-        """The first places, and the last ``share`` of them."""
+        """Split into the first positions and the last ``share`` of them."""
         first = int((1.0 - share) * (self.place[-1] + 1)) if len(self.place) else 0
         cut = int(np.searchsorted(self.place, first))
         return (
@@ -54,7 +54,7 @@ def fit_scorer(documents: Sequence[Document], *, with_table: bool, runners_up: R
     Args:
         documents: prompts with the target's answers.
         with_table: fit the weights of table contexts too; else those of the text's own contexts alone.
-        runners_up: the target's likeliest tokens after each token of a document, for drafters that recycle them.
+        runners_up: gives the target's top-K tokens at each token of a document, for drafters that recycle them.
     """
     usual = NGramScorer.usual(with_table=with_table)
     if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
@@ -67,7 +67,7 @@ def fit_scorer(documents: Sequence[Document], *, with_table: bool, runners_up: R
 
 
 def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> Places:
-    """What the counts gather at every place of some documents, beside a table of the others."""
+    """Collect the candidates at every position of some documents, with a table of the others."""
     asked = documents[::_EVERY]
     known = [document for i, document in enumerate(documents) if i % _EVERY]
     table = Table.of(known).without_rare() if with_table else None
@@ -81,7 +81,7 @@ def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up
         before = document.prompt[-1]
         for place, token in enumerate(document.answer):
             rows = drafter.features(()).numpy()
-            if len(rows):  # else there is nothing to tell apart
+            if len(rows):  # positions without candidates are left out
                 found.append(rows)
                 right.append(rows[:, 0] == token)
                 num_candidates += len(rows)
@@ -100,7 +100,7 @@ def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up
 
 
 def fit(places: Places, start: NGramScorer) -> NGramScorer:
-    """Return the scorer of maximum likelihood at ``places`` (one or more), by gradient descent from ``start``."""
+    """Fit a scorer to ``places`` (at least one position) by maximum likelihood, starting from ``start``."""
     # A calibration may run under a caller's inference mode.
     with one_thread(), torch.inference_mode(False), torch.enable_grad():
         return _learn(_Network(start, places.features), places)
@@ -108,7 +108,7 @@ def fit(places: Places, start: NGramScorer) -> NGramScorer:
 
 @torch.no_grad()
 def surprise(scorer: NGramScorer, places: Places) -> float:
-    """Return the mean negative log-likelihood of the tokens at ``places``, in nats; NaN where a weight is NaN."""
+    """Return the mean negative log-likelihood at ``places``, in nats per position; NaN if a weight is NaN."""
     rows = torch.arange(len(places.place))
     network = _Network(scorer, places.features)
     return float(network.surprise(rows, torch.from_numpy(places.place), torch.from_numpy(places.is_right)))
@@ -136,16 +136,16 @@ def _learn(network: "_Network", places: Places) -> NGramScorer:
 
 
 class _Network:
-    """A scorer over features of mean 0 and deviation 1, as it is learned best. What never varies teaches nothing.
+    """A scorer over standardised features, on which it is trained. A constant feature has no effect.
 
-    Dims: F = 3 K features: logarithms of counts and totals, shares.
+    Dims: F = 3 K features: log counts, log totals and shares; H hidden units.
     """
 
     def __init__(self, start: NGramScorer, rows: npt.NDArray[np.int64]) -> None:
-        self._ranks = torch.from_numpy(rows[:, 1].copy())  # among the runners-up
+        self._ranks = torch.from_numpy(rows[:, 1].copy())  # rank among the target's top-K tokens
         features = _features(rows)
         least, most = features.aminmax(dim=0)
-        self._mean = torch.where(least == most, least, features.mean(0))  # else rounding would leave something over
+        self._mean = torch.where(least == most, least, features.mean(0))  # avoids a rounding error of constant features
         self._deviation = features.std(0, correction=0).clamp(min=_LEAST_DEVIATION)
         self._features = (features - self._mean) / self._deviation
         by_count, by_share = torch.from_numpy(start.counts).float().unbind(1)
@@ -157,11 +157,14 @@ class _Network:
         self.nothing = torch.from_numpy(start.nothing).float()
 
     def parameters(self) -> list[Tensor]:
-        """What is learned."""
+        """Return the trained tensors."""
         return [self.layer, self.bias, self.recycled, self.out, self.nothing]
 
     def surprise(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:
-        """Mean negative log-likelihood of what came at the places ``of`` these candidates."""
+        """Return the mean negative log-likelihood at positions whose candidates are ``rows``.
+
+        ``of`` is each candidate's position, ``is_right`` whether it is the target's token.
+        """
         hidden = relu(self._features[rows] @ self.layer + self.bias + self.recycled[self._ranks[rows]])
         numbers = hidden @ self.out
         num_places = int(of[-1]) + 1
@@ -173,7 +176,7 @@ class _Network:
         return (most + torch.log(whole) - chosen - (1.0 - hit) * nothing).mean()
 
     def scorer(self) -> NGramScorer:
-        """As it is over raw features."""
+        """Return the scorer over raw features."""
         layer = (self.layer / self._deviation[:, None]).detach()
         by_count, totals, by_share = layer.split(NUM_CONTEXTS)
         weights = {
