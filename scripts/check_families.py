@@ -98,7 +98,7 @@ OTHERWISE: tuple[dict[str, object], ...] = (
     {}, {"num_key_value_heads": 4}, {"num_key_value_heads": 4, "head_dim": 8},
     {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 1},
     {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "num_hidden_layers": 8},
-    {"attn_layer_indices": [1], "layer_types": ["linear_attention", "full_attention"] * 2},
+    {"layer_types": ["linear_attention", "full_attention"] * 2}, {"attn_layer_indices": [1]},
     {"layer_types": ["conv", "full_attention"] * 2},
 )  # fmt: skip
 
