@@ -72,6 +72,7 @@ WORDS = {
 }  # fmt: skip
 REASONS = {  # by what the sentence says
     "encoder-decoder": "encoder-decoder models", "supports no tree mask": "attention of their own",
+    "counts positions itself": "positions that cannot be given",
     "recurrent": "recurrent layers that trees do not reach", "could not be loaded": "no class of AutoModelForCausalLM",
     "PyTorch cannot write": "not done in time", "max_position_embeddings is": "positions without a limit",
     "query heads": "layers that differ in their query heads",

@@ -10,7 +10,14 @@ from safetensors.torch import load_file, save_file
 from tiny import FAMILIES, tiny_config
 from tiny_pair import byte_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    BartConfig,
+    BartForCausalLM,
+    LlamaConfig,
+    Phi3Config,
+    PreTrainedTokenizerFast,
+)
 
 from yggdrasil import native
 from yggdrasil.checkpoints.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
@@ -390,3 +397,11 @@ def test_a_model_that_tree_attention_does_not_compute_is_refused(checkpoint, mon
     monkeypatch.setattr(attention, "forward", other)
     with pytest.raises(YggdrasilError, match=said):
         check_tree_attention(loaded)
+
+
+def test_a_model_that_takes_no_positions_is_refused():
+    """BART's decoder counts positions by the length of its cache: rows of a tree at one depth would have several."""
+    model = BartForCausalLM(BartConfig(vocab_size=50, d_model=16, decoder_layers=1, decoder_attention_heads=2))
+
+    with pytest.raises(YggdrasilError, match="BartForCausalLM counts positions itself and takes none"):
+        prepare_model(model, "bart", 1)

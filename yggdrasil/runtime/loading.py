@@ -1,5 +1,6 @@
 """Load a causal language model with transformers for static-shape steps; reject unsupported models."""
 
+import inspect
 import sys
 from functools import partial
 from pathlib import Path
@@ -135,6 +136,11 @@ def prepare_model(
         raise YggdrasilError(
             f"{name}: {type(model).__name__} has its own attention code, which supports no tree mask; "
             "use a model whose transformers implementation supports attention backends"
+        )
+    if "position_ids" not in inspect.signature(type(model).forward).parameters:
+        raise YggdrasilError(
+            f"{name}: {type(model).__name__} counts positions itself and takes none, and siblings in a tree share one; "
+            "use a model whose transformers implementation takes position_ids"
         )
     model.requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
