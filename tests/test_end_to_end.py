@@ -159,7 +159,7 @@ def eager(monkeypatch):
     """Eager steps do: those that a plan has not would take minutes to compile. Nothing settles before it is timed."""
     monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
     for module in ("calibration.pair", "engine.loading"):
-        monkeypatch.setattr(f"yggdrasil.{module}.default_backend", lambda _: "eager")
+        monkeypatch.setattr(f"yggdrasil.{module}.default_backend", lambda *_, **__: "eager")
 
 
 @pytest.mark.usefixtures("eager")

@@ -32,7 +32,7 @@ def command_line() -> None:
 def eager_command_line() -> None:
     """The command line over eager steps: the same tokens."""
     for module in ("yggdrasil.calibration.pair", "yggdrasil.engine.loading"):
-        patch(f"{module}.default_backend", lambda device: "eager").start()  # raises where there is no such name
+        patch(f"{module}.default_backend", lambda *_, **__: "eager").start()  # raises where there is no such name
     command_line()
 
 
