@@ -252,7 +252,7 @@ class _Lines:
         return lambda _: None
 
     def close(self) -> None:
-        """Do nothing: lines need no closing."""
+        """Do nothing: progress lines need no closing."""
 
 
 __all__ = ["Decoder", "find_plan", "is_plan", "plan_name", "shipped_prompts"]

@@ -38,7 +38,7 @@ class CoinSource(Protocol):
     """Coins by position and purpose; coins of different positions or purposes are independent."""
 
     def at(self, position: int, purpose: Purpose) -> Coins:
-        """Return the coins for the token at ``position``; equal arguments give equal random numbers."""
+        """Return the random decisions for the token at ``position``; equal arguments give equal random numbers."""
 
 
 class SeededCoins:

@@ -36,7 +36,7 @@ def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def uniform_number(key: int, position: int) -> float:
-    """Return the uniform float64 number between 0 and 1 of this key and position."""
+    """Return the pseudo-random number, uniform between 0 and 1 (float64), of this key and position."""
     start = random_words(torch.tensor([key]), torch.tensor([position]))
     return float(_uniform(random_words(start, torch.zeros_like(start)), torch.float64))
 

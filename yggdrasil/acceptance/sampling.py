@@ -32,7 +32,7 @@ class Constraint:
 
     @property
     def name(self) -> str:
-        """Name in error messages."""
+        """Name of the constraint in error messages."""
         return self.title or self.kind
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ class SamplingKind:
 
     @property
     def name(self) -> str:
-        """Suffix of the steps' names."""
+        """Suffix of the names of steps compiled for this sampling kind."""
         return f"{'-shaped' if self.shapes else ''}{'-truncated' if self.truncates else ''}-sampled"
 
 
@@ -67,7 +67,7 @@ class SamplingTensors:
         self.begin(GREEDY, 0, ())
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that ``choose`` takes as its last argument."""
+        """Return the sampling parameters and counts as tensors, the last argument of ``choose``."""
         return [self._integers, self._numbers, self._tokens, self._bias, self._in_prompt, self._counts]
 
     def begin(self, params: SamplingParams, seed: int, prompt: Sequence[int]) -> None:

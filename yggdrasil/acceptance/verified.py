@@ -25,7 +25,7 @@ class VerifiedTree:
 
     @classmethod
     def of(cls, layout: Sequence[Sequence[int]], logits: Tensor, drawn: DrawnTree | None = None) -> "VerifiedTree":
-        """Build from the columns [4][W] that verification returns: nodes, tokens, parent rows, whether a row exists."""
+        """Build the tree from verification's columns [4][W]: nodes, tokens, parent rows, whether a row exists."""
         nodes, tokens, parents, exists = (list(column) for column in layout)
         children: list[dict[int, int]] = [{} for _ in nodes]
         for row in range(1, len(nodes)):
@@ -34,7 +34,7 @@ class VerifiedTree:
         return cls(tokens, parents, nodes, logits, children, drawn)
 
     def path(self, row: int) -> list[int]:
-        """Return the tokens from below the root to ``row``."""
+        """Return the tokens on the tree's path from the root (excluded) to ``row`` (included)."""
         tokens: list[int] = []
         while row:
             tokens.append(self.tokens[row])

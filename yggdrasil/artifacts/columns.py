@@ -15,7 +15,7 @@ _MOST_DEFLATED = 1100  # zlib's highest compression ratio; a larger size in the 
 
 
 def pack_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Compress ``values`` [n] int64, all at least 0, to uint8 bytes in the format above.
+    """Compress ``values`` [n] int64, all at least 0, to uint8 bytes: byte planes, deflated by zlib, with a header.
 
     Raises:
         ValueError: if a value is negative.

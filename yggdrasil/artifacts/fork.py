@@ -42,7 +42,7 @@ class Fork:
         self._has_ended, self._status = False, 0
 
     def has_ended(self) -> bool:
-        """Return whether the process has exited."""
+        """Return whether the forked process has exited."""
         if not self._has_ended:
             found, self._status = os.waitpid(self.pid, os.WNOHANG)
             if found:
@@ -51,17 +51,17 @@ class Fork:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether the process has exited with a failure."""
+        """Whether the forked process has exited with a failure."""
         return self._has_ended and self._status != 0
 
     def wait(self) -> None:
-        """Wait until the process exits."""
+        """Wait until the forked process exits."""
         if not self._has_ended:
             _, self._status = os.waitpid(self.pid, 0)
             self._close()
 
     def end(self) -> None:
-        """Kill the process and those it has started, and wait for it."""
+        """Kill the forked process and those it has started, and wait for it."""
         if not self._has_ended:
             with suppress(ProcessLookupError, PermissionError):  # it has exited, or has no process group of its own yet
                 os.killpg(self.pid, signal.SIGKILL)
@@ -70,7 +70,7 @@ class Fork:
             self.wait()
 
     def interrupt(self) -> None:
-        """Send SIGINT, and kill the process if it has not exited after 10 s."""
+        """Send SIGINT to the forked process, and kill it if it has not exited after 10 s."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGINT)
         for _ in range(_LOOKS):

@@ -73,7 +73,7 @@ class Outline:
 
     @classmethod
     def of(cls, config: "PretrainedConfig") -> "Outline":
-        """Build from transformers' configuration."""
+        """Read the sizes of a model from transformers' configuration."""
         text = config.get_text_config()
         layers = layer_configs(text)
         return cls(
@@ -88,7 +88,10 @@ class Outline:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any], rope: Mapping[str, Any]) -> "Outline":
-        """Build from config.json as a mapping ``facts`` without missing fields, and its rotary parameters ``rope``."""
+        """Read the sizes of a model from config.json as a mapping ``facts`` without missing fields.
+
+        ``rope`` are its rotary parameters.
+        """
         limits = [facts.get("max_position_embeddings")]
         if rope.get("rope_type") == "longrope":
             limits.append(rope.get("original_max_position_embeddings"))
@@ -101,6 +104,6 @@ class Outline:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Outline":
-        """Restore from a record that ``dataclasses.asdict`` and JSON wrote."""
+        """Restore an outline from a record that ``dataclasses.asdict`` and JSON wrote."""
         recurrence = Recurrence.from_record(record["recurrence"])
         return cls(**record | {"key_heads": tuple(map(tuple, record["key_heads"])), "recurrence": recurrence})

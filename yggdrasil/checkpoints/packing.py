@@ -34,7 +34,7 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def over(cls, packed: Tensor, bias: Tensor | None, shape: tuple[int, int], num_threads: int) -> "PackedLinear":
-        """Build a layer of ``shape`` (N, K) that shares the weights ``packed`` by another layer."""
+        """Build a linear layer of ``shape`` (N, K) that shares the tensor ``packed`` with another layer."""
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         (layer.out_features, layer.in_features), layer.num_threads = shape, num_threads

@@ -35,7 +35,7 @@ class Recurrence:
 
     @classmethod
     def of(cls, config: "PretrainedConfig") -> "Recurrence | None":
-        """Build from a text model's ``config``; None if it has no recurrent layers or they are unsupported."""
+        """Read the sizes of recurrent layers from a text model's ``config``; None without any or if unsupported."""
         layers = tuple(number for number, kind in enumerate(layer_types(config)) if kind in _RECURRENT)
         if not layers:
             return None
@@ -58,7 +58,7 @@ class Recurrence:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> "Recurrence | None":
-        """Restore from what ``dataclasses.asdict`` and JSON wrote."""
+        """Restore the sizes from a record that ``dataclasses.asdict`` and JSON wrote; None for None."""
         return None if record is None else cls(**{**record, "layers": tuple(record["layers"])})
 
     @property

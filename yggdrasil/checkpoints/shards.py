@@ -38,7 +38,7 @@ class ShardWriter:
         self._shards: list[list[str]] = []  # the weight names of each shard written
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add a weight; writes the pending shard first if the weight would exceed its size."""
+        """Add a weight to the pending shard, which is written first if it would become too large."""
         if self._pending and self._pending_bytes + tensor.nbytes > self._max_bytes:
             self._flush()
         self._pending[name] = tensor

@@ -182,7 +182,7 @@ def layer_runs(
 
 @contextmanager
 def running(runs: Sequence[LayerRun]) -> Iterator[None]:
-    """Context manager: ``run_layer`` calls ``runs`` in the block."""
+    """Context manager: the operator ``run_layer`` calls ``runs[layer]`` while the block runs."""
     before = _running.set(runs)
     try:
         yield

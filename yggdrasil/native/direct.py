@@ -128,7 +128,7 @@ class NativeStatistics(NativeObject):
         self._call("recycle", *_integers(tokens), view_of(continuations))
 
     def forget(self) -> None:
-        """Drop the counts of the text."""
+        """Drop the n-gram counts of the text."""
         self._call("forget")
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -156,7 +156,7 @@ class NativeStatistics(NativeObject):
             room = count
 
     def grow_in(self, *buffers: Tensor) -> None:
-        """Register the tree buffers and the mailbox (last) for the call that grows a tree."""
+        """Register the tree's buffers and, as the last one, the mailbox, for the C call that grows a tree."""
         self._keep("grow_in", buffers)
 
     def grow_for(self, address: int, count: int) -> None:
@@ -168,7 +168,7 @@ class NativeStatistics(NativeObject):
         self._call("grow_for", ctypes.c_int64(address), ctypes.c_int64(count))
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """Register the tree buffers and the mailbox (last) for the call that extends a tree."""
+        """Register the tree's buffers and, as the last one, the mailbox, for the C call that extends a tree."""
         self._keep("fill_in", buffers)
 
     def _keep(self, name: str, buffers: Sequence[Tensor]) -> None:

@@ -73,7 +73,7 @@ def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
 
 
 def has_byte_products() -> bool:
-    """Return whether the library has products of bytes, which the bounded argmax needs."""
+    """Return whether the library is compiled with integer products of bytes, which the bounded argmax needs."""
     return Native.library is not None and bool(Native.library.yggdrasil_has_byte_products())
 
 

@@ -166,7 +166,10 @@ def rows_attention(
     softcap: float,
     num_threads: int,
 ) -> Tensor:
-    """Attend, for each token, to the first ``lengths`` keys of its text; returns [N, Hq, D]."""
+    """Attend, for each token i, to the first ``lengths[i]`` keys of its text; returns [N, Hq, D].
+
+    ``window`` > 0 limits them to the last ``window`` keys; ``softcap`` > 0 bounds the scores.
+    """
     longest = int(lengths.max())
     slots = torch.arange(longest, device=query.device)
     hidden = slots >= lengths[:, None]

@@ -78,7 +78,7 @@ def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
 
 
 def keep_mask(*_: object, **kwargs: object) -> object:
-    """Return the attention mask that the model was called with."""
+    """Return the attention mask that the model was called with, as transformers' mask function."""
     return kwargs.get("attention_mask")
 
 

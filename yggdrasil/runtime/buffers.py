@@ -28,7 +28,7 @@ class HostBuffer:
         self._stage = 0
 
     def write(self, *values: int) -> None:
-        """Set the first ``len(values)`` entries."""
+        """Set the first ``len(values)`` entries of the tensor."""
         if self._view is not None:
             if len(values) == 1:  # faster than assigning a slice, which builds an array
                 self._view[0] = values[0]
@@ -54,7 +54,7 @@ class HostView:
         self._view: npt.NDArray[Any] | None = tensor.numpy() if tensor.device.type == "cpu" else None
 
     def read(self) -> npt.NDArray[Any]:
-        """Return the current values; on a CPU they are a view of the tensor."""
+        """Return the tensor's current values on the host; on a CPU they are a view of the tensor."""
         return self._tensor.numpy(force=True) if self._view is None else self._view
 
     def write(self, values: npt.NDArray[Any]) -> None:
@@ -100,7 +100,7 @@ class Readback:
         self._copied = torch.cuda.Event() if is_cuda else None
 
     def begin(self, values: Tensor) -> None:
-        """Start an asynchronous copy of ``values`` [n] int64, n at most ``size``."""
+        """Start an asynchronous copy of ``values`` [n] int64 to the host, n at most ``size``."""
         self._host[: values.numel()].copy_(values, non_blocking=True)
         if self._copied is not None:
             self._copied.record()

@@ -82,7 +82,7 @@ def _with_less(work: Callable[[], Result]) -> Result:
 
 
 def out_of_memory(error: Exception) -> YggdrasilError:
-    """Return the error for a device whose memory is full."""
+    """Return the YggdrasilError to raise if the GPU's memory is full."""
     return YggdrasilError(
         f"the GPU's memory is full ({first_line(error)[:160]}); take a smaller model or --max-length, or end other "
         "programs that use the card"

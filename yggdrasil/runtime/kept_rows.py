@@ -45,7 +45,7 @@ class KeptRows:
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes, with copies of recurrent states."""
+        """Size of the copy in bytes, with recurrent states."""
         states = self.text.states
         return self.rows.nbytes + (states.num_bytes if isinstance(states, KeptStates) else 0)
 

@@ -71,7 +71,7 @@ class KeptText:
         self._hold(tokens, num_rows, lead)
 
     def pretend(self, tokens: Sequence[int], num_rows: int) -> None:
-        """As ``begin``, for timing steps: the rows do not belong to this text, so none of it is reused later."""
+        """Set the text as ``begin`` does, but for timing steps: its rows were never computed and are not reused."""
         self._hold(tokens, num_rows)
         self._is_real = False
 
@@ -79,5 +79,5 @@ class KeptText:
         self.lead, self.tokens, self.num_rows, self._is_real = tuple(lead), list(tokens), num_rows, True
 
     def forget(self) -> None:
-        """Forget the text: a later request reuses no row."""
+        """Drop the text, so that no later request reuses its rows."""
         self.begin((), 0)

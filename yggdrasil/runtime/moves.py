@@ -40,13 +40,13 @@ class CapturedMover:
         self.capture()
 
     def write(self, sources: Sequence[int], destination: int) -> None:
-        """Set the rows that the next ``move`` moves: those in slots ``sources``, to ``destination`` onwards."""
+        """Set the cache rows that the next ``move`` moves: those in slots ``sources``, to ``destination`` onwards."""
         self._start.write(destination)
         self._rows.write(*(source - destination for source in sources))
         self._count.write(len(sources))
 
     def move(self) -> Sequence[Tensor]:
-        """Run the operator, for captures that include it."""
+        """Move the rows set by ``write``; the operator call, for captures that include it."""
         arguments = self._start.tensor, self._rows.tensor, self._count.tensor
         torch.ops.yggdrasil.keep_rows(self._cache.rows(), *arguments)
         return ()

@@ -67,14 +67,14 @@ class ParityReport:
     worst_position: str = ""
 
     def save(self, folder: Path) -> Path:
-        """Write the report to ``folder`` and return its path."""
+        """Write the parity report to ``folder`` and return its path."""
         path = _file(folder, self.dtype)
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
         return path
 
     @classmethod
     def load(cls, folder: Path, dtype: str) -> "ParityReport":
-        """Read the report of ``dtype`` from ``folder``. Raises ArtifactError if it is missing or damaged."""
+        """Read the parity report of ``dtype`` from ``folder``. Raises ArtifactError if it is missing or damaged."""
         path = _file(folder, dtype)
         return parse_dataclass(cls, read_yaml(path, KIND, SCHEMA_VERSION), str(path))
 

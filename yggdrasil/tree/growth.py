@@ -42,7 +42,10 @@ def plant_root(tree: TokenTree, token: Tensor) -> None:
 
 
 def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tensor) -> None:
-    """Add the top-K continuations of ``nodes`` [W] int64 to the pool; ``logits`` [W, V] are the drafter's."""
+    """Add the top-K tokens after ``nodes`` [W] int64 to the pool as candidates, from the drafter's logits [W, V].
+
+    ``knots`` calibrate their scores, see ``calibrated``.
+    """
     edges, tokens = likeliest(logits, tree.candidates)
     offer(tree, nodes, edges, tokens, knots)
 
@@ -57,7 +60,10 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor) -> None:
-    """Add candidates below ``nodes`` [W] to the pool: their log-probabilities ``edges`` and ``tokens``, [W, K]."""
+    """Add candidates below ``nodes`` [W] to the pool: their log-probabilities ``edges`` and ``tokens``, [W, K].
+
+    Their scores are those of ``nodes`` plus the calibrated log-probabilities (``calibrated`` with ``knots``).
+    """
     k = tree.candidates
     entries = (nodes[:, None] * k + torch.arange(k, device=nodes.device)).flatten()
     tree.pool_scores[entries] = (tree.scores[nodes][:, None] + calibrated(edges, knots)).flatten()

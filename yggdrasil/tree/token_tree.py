@@ -81,11 +81,11 @@ class TokenTree:
         return self.pool_tokens.shape[0] // self.tokens.shape[0]
 
     def node_tensors(self) -> list[Tensor]:
-        """Return the buffers of nodes, without the pool."""
+        """Return the tree's buffers of nodes, without the pool of candidates."""
         return [self.tokens, self.parents, self.depths, self.scores, self.edges, self.ancestors]
 
     def tensors(self) -> list[Tensor]:
-        """Return all buffers in field order, the order in which compiled steps take them."""
+        """Return all buffers of the tree in field order, the order in which compiled steps take them."""
         return [*self.node_tensors(), self.pool_scores, self.pool_edges, self.pool_tokens]
 
     def take_nodes(self, other: "TokenTree") -> None:
@@ -264,7 +264,7 @@ class Ranking:
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """Nodes by descending score, [N]."""
+        """Node numbers by descending score, [N] int64."""
         return self._order.read()
 
     def _rank_portably(self) -> int:

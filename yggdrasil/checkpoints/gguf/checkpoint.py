@@ -113,7 +113,7 @@ def _as_in_model(header: GgufHeader, config: PretrainedConfig, name: str, values
 def tensor_names(
     header: GgufHeader, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]] | None = None
 ) -> dict[str, str]:
-    """Return the model's weight names by the names of the file's tensors.
+    """Return a mapping from the file's tensor names to the model's weight names.
 
     Raises:
         YggdrasilError: if a weight has no tensor, or a tensor belongs to no weight.

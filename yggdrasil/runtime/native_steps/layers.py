@@ -41,7 +41,7 @@ class Weights:
         return name in self.tensors
 
     def linear(self, name: str, outputs: int) -> Linear:
-        """Return the linear layer ``name``. Raises NotCoveredError if it is not packed."""
+        """Return the packed linear layer ``name``. Raises NotCoveredError if it is not packed."""
         packed = self.tensors.get(f"{name}.packed")
         if packed is None:
             raise NotCoveredError(f"{name} is not packed")
@@ -180,7 +180,7 @@ class Program(NamedTuple):
 def layer_program(
     of: Description, shape: LayerShape, name: str, weights: Weights, caches: tuple[Tensor, Tensor]
 ) -> Program:
-    """Write the decoder layer ``name`` with the key and value ``caches`` [Hkv, S, D].
+    """Write the bytecode of decoder layer ``name`` over the key and value ``caches`` [Hkv, S, D].
 
     Raises:
         NotCoveredError: if a tensor is missing or has an unsupported layout.

@@ -33,7 +33,7 @@ class StateBuffers:
 
     @classmethod
     def allocate(cls, of: Recurrence, num_slots: int, dtype: torch.dtype, device: torch.device) -> "StateBuffers":
-        """Allocate zeroed buffers, each with its own storage."""
+        """Allocate zeroed state buffers for the recurrent layers ``of``, each with its own storage."""
 
         def zeros(shape: tuple[int, ...], dtype: torch.dtype, *, exists: bool = True) -> list[Tensor]:
             return [torch.zeros(shape, dtype=dtype, device=device) for _ in of.layers if exists]
@@ -50,7 +50,7 @@ class StateBuffers:
         )  # fmt: skip
 
     def tensors(self) -> list[Tensor]:
-        """Return all buffers, layer by layer, the order in which steps take them."""
+        """Return all state buffers, layer by layer, the order in which steps take them."""
         return [tensor for number in range(len(self.layers)) for tensor in self._of(number)]
 
     def _of(self, number: int) -> list[Tensor]:
@@ -70,7 +70,7 @@ class StateBuffers:
             tensor.zero_()
 
     def save(self) -> SavedState:
-        """Return a copy of the windows and states of the text."""
+        """Return a copy of the text's convolution windows and states."""
         return tuple(tensor.clone() for tensor in (*self.windows, *self.states))
 
     def load(self, saved: SavedState) -> None:

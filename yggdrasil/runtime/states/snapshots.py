@@ -68,7 +68,7 @@ class TextStates(KeptStates):
             self.keep()
 
     def keep(self) -> None:
-        """Copy the current states. If there are more than ``_MOST`` copies, drop the one closest after another."""
+        """Copy the current states. With more than 4 copies, drop the one closest after another."""
         if self._num_read:
             self.kept.setdefault(self._num_read, self._buffers.save())
         places = sorted(self.kept)
