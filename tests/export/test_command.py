@@ -19,7 +19,7 @@ def folder(tmp_path, monkeypatch):
     write_artifacts(tmp_path)
     write_artifacts(tmp_path, "counted", drafters=[StatisticsOptions()])
     (tmp_path / "costs.json").write_text(json.dumps(COSTS))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
