@@ -61,7 +61,7 @@ def test_turns_build_on_each_other(run, pair):
     assert " 0 of " in figures[0]
     reused, total = figures[1].split(", ")[-1].split(" prompt tokens")[0].split(" of ")
     assert int(total) / 2 < int(reused) < int(total)
-    assert all(part in figures[1] for part in ("ms a token", "tokens/s", "AAL", "first after"))
+    assert all(part in figures[1] for part in ("ms per token", "tokens/s", "AAL", "first after"))
 
 
 def test_commands(run, pair):

@@ -8,14 +8,14 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run the command line; an expected fault is one sentence on stderr and exit code 2."""
+    """Run the command line. An expected error prints one sentence to standard error and exits with code 2."""
     from yggdrasil.cli.exit_codes import run_guarded
 
     run_guarded(_program, "yggdrasil")
 
 
 def run_script(command: Callable[..., None], name: str) -> None:
-    """Run a script's one command as the command line is run."""
+    """Run a script's single command with the same handling of errors."""
     import typer
 
     from yggdrasil.cli.exit_codes import run_guarded
@@ -26,7 +26,7 @@ def run_script(command: Callable[..., None], name: str) -> None:
 
 
 def _program() -> "typer.Typer":
-    # Before torch, whose native code imports it: an interruption there would be taken for a numpy that is missing.
+    # Import it before torch does: torch takes an interruption of that import for a missing numpy.
     import numpy  # noqa: F401
 
     from yggdrasil.cli.app import app

@@ -1,4 +1,4 @@
-"""Commands of the ``yggdrasil`` program."""
+"""The commands of the ``yggdrasil`` program."""
 
 import platform
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from yggdrasil.cli.search import search
 from yggdrasil.cli.serve import serve
 from yggdrasil.cli.train import train
 
-DECODING, GAINING, MEASURING, KEPT = "Decode", "Make it faster", "Measure", "What is kept"
+DECODING, GAINING, MEASURING, KEPT = "Decode", "Make it faster", "Measure", "Stored files"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for command, panel in (
@@ -39,7 +39,7 @@ bench_app.command()(rules)
 bench_app.command()(exactness)
 app.add_typer(
     bench_app, name="bench", rich_help_panel=MEASURING,
-    help="Measure what a plan gains over plain decoding: `bench MODEL --prompts FILE`.",
+    help="Measure the speed-up over plain decoding: `bench MODEL --prompts FILE`.",
 )  # fmt: skip
 
 for command, panel in (
@@ -59,10 +59,10 @@ def _print_version(is_asked: bool) -> None:
 def program(
     shows_version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the versions in use and exit."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the versions and exit."),
     ] = False,
 ) -> None:
     """Speculative tree decoding of language models: faster, with exactly the model's own output.
 
-    MODEL is a checkpoint folder, a .gguf file or a hub id (owner/name), or the name of a plan that `calibrate` made.
+    MODEL is a checkpoint folder, a .gguf file or a hub id (owner/name), or the name of a plan from `calibrate`.
     """

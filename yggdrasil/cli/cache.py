@@ -1,4 +1,4 @@
-"""``yggdrasil cache``: what is compiled and kept of models on this machine, and how much of the disk it takes."""
+"""``yggdrasil cache``: lists and clears compiled steps, kernels and packed models."""
 
 import os
 import shutil
@@ -11,22 +11,22 @@ import typer
 from yggdrasil.errors import YggdrasilError, first_line
 
 MODELS = "models"  # a folder for each model, named by its fingerprint
-# All that is made again in seconds. Plans, the text that targets wrote for minutes, and counts of use stay.
+# Everything that is rebuilt in seconds. Plans, generated texts and n-gram counts are not cleared.
 FOLDERS = ("kernels", "steps", "captures", MODELS, "heads", "tokenizers")
 
 
 def cache(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="Only what is kept of this model: its name here, or a model."),
+        typer.Argument(metavar="[MODEL]", help="Only the files of this model: its name in the list, or a model."),
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove it; it is made again when needed.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove the files; they are rebuilt when needed.")] = False,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Remove the n-gram counts of answers, with MODEL those of its answers.")
+        bool, typer.Option("--forget", help="Remove the n-gram counts of answers; with MODEL only its own.")
     ] = False,
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
 ) -> None:
-    """List by model, size or clear what is compiled and kept of models (YGGDRASIL_CACHE moves it)."""
+    """List or clear the cached files of models, with their sizes. YGGDRASIL_CACHE moves the cache."""
     from yggdrasil.artifacts.atomic import followed
     from yggdrasil.artifacts.cache import cache_root
 
@@ -65,14 +65,14 @@ def _forget(model: str | None) -> None:
 
 
 def _by_model(place: Path) -> list[tuple[str, Path]]:
-    """Name and folder of each model that something is kept of, the names as plans have them, else fingerprints."""
+    """Return (name, folder) of each model in the cache; the name in plans, else the fingerprint."""
     folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
     known = _names({folder.name for folder in folders})
     return sorted((known.get(folder.name, folder.name), folder) for folder in folders)
 
 
 def _names(fingerprints: set[str]) -> dict[str, str]:
-    """The models' names by their fingerprints, from plans that mention them."""
+    """Return model names by fingerprint, from the plans that mention them."""
     from yggdrasil.artifacts import list_plans
     from yggdrasil.errors import ArtifactError
     from yggdrasil.scheduling.plan import Plan
@@ -89,7 +89,7 @@ def _names(fingerprints: set[str]) -> dict[str, str]:
 
 
 def _chosen(model: str, models: list[tuple[str, Path]]) -> tuple[str, Path]:
-    """What is kept of ``model``, which is named as it is listed, by its fingerprint or by its own path."""
+    """Return (name, folder) of ``model``, given by its listed name, its fingerprint or its path."""
     found = [each for each in models if model in (each[0], each[1].name)]
     if not found:
         from yggdrasil.artifacts import model_fingerprint
@@ -118,7 +118,7 @@ def _remove(given: Path, place: Path) -> None:
 
 
 def _sizes(place: Path) -> dict[Path, int]:
-    """Bytes of every file below ``place``; other processes' temporary ones may be gone before they are looked at."""
+    """Return the bytes of every file below ``place``; files that vanish meanwhile are skipped."""
     sizes = {}
     for folder, _, names in os.walk(place):
         for path in (Path(folder, name) for name in names):

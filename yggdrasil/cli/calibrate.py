@@ -1,4 +1,4 @@
-"""``yggdrasil calibrate``: measure a model on this machine and write the plan to decode with."""
+"""``yggdrasil calibrate``: measures a model on this machine and writes a plan."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
@@ -27,35 +27,36 @@ def calibrate(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="Repeat it for several in one tree. A draft model (folder, .gguf file or hub id) or a head "
-            "(folder, or yggdrasil:NAME for one that comes along); text and table, counts of this text and of the "
-            "target's own (both unless told otherwise); recycling, the target's runners-up; ngram, a look-up; "
-            "lookahead, windows of the target's own guesses; module:Class, your own; or none, plain decoding.",
+            help="A draft model (folder, .gguf file or hub id); a draft head (folder, or yggdrasil:NAME for a shipped "
+            "one); text, n-gram statistics of the request's text; table, of the target's own text (default: both); "
+            "recycling, the target's top-k tokens; ngram, n-gram lookup; lookahead, lookahead decoding; module:Class, "
+            "your own class; none, plain decoding. Repeat it to combine several in one tree.",
         ),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             callback=checks.input_file,
-            help="JSON lines with a prompt field; what you want to be fast on. Not given: the chats that are shipped.",
+            help="JSON lines with a prompt field, like the prompts you will use. Default: shipped prompts.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(callback=checks.name, help="Name of the profile, predictor and plan; else the target's own."),
+        typer.Option(callback=checks.name, help="Name of the profile, predictor and plan. Default: the target's name."),
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option(callback=checks.output_folder, help="Where profiles/, predictors/ and plans/ are written."),
+        typer.Option(callback=checks.output_folder, help="Folder for profiles/, predictors/ and plans/."),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Arithmetic of both models.", rich_help_panel=ARITHMETIC)] = "bfloat16",
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of target and drafter.", rich_help_panel=ARITHMETIC)] = "bfloat16",
     weights: Annotated[
         str,
         typer.Option(
             callback=checks.weights,
             metavar=WEIGHTS,
-            help="Of the target. file: the blocks of a GGUF file as they are; q8_0 to q4_0: rounded to that format; "
-            "auto: file for a quantised GGUF file on a CPU in bfloat16, else full.",
+            help="Format of the target's weights in memory. full: --dtype; file: the file's quantised blocks (GGUF, "
+            "MXFP4 experts); others: quantised at loading. auto: file if the native CPU kernels read the file's blocks "
+            "and --dtype is bfloat16, else full.",
             rich_help_panel=ARITHMETIC,
         ),
     ] = AUTO,
@@ -64,39 +65,39 @@ def calibrate(
         typer.Option(
             callback=checks.weights,
             metavar=WEIGHTS,
-            help="Of a draft model, as --weights.",
+            help="Format of a draft model's weights, as --weights.",
             rich_help_panel=ARITHMETIC,
         ),
     ] = AUTO,
-    quick: Annotated[bool, typer.Option("--quick", help="A first look: fewer prompts, widths and samples.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use fewer prompts, widths and samples.")] = False,
     max_length: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Longest request in tokens, prompt included; else what the models and the memory have.",
+            help="Longest request in tokens, prompt included. Default: the models' context, limited by memory.",
             rich_help_panel=SHAPES,
         ),
     ] = None,
-    max_depth: Annotated[int, typer.Option(min=1, help="Deepest tree.", rich_help_panel=SHAPES)] = 8,
+    max_depth: Annotated[int, typer.Option(min=1, help="Maximum depth of a tree.", rich_help_panel=SHAPES)] = 8,
     draft_widths: Annotated[
         str | None,
         typer.Option(
-            callback=checks.widths, help=f"Draft widths to consider; else {WIDTHS[0]}.", rich_help_panel=SHAPES
+            callback=checks.widths, help=f"Draft widths to consider. Default: {WIDTHS[0]}.", rich_help_panel=SHAPES
         ),
     ] = None,
     verify_widths: Annotated[
         str | None,
         typer.Option(
-            callback=checks.widths, help=f"Verify widths to consider; else {WIDTHS[1]}.", rich_help_panel=SHAPES
+            callback=checks.widths, help=f"Verify widths to consider. Default: {WIDTHS[1]}.", rich_help_panel=SHAPES
         ),
     ] = None,
     target_threads: Annotated[
         int,
-        typer.Option(min=0, max=MOST_THREADS, help="Threads of the target, 0 to measure.", rich_help_panel=ARITHMETIC),
+        typer.Option(min=0, max=MOST_THREADS, help="Threads of the target; 0: measure.", rich_help_panel=ARITHMETIC),
     ] = 0,
     drafter_threads: Annotated[
         int,
-        typer.Option(min=0, max=MOST_THREADS, help="Threads of the drafter, 0 to measure.", rich_help_panel=ARITHMETIC),
+        typer.Option(min=0, max=MOST_THREADS, help="Threads of the drafter; 0: measure.", rich_help_panel=ARITHMETIC),
     ] = 0,
     ngram: Annotated[
         str,
@@ -109,33 +110,31 @@ def calibrate(
         int | None,
         typer.Option(
             min=0,
-            help="Tokens of its own that the target writes for the table; else ten minutes', or one's with --quick.",
+            help="Tokens of text that the target generates for the table. Default: 10 minutes', 1 with --quick.",
             rich_help_panel=EFFORT,
         ),
     ] = None,
     own_table: Annotated[
         bool,
-        typer.Option(
-            "--own-table", help="Count this calibration's text alone; else a larger table of the target is used."
-        ),
+        typer.Option("--own-table", help="Use this calibration's table even if the target has a larger one."),
     ] = False,
     keep_drafter: Annotated[
         bool,
         typer.Option(
             "--keep-drafter",
-            help="Keep a drafter that does not pay beside guesses that cost no pass.",
+            help="Keep the drafter even if model-free drafts alone are as fast.",
             rich_help_panel=EFFORT,
         ),
     ] = False,
     device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Where both models run.", rich_help_panel=ARITHMETIC)
+        Literal["cpu", "cuda"], typer.Option(help="Device of target and drafter.", rich_help_panel=ARITHMETIC)
     ] = "cpu",
     backend: BackendOption = None,
     chat: ChatOption = False,
 ) -> None:
-    """Measure a model, with a draft model or without, on this machine, and write the plan to decode with.
+    """Measure a model and its drafters on this machine, and write the fastest plan.
 
-    Interrupted, it resumes.
+    If interrupted, the same command resumes.
     """
     from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, Effort, PairSource
     from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
@@ -183,7 +182,7 @@ def calibrate(
 def _shapes(
     max_length: int, max_depth: int, draft: str | None, verify: str | None, named: "NamedDrafters", *, quick: bool
 ) -> "Shapes":
-    """Shapes of what was asked for; ``quick`` and the drafters decide widths that were not given."""
+    """Return the shapes to consider; ``quick`` and the drafters determine widths that are not given."""
     from yggdrasil.calibration.calibration_settings import QUICK_WIDTHS
     from yggdrasil.scheduling.plan import Shapes
 
@@ -214,7 +213,7 @@ def _print_plan(path: Path) -> None:
     print(f"predicted for {best.policy}: {best.describe()}")
     for other in plan.rejected:
         print(
-            f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms a token"
+            f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms per token"
         )
     if (origin := table_origin(path.parent / plan.predictor)) is not None:
         print(origin)

@@ -1,4 +1,4 @@
-"""``yggdrasil chat``: a conversation, turn by turn."""
+"""``yggdrasil chat``: an interactive chat in the terminal."""
 
 import sys
 from dataclasses import replace
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from yggdrasil.engine.request_options import RequestSettings
     from yggdrasil.prompts import Message
 
-_HELP = """/help           what there is
+_HELP = """/help           list the commands
 /reset          begin a new conversation
 /system TEXT    begin a new one with this system prompt; without TEXT show it
 /retry          answer the last question again
-/undo           take the last question and its answer back
-/drop           forget the oldest turns, where the context is full
-/stats          figures after each answer, on or off
+/undo           remove the last question and its answer
+/drop           forget the oldest turns if the context is full
+/stats          switch figures after each answer on or off
 /exit           leave, as Ctrl-D does; Ctrl-C ends an answer"""
 
 
@@ -32,18 +32,18 @@ _HELP = """/help           what there is
 @opt.samples_as_the_model
 def chat(
     source: ModelArgument,
-    system: Annotated[str | None, typer.Option(help="System prompt; the template's own if not given.")] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="A line of figures after each answer.")] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 1024,
+    system: Annotated[str | None, typer.Option(help="System prompt. Default: the template's own.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print a line of figures after each answer.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 1024,
     stop: Annotated[list[str] | None, typer.Option(help="End an answer before this text; can be repeated.")] = None,
     **options: Any,
 ) -> None:
-    """Talk to a model, in its own chat template. Questions come from the terminal, or line by line from a pipe."""
+    """Chat with a model, in its own chat template. Reads questions from the terminal, or line by line from a pipe."""
     from yggdrasil.engine.request_options import RequestSettings
 
     settings = RequestSettings(
         max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.named_sampling(options)
-    )  # before the model is read
+    )  # checked before the model is loaded
     decoder = open_decoder(source, **opening(options), chat=True)
     settings = replace(settings, sampling=_sampling(decoder, options))
     if settings.sampling.needs_logits:
@@ -59,7 +59,7 @@ def chat(
 
 
 def _sampling(decoder: "Decoder", options: dict[str, Any]) -> "SamplingParams":
-    """The sampling of all answers, which is shown."""
+    """Return the sampling parameters of all answers, and print them."""
     from yggdrasil.engine.recommended_sampling import describe, recommended_sampling_of
 
     own = recommended_sampling_of(decoder)
@@ -75,7 +75,7 @@ def _sampling(decoder: "Decoder", options: dict[str, Any]) -> "SamplingParams":
 
 
 def _talk(conversation: "Conversation") -> None:
-    """Ask for one line after the other; faults end no conversation."""
+    """Read lines from the terminal until the user leaves; an error does not end the conversation."""
     import contextlib
 
     with contextlib.suppress(ImportError):
@@ -104,7 +104,7 @@ def _talk(conversation: "Conversation") -> None:
 
 
 def _answer_lines(conversation: "Conversation") -> None:
-    """Every line of standard input is a turn. A fault ends it: nobody is there to ask otherwise."""
+    """Take every line of standard input as a turn; an error ends the command."""
     try:
         for line in sys.stdin:
             if not conversation.take(line.rstrip("\r\n")):
@@ -121,7 +121,7 @@ class _Exchange(NamedTuple):
 
 
 class Conversation:
-    """Turns so far, and what a line that is typed does to them."""
+    """The turns of a conversation, and the handling of a line that the user types."""
 
     def __init__(self, decoder: "Decoder", settings: "RequestSettings", system: str | None = None) -> None:
         self._decoder, self._settings = decoder, settings
@@ -129,10 +129,10 @@ class Conversation:
         self._exchanges: list[_Exchange] = []
         self._unanswered: str | None = None  # a question that the context had no room for
         self.shows_stats = False
-        decoder.encode_chat(self.messages("a"))  # a template that takes no system prompt says so before the first one
+        decoder.encode_chat(self.messages("a"))  # raises now if the template takes no system prompt
 
     def messages(self, question: str) -> "list[Message]":
-        """The conversation with ``question`` as its last turn."""
+        """Return the conversation's messages with ``question`` as the last turn."""
         from yggdrasil.prompts import Message
 
         system = [] if self._system is None else [Message("system", self._system)]
@@ -144,10 +144,10 @@ class Conversation:
         return [*system, *turns, Message("user", question)]
 
     def take(self, line: str) -> bool:
-        """Answer a line or obey it; returns whether the conversation goes on.
+        """Answer a question or run a command, and return whether the conversation continues.
 
         Raises:
-            YggdrasilError: it cannot be answered; the conversation is as before.
+            YggdrasilError: the question cannot be answered; the conversation is unchanged.
         """
         if not line.strip():
             return True
@@ -202,7 +202,7 @@ class Conversation:
                 self._exchanges.append(last)
 
     def _drop(self) -> None:
-        """Forget the oldest turns until half of the context is free, and answer what had no room."""
+        """Drop the oldest turns until half of the context is free, then answer the question that was too long."""
         dropped, room = 0, self._decoder.assembly.engine.max_length // 2
         while self._exchanges and self._size(self._unanswered or "a") > room:
             del self._exchanges[0]
@@ -218,7 +218,7 @@ class Conversation:
         return len(encode_chat(self._decoder.tokenizer, self.messages(question)))
 
     def _ask(self, question: str) -> None:
-        """Answer; what an interruption has cut off is kept where there is any, and the interruption goes on."""
+        """Print and store the answer. An interruption stores the text so far and is raised again."""
         settings, request = self._settings, None
         tokens = self._encoded(question)
         try:
@@ -265,9 +265,9 @@ class Conversation:
 
 
 def figures_line(result: "Generation") -> str:
-    """Figures of one answer."""
+    """Return a line with the figures of one answer."""
     metrics = result.metrics
-    pace = f"{metrics.tpot_ms:.1f} ms a token, {1e3 / metrics.tpot_ms:.1f} tokens/s, " if metrics.tpot_ms else ""
+    pace = f"{metrics.tpot_ms:.1f} ms per token, {1e3 / metrics.tpot_ms:.1f} tokens/s, " if metrics.tpot_ms else ""
     return (
         f"[{len(result.tokens)} tokens, {pace}AAL {metrics.aal:.2f}, first after {metrics.ttft_ms:.0f} ms, "
         f"{metrics.reused_tokens} of {result.prompt_tokens} prompt tokens reused]"

@@ -1,4 +1,4 @@
-"""Callbacks of options: what cannot be meant is refused by name while the command line is read, before any work."""
+"""Callbacks that validate options while the command line is parsed, before any work."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ _LARGEST = 1 << 24  # no width, context or budget is larger
 
 
 def parse_widths(text: str) -> tuple[int, ...]:
-    """Numbers from a list such as ``1,2,4,8``."""
+    """Parse a list such as "1,2,4,8". Raises YggdrasilError if it is not a list of integers."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -23,7 +23,7 @@ def parse_widths(text: str) -> tuple[int, ...]:
 
 
 def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
-    """A list of whole numbers from 1 on, or nothing."""
+    """Check that ``text`` is None or a list of integers from 1."""
     if text is None:
         return None
     try:
@@ -37,7 +37,7 @@ def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
 
 
 def drafter(parameter: typer.CallbackParam, value: str) -> str:
-    """``plan``, ``ngram`` or ``module:Class``."""
+    """Check that ``value`` is "plan", "ngram" or "module:Class"."""
     from yggdrasil.drafters.registry import NGRAM, is_own
 
     if value not in ("plan", NGRAM) and not is_own(value):
@@ -48,7 +48,7 @@ def drafter(parameter: typer.CallbackParam, value: str) -> str:
 
 
 def rule(parameter: typer.CallbackParam, value: str) -> str:
-    """An acceptance rule's name or ``module:Class``."""
+    """Check that ``value`` is the name of an acceptance rule or "module:Class"."""
     from yggdrasil.acceptance.speculation import RuleName
     from yggdrasil.own_class import is_own_class
 
@@ -59,7 +59,7 @@ def rule(parameter: typer.CallbackParam, value: str) -> str:
 
 
 def temperatures(parameter: typer.CallbackParam, text: str) -> str:
-    """A list of finite numbers from 0 on."""
+    """Check that ``text`` is a list of finite numbers from 0."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -70,14 +70,14 @@ def temperatures(parameter: typer.CallbackParam, text: str) -> str:
 
 
 def finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
-    """A number from 0 on, or nothing."""
+    """Check that ``value`` is None or a finite number from 0."""
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise YggdrasilError(f"{_typed(parameter)} is {value}; give a finite number from 0 on")
     return value
 
 
 def name(parameter: typer.CallbackParam, value: str | None) -> str | None:
-    """Refuse a name that no artefact can have; None passes."""
+    """Check that ``value`` is None or a valid name of a plan."""
     try:
         return value if value is None else validate_name(value)
     except ArtifactError as error:
@@ -85,7 +85,7 @@ def name(parameter: typer.CallbackParam, value: str | None) -> str | None:
 
 
 def weights(parameter: typer.CallbackParam, text: str) -> str:
-    """Refuse unknown weight formats, and K formats where the library that rounds to them is missing."""
+    """Check that ``text`` is a weights format, and that ggml is installed if it is a K format."""
     known = (AUTO, *get_args(Weights))
     if text not in known:
         raise YggdrasilError(f"{_typed(parameter)} {text} is none of {', '.join(known)}")
@@ -101,7 +101,7 @@ def weights(parameter: typer.CallbackParam, text: str) -> str:
 
 
 def input_file(parameter: typer.CallbackParam, given: _Paths) -> _Paths:
-    """Files that can be read."""
+    """Check that the given files can be read."""
     paths: list[Path] = [given] if isinstance(given, Path) else given or []
     for path in paths:
         try:
@@ -116,13 +116,13 @@ def input_file(parameter: typer.CallbackParam, given: _Paths) -> _Paths:
 
 
 def output_file(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
-    """A file that can be written, or nothing."""
+    """Check that ``path`` is None or a file that can be written."""
     _check_output(parameter, path, is_folder=False)
     return path
 
 
 def output_folder(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
-    """A folder that can be written into, or nothing."""
+    """Check that ``path`` is None or a folder that can be written to."""
     _check_output(parameter, path, is_folder=True)
     return path
 
@@ -137,5 +137,5 @@ def _check_output(parameter: typer.CallbackParam, path: Path | None, *, is_folde
 
 
 def _typed(parameter: typer.CallbackParam) -> str:
-    """The option as a person types it."""
+    """Return the option's name as the user types it."""
     return str(parameter.opts[0])

@@ -15,11 +15,11 @@ import typer
 from yggdrasil.cli.streams import close_output, open_streams
 from yggdrasil.errors import Interrupted, Terminated, YggdrasilError, first_line
 
-# typer carries a click of its own in some versions: these are its ClickException and UsageError, whichever it is.
+# Some versions of typer bundle click: these are the ClickException and UsageError of the click that it uses.
 _USAGE_FAULT, _COMMAND_FAULT = typer.BadParameter.__mro__[1:3]
 _PACKAGE = Path(__file__).parents[1]
 _MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory", "Cannot allocate memory")
-_TERMINATED = 128 + signal.SIGTERM  # as a shell counts it
+_TERMINATED = 128 + signal.SIGTERM  # as a shell reports it
 _INTERRUPTED = (
     "interrupted; what was compiled or prepared so far is kept and nothing half-written is, run the same command again "
     "to go on"
@@ -27,17 +27,17 @@ _INTERRUPTED = (
 
 
 class Ending(NamedTuple):
-    """What is said on standard error, and the exit code."""
+    """The sentence for standard error (None: nothing) and the exit code."""
 
     sentence: str | None
     code: int
 
 
 def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
-    """Run the program that ``load`` imports and exit: 2 behind one sentence for a fault that the user can mend.
+    """Run the program that ``load`` imports, and exit.
 
-    An interruption exits with 130, SIGTERM with 143, and a reader that went away with 1. Anything else is a bug and
-    keeps its traceback.
+    Errors that the user can correct print one sentence and exit with 2, an interruption with 130, SIGTERM with 143, a
+    closed output pipe with 1. Any other exception is a bug and keeps its traceback.
     """
     try:
         signal.signal(signal.SIGTERM, _terminate)
@@ -54,13 +54,13 @@ def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
             raise
         _end(name, ending)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):  # what shuts down from here on has nothing to tell or to keep
+        for number in (signal.SIGINT, signal.SIGTERM):  # the shutdown needs no cleanup
             signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def _warnings_as_sentences(name: str) -> Iterator[None]:
-    """Show our own warnings without the line of code that they come from."""
+    """Print warnings of this package as one sentence, without their source line."""
     with warnings.catch_warnings():
         usual = warnings.showwarning
 
@@ -86,7 +86,7 @@ def _terminate(_: int, __: FrameType | None) -> NoReturn:
 
 
 def ending_of(error: BaseException) -> Ending | None:
-    """How the command ends after ``error``; None for a bug."""
+    """Return how the command ends after ``error``; None for a bug."""
     if isinstance(error, YggdrasilError):
         is_terminated = isinstance(error, Interrupted) and _was_terminated(error)
         return Ending(" ".join(str(error).splitlines()), _TERMINATED if is_terminated else error.exit_code)
@@ -106,14 +106,14 @@ def ending_of(error: BaseException) -> Ending | None:
 
 
 def _was_terminated(error: BaseException | None) -> bool:
-    """Whether it was raised for SIGTERM, or while that was dealt with."""
+    """Return whether ``error`` was raised by SIGTERM or while handling it."""
     while error is not None and not isinstance(error, Terminated):
         error = error.__context__
     return error is not None
 
 
 def _invoke(app: typer.Typer, name: str) -> int:
-    """Parse the command line and run its command. Not click's own ``main``, which keeps faults to itself."""
+    """Parse the command line, run its command and return the exit code; click's ``main`` would catch errors."""
     command = typer.main.get_command(app)
     try:
         with command.make_context(name, sys.argv[1:]) as context:
@@ -141,18 +141,18 @@ def _os_sentence(error: OSError) -> str:
 
 
 def _end(name: str, ending: Ending) -> NoReturn:
-    """Say the sentence and leave; output that cannot be written any more is dropped."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # asked once, it ends: a second Ctrl-C adds nothing
+    """Print the ending's sentence and exit; output that cannot be written is dropped."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore a second Ctrl-C
     close_output()
     if ending.sentence:
         with contextlib.suppress(OSError, ValueError):
-            start = "\n" if ending.code == Interrupted.exit_code else ""  # behind the ^C that a terminal shows
+            start = "\n" if ending.code == Interrupted.exit_code else ""  # after the ^C that a terminal shows
             print(f"{start}{name}: {ending.sentence}", file=sys.stderr, flush=True)
     raise SystemExit(ending.code) from None
 
 
 def _check_folder() -> None:
-    """Without a working directory no relative path means anything, whoever holds it."""
+    """Raise YggdrasilError if the working directory is gone, so that relative paths would fail."""
     try:
         os.getcwd()  # noqa: PTH109  (before pathlib is imported)
     except OSError as error:

@@ -17,23 +17,23 @@ def export(
     plan: str,
     to: Annotated[Literal["llama-server", "vllm", "sglang"], typer.Option(help="The engine.")],
     url: Annotated[
-        str | None, typer.Option(help="A llama-server with the target and without speculation, to measure on.")
+        str | None, typer.Option(help="A llama-server with the target, started without speculation, to measure.")
     ] = None,
     drafter_url: Annotated[str | None, typer.Option(help="A llama-server with the plan's draft model.")] = None,
     costs: Annotated[
         Path | None,
-        typer.Option(callback=checks.input_file, help="Costs of passes in JSON, instead of measuring them."),
+        typer.Option(callback=checks.input_file, help="A JSON file with pass times, instead of measuring them."),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             callback=checks.input_file,
-            help="Prompts that the server answers, to choose look-ups by; else by the text of the calibration.",
+            help="Prompts for the server; lookups are simulated on its answers. Default: on text of the calibration.",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts answered, spread over the file.")] = 24,
+    limit: Annotated[int, typer.Option(min=1, help="Number of prompts, evenly spread over the file.")] = 24,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
-    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")] = 256,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep at most so many last tokens of a prompt.")] = 256,
     out: Annotated[
         Path | None,
         typer.Option("--json", callback=checks.output_file, help="Also write settings, costs and remarks here."),
@@ -41,7 +41,7 @@ def export(
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Print the options that our objective would give another engine; what they cannot say goes to standard error."""
+    """Print another engine's speculation options with the best predicted speed; remarks go to standard error."""
     from yggdrasil.artifacts import write_atomic
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.export.exporting import Exported, Request
@@ -58,8 +58,8 @@ def export(
     print(found.settings.line)
     predicted = found.settings.predicted
     said = [
-        f"{found.settings.method}: {predicted.ms_per_token:.3g} ms a token predicted, {predicted.speedup:.2f} x plain, "
-        f"accepted length {predicted.aal:.2f}",
+        f"{found.settings.method}: {predicted.ms_per_token:.3g} ms per token predicted, "
+        f"{predicted.speedup:.2f} x plain, accepted length {predicted.aal:.2f}",
         *found.remarks,
         *(f"not said by these options: {each}" for each in found.not_said),
     ]

@@ -1,4 +1,4 @@
-"""``yggdrasil generate``: decode prompts, streaming text as it becomes certain."""
+"""``yggdrasil generate``: decodes prompts and streams the text."""
 
 import json
 import sys
@@ -31,16 +31,16 @@ def generate(
         typer.Option(callback=checks.input_file, help="JSON lines with a prompt field, or messages of a chat."),
     ] = None,
     chat: ChatOption = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; can be repeated.")] = None,
-    include_stop: Annotated[bool, typer.Option("--include-stop", help="Keep the stop text.")] = False,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end-of-text.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One object a prompt instead of streamed text.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens to generate.")] = 128,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")] = None,
+    include_stop: Annotated[bool, typer.Option("--include-stop", help="Include the stop text in the output.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after end-of-text tokens.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Read at most so many prompts.")] = None,
     logprobs: opt.Logprobs = None,
     **options: Any,
 ) -> None:
-    """Decode prompts greedily unless told otherwise, streaming text. A bad prompt of a file does not end the others."""
+    """Decode prompts and stream the text; greedy by default. An invalid prompt of a file does not stop the others."""
     from yggdrasil.engine.request_options import RequestSettings
     from yggdrasil.prompts import Prompt
 
@@ -74,7 +74,7 @@ def generate(
 
 
 def _begin(decoder: "Decoder", settings: "RequestSettings", *, as_json: bool) -> None:
-    """Say what law the output follows, and build the steps that it needs."""
+    """Build the steps that the settings need, and print whether decoding is greedy or lossy."""
     if settings.sampling.needs_logits:
         prepare_logits(decoder)
     elif not as_json and sys.stderr.isatty():
@@ -90,14 +90,14 @@ def _read(file: Path, limit: int | None, *, chat: bool) -> "Iterator[Prompt | Ba
 
 
 class _Printer:
-    """Decodes prompts and prints what they give."""
+    """Decodes prompts and prints the answers."""
 
     def __init__(self, decoder: "Decoder", settings: "RequestSettings", *, as_json: bool, is_alone: bool) -> None:
         self._decoder, self._settings = decoder, settings
         self._as_json, self._is_alone = as_json, is_alone
 
     def try_decode(self, item: "Prompt | BadLine") -> bool:
-        """Print the answer, or what is wrong with the prompt; returns whether it could be decoded."""
+        """Print the answer or the error, and return whether the prompt could be decoded."""
         from yggdrasil.prompts import BadLine
 
         try:
@@ -139,7 +139,7 @@ class _Printer:
             for piece in request:
                 print(piece, end="", flush=True)
         finally:
-            print(flush=True)  # what comes next, a fault's sentence too, begins a line
+            print(flush=True)  # further output, also an error message, begins a new line
         self._explain(item, request.result())
 
     def _record(self, name: str, result: "Generation") -> dict[str, Any]:
@@ -159,7 +159,7 @@ class _Printer:
         return record
 
     def _explain(self, item: "Prompt", result: "Generation") -> None:
-        """Say why there is nothing, or no more."""
+        """Print why the text is empty or ended at the context's limit."""
         which = "" if self._is_alone else f"{item.id}: "
         if result.finish_reason == "context":
             limit = self._decoder.assembly.engine.max_length

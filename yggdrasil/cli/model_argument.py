@@ -1,4 +1,4 @@
-"""How commands name a model: as their first argument. The options of earlier versions stand for it, and say so."""
+"""The argument MODEL of commands. The former options are hidden synonyms that print a deprecation note."""
 
 from collections.abc import Callable
 from inspect import Parameter, signature
@@ -21,7 +21,7 @@ MODEL = Annotated[
 def takes_model(
     former: str, callback: Callable[..., Any] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the argument MODEL in the place of its parameter ``former``, whose option stays as a synonym."""
+    """Return a decorator that makes the parameter ``former`` the argument MODEL and keeps its option as a synonym."""
     option = f"--{former}"
     synonym = Annotated[str | None, typer.Option(option, hidden=True, callback=callback)]
 
@@ -50,10 +50,10 @@ def _named(model: str | None, former: str | None, option: str) -> str:
 
 
 def plan_of(source: str) -> str:
-    """The plan that ``source`` names, or the one of the model that it names.
+    """Return the plan that ``source`` names, or the plan of the model that it names.
 
     Raises:
-        YggdrasilError: there is nothing of that name, or the model has no plan on this machine.
+        YggdrasilError: there is no such plan or model, or the model has no plan on this machine.
     """
     from yggdrasil.artifacts.plan_names import is_plan
 

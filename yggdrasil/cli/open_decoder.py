@@ -1,4 +1,4 @@
-"""How commands open a decoder."""
+"""Opens the decoder of a command."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 
 
 def check_source(source: str, *, chat: bool = False) -> None:
-    """Refuse a name of nothing, a file that is no model, and one without a template where it is to ``chat``.
-
-    Nothing large is imported or read before.
+    """Check a model's name before anything large is imported or read.
 
     Raises:
-        YggdrasilError: it names neither a plan nor a model, or no chat model.
+        YggdrasilError: the name is empty, the folder has no weights, or with ``chat`` the model has no chat template.
     """
     from yggdrasil.artifacts import check_weights
     from yggdrasil.artifacts.homes import expanded
@@ -73,7 +71,7 @@ def open_decoder(
 
 
 def prepare_logits(decoder: "Decoder") -> None:
-    """Build the steps of requests that sample or follow a constraint now, and say so where that takes long."""
+    """Build the steps for sampling and constraints now, with progress if that takes long."""
     from yggdrasil.cli.progress import PhaseProgress
 
     with PhaseProgress() as progress:
@@ -83,5 +81,5 @@ def prepare_logits(decoder: "Decoder") -> None:
 
 
 def say(sentence: str) -> None:
-    """One sentence beside the output."""
+    """Print one sentence to standard error."""
     print(f"yggdrasil: {' '.join(sentence.splitlines())}", file=sys.stderr, flush=True)

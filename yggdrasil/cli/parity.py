@@ -1,4 +1,4 @@
-"""``yggdrasil parity``: how far wide passes are from width-1 decoding, and the tolerance that follows."""
+"""``yggdrasil parity``: compares wide passes with one-row passes, and writes the resulting tolerance."""
 
 import json
 from dataclasses import asdict, replace
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 def parity(
     plan: str,
     prompts: Annotated[Path, typer.Option(callback=checks.input_file, help="JSON lines with a prompt field.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="Use at most so many prompts.")] = 16,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare on each.")] = 64,
-    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")] = 256,
-    dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare per prompt.")] = 64,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep at most so many last tokens of a prompt.")] = 256,
+    dtype: Annotated[Dtype | None, typer.Option(help="Dtype of both models. Default: the plan's.")] = None,
     dump_mismatches: Annotated[
         Path | None,
         typer.Option(
             callback=checks.output_file,
-            help="Write every position at which a width chooses otherwise, as JSON lines.",
+            help="Write every position where a width changes the argmax to this file, as JSON lines.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            callback=checks.output_folder, help="Folder for parity-DTYPE.yaml; the plan's predictor's if unset."
+            callback=checks.output_folder, help="Folder for parity-DTYPE.yaml. Default: the plan's predictor folder."
         ),
     ] = None,
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Compare verification at every compiled width with width-1 decoding on the same tokens; writes the tolerance."""
+    """Compare passes of every width with one-row passes on the same tokens, and write the tolerance for `strict`."""
     from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
     from yggdrasil.bench.record import public_source
     from yggdrasil.bench.systems import encode_prompts

@@ -1,4 +1,4 @@
-"""``yggdrasil plans``: the plans there are, in a table of short names."""
+"""``yggdrasil plans``: lists the plans."""
 
 import sys
 from pathlib import Path
@@ -10,13 +10,13 @@ from yggdrasil.errors import YggdrasilError
 
 
 def plans(
-    name: Annotated[str | None, typer.Argument(help="Only plans of this name, of every machine.")] = None,
+    name: Annotated[str | None, typer.Argument(help="List the plans of this name, of every machine.")] = None,
     fits: Annotated[
-        bool, typer.Option("--fits", help="Exit with 0 only if one fits this machine; print nothing else.")
+        bool, typer.Option("--fits", help="Print nothing; exit with 0 if a plan is for this machine, else with 1.")
     ] = False,
-    paths: Annotated[bool, typer.Option("--paths", help="Print the files alone, one a line.")] = False,
+    paths: Annotated[bool, typer.Option("--paths", help="Print the files only, one per line.")] = False,
 ) -> None:
-    """List the plans of this machine; with NAME those of every machine."""
+    """List the plans of this machine; with NAME the plans of that name of every machine."""
     from yggdrasil.artifacts import current_machine, list_plans
     from yggdrasil.artifacts.parsing import close_match
 

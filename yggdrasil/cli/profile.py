@@ -1,4 +1,4 @@
-"""``yggdrasil profile``: where the time of steps and of iterations goes."""
+"""``yggdrasil profile``: times steps and iterations, and compares them with the machine's limits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,30 +37,30 @@ def profile(
     max_length: Annotated[
         str | None,
         typer.Option(
-            callback=checks.widths, help="Capacity of the caches, or several in turns (8192,4224); else the plan's."
+            callback=checks.widths, help="Capacity of the KV caches, or several (8192,4224). Default: the plan's."
         ),
     ] = None,
     verify_widths: Annotated[
-        str | None, typer.Option(callback=checks.widths, help="Widths to time; the plan's if not given.")
+        str | None, typer.Option(callback=checks.widths, help="Widths to time. Default: the plan's.")
     ] = None,
     draft_widths: Annotated[
-        str | None, typer.Option(callback=checks.widths, help="Widths to time; the plan's if not given.")
+        str | None, typer.Option(callback=checks.widths, help="Widths to time. Default: the plan's.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns every step takes, three timed runs each.")] = 7,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each runs every step three times.")] = 7,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            callback=checks.input_file, help="JSON lines with a prompt field: decode some and show iterations by stage."
+            callback=checks.input_file, help="JSON lines with a prompt field: decode up to four, show time by stage."
         ),
     ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Dtype of both models. Default: the plan's.")] = None,
     out: Annotated[
         Path | None, typer.Option(callback=checks.output_folder, help="Folder for roofline.csv and the other tables.")
     ] = None,
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Time every step against this machine's bandwidth and matrix rate, and iterations stage by stage."""
+    """Time every step, compare it with the machine's bandwidth and matrix throughput, and time iterations by stage."""
     from yggdrasil.calibration.measurement.step_times import time_against_limits
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.prompts import read_prompts
@@ -84,7 +84,7 @@ def profile(
 def _pair(
     plan: str, dtype: Dtype | None, verify_widths: str | None, draft_widths: str | None, *, force_machine: bool
 ) -> "PairSource":
-    """The plan's pair, with other widths and arithmetic where they are given."""
+    """Return the plan's models with the given widths and dtype."""
     from yggdrasil.artifacts import current_machine, resolve_plan
     from yggdrasil.calibration.calibration_settings import PairSource
     from yggdrasil.scheduling.plan import Plan, check_plan
@@ -108,7 +108,7 @@ def _pair(
 
 
 def _texts(pair: "PairSource", requests: "Sequence[Prompt]") -> list[list[int]]:
-    """The ends of the prompts as tokens; YggdrasilError with its place where one is empty."""
+    """Return the last tokens of each prompt. Raises YggdrasilError if one is empty."""
     from yggdrasil.checkpoints.facts import load_tokenizer
     from yggdrasil.prompts import encode_prompt
 
@@ -130,7 +130,7 @@ def _show(tables: "dict[str, pd.DataFrame]") -> None:
             f"{model}: this machine reads {row['bandwidth_gb_s']:.1f} GB/s and multiplies at "
             f"{row['matrix_gflops_s']:.0f} GFLOP/s with the {model}'s threads, dtype and size"
         )
-    show_table("steps against the machine's limits", tables["roofline"][list(TABLE_COLUMNS)])
+    show_table("steps and the machine's limits", tables["roofline"][list(TABLE_COLUMNS)])
     if "iterations" in tables:
         show_table("iterations", tables["iterations"])
 

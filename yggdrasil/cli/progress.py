@@ -14,14 +14,14 @@ from rich.table import Table
 
 from yggdrasil.bench.spread import describe
 
-EVERY = 10.0  # seconds between two lines
+EVERY = 10.0  # minimum seconds between two lines
 FIRST = 1.0  # seconds after which a phase prints its first line
 
 
 class ProgressLines:
-    """Writes a line about the current phase, at most one every ``every`` seconds; short phases say nothing.
+    """Prints a line about the current phase, at most one every ``every`` seconds; short phases print nothing.
 
-    A thread of its own writes, since a phase may compute for minutes before it reports.
+    A thread prints the lines, because a phase may compute for minutes before it reports progress.
     """
 
     def __init__(self, every: float = EVERY, first: float = FIRST) -> None:
@@ -43,7 +43,7 @@ class ProgressLines:
         return report
 
     def close(self) -> None:
-        """No phase runs, until another begins."""
+        """End the current phase, until another begins."""
         if self._ends is not None:
             self._ends.set()
             self._ends = None
@@ -75,9 +75,9 @@ _console = Console(stderr=True)
 
 
 class PhaseProgress:
-    """One bar a phase, with elapsed and estimated remaining time; nothing is drawn before the first.
+    """Shows one progress bar per phase, with elapsed and estimated remaining time.
 
-    Where standard error is no terminal, lines take the place of bars (``ProgressLines``).
+    If standard error is not a terminal, it prints lines instead (``ProgressLines``).
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class PhaseProgress:
         self.close()
 
     def close(self) -> None:
-        """Draw what is there for the last time, until another phase begins."""
+        """Stop drawing, until another phase begins."""
         if self._lines is not None:
             self._lines.close()
         if self._progress.live.is_started:
@@ -118,7 +118,7 @@ class PhaseProgress:
 
 
 def show_comparison(result: "Comparison") -> None:
-    """One line a prompt."""
+    """Print one line about a compared prompt."""
     tree, plain = result.tree.metrics, result.plain.metrics
     same = "same tokens" if result.divergence is None else f"DIFFERENT TOKENS ({result.divergence.verdict})"
     ratio = f"{result.decode_ratio:5.2f}" if tree.iterations else f"{'-':>5}"  # the first token is the prefill's
@@ -130,8 +130,8 @@ def show_comparison(result: "Comparison") -> None:
 
 
 def show_summary(summary: dict[str, Any]) -> None:
-    """The summary as a table."""
-    table = Table("figure", "value", title="Yggdrasil against plain compiled decoding")
+    """Print the summary as a table."""
+    table = Table("figure", "value", title="Yggdrasil and plain decoding")
     for name, value in summary.items():
         if isinstance(value, dict):
             text = f"{describe(value, 3)}{'' if 'samples' in value else ', quartiles'}"
@@ -161,8 +161,8 @@ def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
-    """One row a plan, the ``first`` one's above those that stood beside it."""
-    columns = ("plan", "same tokens", "AAL", "ms a token", "speed-up", "in all", f"time over {first}", "in all")
+    """Print a table with one row per plan, ``first`` above the ``others`` that it was compared with."""
+    columns = ("plan", "same tokens", "AAL", "ms per token", "speed-up", "in all", f"time over {first}", "in all")
     table = Table(*columns)
     for name, row in [(first, summary), *others.items()]:
         over = row.get("time_over_first")
@@ -180,7 +180,7 @@ def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Map
 
 
 def show_memory(use: "MemoryUse") -> None:
-    """One line."""
+    """Print one line about memory use."""
     _console.print(
         f"memory: {use.peak:.0f} MB at the peak beyond {use.imports:.0f} MB of imports, {use.ratio:.2f} x the models' "
         f"weights ({use.weights:.0f} MB) and caches ({use.caches:.0f} MB)"
@@ -188,7 +188,7 @@ def show_memory(use: "MemoryUse") -> None:
 
 
 def show_table(title: str, frame: "pd.DataFrame") -> None:
-    """A frame with short numbers."""
+    """Print a table, with numbers of four significant digits."""
     table = Table(*[column.replace("_", " ") for column in frame.columns], title=title)
     for row in frame.itertuples(index=False):
         table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
@@ -196,6 +196,6 @@ def show_table(title: str, frame: "pd.DataFrame") -> None:
 
 
 def wide_console() -> Console:
-    """Standard output. A pipe has no width; a cut number is worse than a long line."""
+    """Return a console on standard output; a pipe gets a width of 180, so that no number is cut."""
     console = Console()
     return console if console.is_terminal else Console(width=180)

@@ -1,4 +1,4 @@
-"""``yggdrasil report``: what was measured, predicted and chosen, as a page, as text and as tables."""
+"""``yggdrasil report``: reports measurements, predictions and choices, as a page, text or tables."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from yggdrasil.reports.facts import Facts
 
 USUAL_LIMIT = 3  # prompts
-PROMPT_TOKENS = 256  # kept of each, the last ones
+PROMPT_TOKENS = 256  # maximum of the last tokens that are kept of a prompt
 
 
 @takes_model("name")
 def report(
     name: str,
     out: Annotated[
-        Path | None, typer.Option(callback=checks.output_file, help="Write one self-contained HTML page here.")
+        Path | None, typer.Option(callback=checks.output_file, help="Write a self-contained HTML page to this file.")
     ] = None,
-    as_text: Annotated[bool, typer.Option("--text", help="Print the facts.")] = False,
+    as_text: Annotated[bool, typer.Option("--text", help="Print the report.")] = False,
     csv: Annotated[
         Path | None,
         typer.Option("--csv", callback=checks.output_folder, help="Write every table into this folder."),
@@ -34,11 +34,11 @@ def report(
         Path | None,
         typer.Option(callback=checks.input_file, help="JSON lines with a prompt field: decode some for example trees."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help=f"Prompts decoded for trees; else {USUAL_LIMIT}.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"Prompts to decode. Default: {USUAL_LIMIT}.")] = None,
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Report on a calibrated name: step costs, predictions, objective, predictor, timelines, plans, example trees."""
+    """Report on a plan: step costs, predictions, objective, predictor, timelines, searched plans, example trees."""
     from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
     from yggdrasil.reports.facts import Facts
     from yggdrasil.reports.folder import write_tables
@@ -84,7 +84,7 @@ def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, chat: 
     decoder = Decoder.from_plan(plan, force_machine=force_machine)
     texts = [encode_one(decoder, prompt, PROMPT_TOKENS) for prompt in requests]
     recorded = []
-    # A policy may decode plainly; here trees are wanted: the plan's, and such as lose nodes before verification.
+    # A policy may decode plainly; fixed shapes give trees: the plan's, and one that is pruned before verification.
     policies: list[Policy] = [ModelFreePolicy(facts.plan.shapes.verify_widths[-1])]
     if facts.learned is not None:
         policies = [FixedPolicy(shape) for shape in dict.fromkeys((facts.best_tree(), facts.best_pruned_tree()))]

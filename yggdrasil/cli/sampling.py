@@ -1,4 +1,4 @@
-"""Sampling and acceptance options of ``generate``, and what they make."""
+"""The sampling and acceptance options of ``generate`` and ``chat``, and their conversion to parameters."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from yggdrasil.acceptance.sampler import TokenLogprobs
 
 SAMPLING, CONSTRAINTS, ACCEPTANCE = "Sampling", "Constraints", "Acceptance: lossy rules, exactness"
-PARAMS, SPECULATION = SamplingParams(), Speculation()  # the defaults have their home there
+PARAMS, SPECULATION = SamplingParams(), Speculation()  # define the defaults
 
 
 def _options() -> list[Parameter]:
-    """Sampling and acceptance options with their defaults."""
+    """Return the sampling and acceptance options with their defaults."""
     numbers: tuple[tuple[str, Any, str], ...] = (
-        ("temperature", float, "0: the best token always."),
-        ("top_k", int, "Draw from so many best tokens; 0: off."),
-        ("top_p", float, "Draw from the best tokens that hold this probability."),
-        ("min_p", float, "Draw from tokens with at least this share of the best one's probability."),
-        ("typical_p", float, "Draw from the most typical tokens that hold this probability."),
-        ("repetition_penalty", float, "Divide the scores of tokens seen, prompt included."),
-        ("presence_penalty", float, "Subtract from the scores of tokens generated before."),
-        ("frequency_penalty", float, "The same, for each time they were generated."),
+        ("temperature", float, "0: greedy decoding."),
+        ("top_k", int, "Sample from the k best tokens; 0: off."),
+        ("top_p", float, "Sample from the best tokens with this total probability."),
+        ("min_p", float, "Sample from tokens with at least this share of the best token's probability."),
+        ("typical_p", float, "Sample from the most typical tokens with this total probability."),
+        ("repetition_penalty", float, "Divide the logits of tokens in prompt and output."),
+        ("presence_penalty", float, "Subtract from the logits of generated tokens."),
+        ("frequency_penalty", float, "Subtract so much per occurrence in the output."),
         ("min_new_tokens", int, "No end-of-text before so many tokens."),
         ("seed", int | None, "Same seed, same output, with or without speculation."),
     )
     lists: tuple[tuple[str, str], ...] = (
-        ("logit_bias", "TOKEN=BIAS, by token number; can be repeated."),
-        ("bad_word", "A text that must not occur; can be repeated."),
+        ("logit_bias", "TOKEN=BIAS, by token id; can be repeated."),
+        ("bad_word", "A text that must not be generated; can be repeated."),
     )
     constraints: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
         ("json_schema", Path | None, "A file with a JSON schema the text must match.", {"callback": checks.input_file}),
@@ -50,22 +50,22 @@ def _options() -> list[Parameter]:
     rules = {"callback": checks.rule, "metavar": "|".join([*get_args(RuleName), "MODULE:CLASS"])}
     finite = {"callback": checks.finite}
     acceptance: tuple[tuple[str, Any, Any, str, dict[str, Any]], ...] = (
-        ("speculation", Literal["on", "off"], "on", "off: plain compiled decoding.", {}),
+        ("speculation", Literal["on", "off"], "on", "off: plain decoding.", {}),
         ("rule", str, SPECULATION.rule_name,
          "How drafted tokens are accepted; typical and relaxed are lossy. Or a class of your own.", rules),
-        ("expansion", str | None, None, "Children of a node, level by level, such as 2,2,1: a k-ary tree.",
+        ("expansion", str | None, None, "Children of a node per level, such as 2,2,1: a k-ary tree.",
          {"callback": checks.widths}),
         ("typical_epsilon", float, SPECULATION.typical_epsilon, "Rule typical: accept above this probability.", finite),
         ("typical_delta", float, SPECULATION.typical_delta, "Rule typical: or above this share of exp(-entropy).",
          finite),
-        ("relaxed_topk", int, SPECULATION.relaxed_topk, "Rule relaxed: accept among so many best tokens.", {}),
-        ("relaxed_delta", float, SPECULATION.relaxed_delta, "Rule relaxed: and so near the best in log-probability.",
+        ("relaxed_topk", int, SPECULATION.relaxed_topk, "Rule relaxed: accept the k best tokens.", {}),
+        ("relaxed_delta", float, SPECULATION.relaxed_delta, "Rule relaxed: within this log-probability of the best.",
          finite),
         ("thinking_only", bool, False, "Rule relaxed: only within <think>.", {}),
-        ("exactness", Exactness, SPECULATION.exactness, "What to do about near ties; see yggdrasil parity.", {}),
-        ("tolerance", float | None, None, "A lead below this is a near tie, in logits; parity's if unset.", finite),
+        ("exactness", Exactness, SPECULATION.exactness, "How near ties are decided; see yggdrasil parity.", {}),
+        ("tolerance", float | None, None, "Leads below this are near ties, in logits. Default: parity's.", finite),
         ("fixed_width", int, SPECULATION.fixed_width, "Exactness fixed-width: rows of every pass.", {}),
-        ("audit", bool, False, "Count the near ties that a width-1 pass decides otherwise.", {}),
+        ("audit", bool, False, "Count the near ties that a one-row pass decides differently.", {}),
     )  # fmt: skip
     return [
         *(option(name, kind, getattr(PARAMS, name), text, rich_help_panel=SAMPLING) for name, kind, text in numbers),
@@ -78,29 +78,29 @@ def _options() -> list[Parameter]:
     ]
 
 
-OWN = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")  # what a model may recommend
+OWN = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")  # that a model may recommend
 Logprobs = Annotated[int | None, typer.Option(help="With --json: log-probabilities, and so many alternatives.")]
 
 
 def takes_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give ``command`` the sampling and acceptance options behind its own; they reach it as keywords."""
+    """Add the sampling and acceptance options to ``command``, which gets them as keywords."""
     return with_options(command, _options())
 
 
 def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
-    """The same for a command that samples as the model's files recommend unless options say otherwise."""
+    """Add the options to a command whose default is the sampling that the model's files recommend."""
     usual = [each.replace(default=None) if each.name in OWN else each for each in _options()]
     greedy = option(
-        "greedy", bool, False, "The best token always, not the model's own sampling.", rich_help_panel=SAMPLING
+        "greedy", bool, False, "Decode greedily instead of the model's recommended sampling.", rich_help_panel=SAMPLING
     )
     return with_options(command, [greedy, *usual])
 
 
 def named_sampling(options: dict[str, Any]) -> SamplingParams:
-    """What ``samples_as_the_model``'s options say, the rest greedy: checked before a model is read.
+    """Return the sampling parameters of options from ``samples_as_the_model``; missing ones are greedy.
 
     Raises:
-        YggdrasilError: a value that cannot be, or --greedy beside one that means another.
+        YggdrasilError: a value is invalid, or --greedy is combined with an option that samples.
     """
     given = [name for name in OWN if options[name] not in (None, getattr(PARAMS, name))]
     drawing = [name for name in given if name != "repetition_penalty"]
@@ -110,7 +110,7 @@ def named_sampling(options: dict[str, Any]) -> SamplingParams:
 
 
 def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingParams:
-    """``named_sampling`` with the model's ``own`` values where options say nothing, unless --greedy."""
+    """Return ``named_sampling`` with the model's ``own`` values for missing options, unless decoding is greedy."""
     named = named_sampling(options)
     if options["greedy"] or options["temperature"] == 0:
         return named
@@ -118,7 +118,7 @@ def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingP
 
 
 def sampling_of(options: dict[str, Any]) -> SamplingParams:
-    """Parameters from ``generate``'s options, by their names there."""
+    """Return the sampling parameters of ``generate``'s options."""
     same = (
         "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "min_new_tokens", "seed",
@@ -131,7 +131,7 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
 
 
 def speculation_of(options: dict[str, Any]) -> Speculation:
-    """Acceptance settings from ``generate``'s options; ``--speculation off`` is the rule ``off``."""
+    """Return the acceptance settings of ``generate``'s options; ``--speculation off`` is the rule "off"."""
     same = (
         "typical_epsilon", "typical_delta", "relaxed_topk", "relaxed_delta", "thinking_only", "exactness",
         "tolerance", "fixed_width", "audit",
@@ -152,7 +152,7 @@ def _rule(name: str) -> RuleName | OwnRule:
 
 
 def _check_company(options: dict[str, Any]) -> None:
-    """Refuse an option that says nothing beside the others."""
+    """Raise YggdrasilError if an option has no effect with the others."""
     exactness, rule = options["exactness"], options["rule"]
     for name, is_given, belongs in (
         ("--thinking-only", options["thinking_only"] and rule != "relaxed", "--rule relaxed"),
@@ -166,7 +166,7 @@ def _check_company(options: dict[str, Any]) -> None:
 
 
 def logprobs_record(logprobs: "Sequence[TokenLogprobs] | None") -> list[dict[str, Any]] | None:
-    """Log-probabilities as the JSON output holds them."""
+    """Return log-probabilities in the format of the JSON output."""
     if logprobs is None:
         return None
     return [{"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in logprobs]

@@ -1,4 +1,4 @@
-"""``yggdrasil search``: the schedule that wins on this machine."""
+"""``yggdrasil search``: finds the fastest schedule on this machine."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,31 +17,29 @@ def search(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            callback=checks.input_file, help="JSON lines with a prompt field; without them nothing is measured."
+            callback=checks.input_file, help="JSON lines with a prompt field; without it nothing is measured."
         ),
     ] = None,
     objective: Annotated[
-        Literal["latency", "aal"], typer.Option(help="aal: accepted length alone, for comparison.")
+        Literal["latency", "aal"], typer.Option(help="aal: maximise accepted length alone, for comparison.")
     ] = "latency",
     save_as: Annotated[
         str | None,
-        typer.Option(callback=checks.name, help="Name of the plan to write; the profile's if not given."),
+        typer.Option(callback=checks.name, help="Name of the plan to write. Default: the profile's."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Best predictions that are measured.")] = 10,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts decoded by each plan, spread over the file.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(min=4, help="Tokens generated on each.")] = 48,
-    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Times every prompt is decoded by every plan.")] = 5,
-    final_rounds: Annotated[
-        int, typer.Option(min=0, help="Times more by the best of them, in turns with the paper's plans.")
-    ] = 15,
+    top: Annotated[int, typer.Option(min=1, help="Number of best predictions to measure.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, help="Number of prompts, evenly spread over the file.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(min=4, help="Tokens to generate per prompt.")] = 48,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep at most so many last tokens of a prompt.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that every plan decodes every prompt.")] = 5,
+    final_rounds: Annotated[int, typer.Option(min=0, help="Further times for the fastest and the paper's plans.")] = 15,
     measure_again: Annotated[
-        bool, typer.Option("--measure-again", help="Take new stage samples even where the profile has them.")
+        bool, typer.Option("--measure-again", help="Measure stages even if the profile has samples.")
     ] = False,
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Rank all schedules, shapes and widths by predicted latency, measure the best, write the plan that wins."""
+    """Rank all schedules, shapes and widths by predicted latency, measure the best, and write the fastest plan."""
     from yggdrasil.calibration.search import SearchSettings, search_schedules
     from yggdrasil.cli.progress import PhaseProgress
 
@@ -69,7 +67,7 @@ def _show(path: Path) -> None:
     plan = Plan.load(path)
     assert plan.search is not None
     table = Table(title=f"Schedules for {plan.name}, objective {plan.search.objective}; milliseconds")
-    for column in ("plan", "what differs", "tree", "iteration", "measured", "a token", "measured", "speed-up"):
+    for column in ("plan", "variants", "tree", "iteration", "measured", "per token", "measured", "speed-up"):
         table.add_column(column)
     for entry in plan.search.entries:
         mark = " *" if entry.name == plan.search.chosen else ""

@@ -1,4 +1,4 @@
-"""``yggdrasil serve``: a server that clients take for OpenAI's."""
+"""``yggdrasil serve``: an HTTP server with OpenAI's API."""
 
 import importlib.util
 import os
@@ -25,29 +25,29 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 @partial(opens_decoder, is_server=True)
 def serve(
     source: ModelArgument,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all networks.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     api_key: Annotated[
         str | None, typer.Option(envvar=_KEY, help="Key that clients must send.", show_envvar=True)
     ] = None,
     cors_origin: Annotated[
-        list[str] | None, typer.Option(help="A site whose pages may ask, or *; can be repeated.")
+        list[str] | None, typer.Option(help="A site whose pages may send requests, or *; can be repeated.")
     ] = None,
-    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are refused.")] = 32,
+    queue: Annotated[int, typer.Option(min=1, help="Maximum of waiting requests; further ones get status 429.")] = 32,
     keep_mb: Annotated[
-        int, typer.Option(min=0, help="Memory for what the caches held of earlier conversations; 0 keeps the last.")
+        int, typer.Option(min=0, help="Megabytes for KV entries of earlier conversations; 0: only the last.")
     ] = 512,
     public_pool: Annotated[
         bool,
-        typer.Option("--public-pool", help="Count what requests say for later ones: speed may tell it."),
+        typer.Option("--public-pool", help="Use n-grams of all requests for later ones; timing may leak their text."),
     ] = False,
-    any_model: Annotated[bool, typer.Option("--any-model", help="Answer whatever model a request names.")] = False,
+    any_model: Annotated[bool, typer.Option("--any-model", help="Accept any model name in requests.")] = False,
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="Requests that name no sampling get the best token, not the model's own.")
+        bool, typer.Option("--greedy", help="Decode greedily by default, not with the model's recommended sampling.")
     ] = False,
     **options: Any,
 ) -> None:
-    """Serve a model over HTTP as OpenAI's API has it, with a chat page at /. One request is decoded at a time."""
+    """Serve a model over HTTP with OpenAI's API, and a chat page at /. One request is decoded at a time."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise YggdrasilError(
@@ -89,7 +89,7 @@ def serve(
 
 
 def _check_port(host: str, port: int) -> None:
-    """Refuse an address that cannot be had, before seconds of importing. The server itself binds it later."""
+    """Raise YggdrasilError if the address cannot be bound. The server binds it later, after seconds of importing."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         socket.create_server((host, port), family=family).close()
@@ -108,7 +108,11 @@ def _check_names(host: str, sites: Sequence[str]) -> None:
 
 
 def _key_of(given: str | None) -> str | None:
-    """The key that clients must send; an empty one of the environment's is none to the parser, and refused here."""
+    """Return the key that clients must send, or None.
+
+    Raises:
+        YggdrasilError: the key is empty or has spaces.
+    """
     key = os.environ.get(_KEY) if given is None else given
     if key is not None and key.split() != [key]:
         raise YggdrasilError(f"the API key is empty or has spaces; give another with --api-key, or unset {_KEY}")

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how a command is given more than its function names."""
+"""Options that several commands share, and functions that add options to a command."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -10,26 +10,22 @@ import typer
 from yggdrasil.cli import checks
 
 Dtype = Literal["bfloat16", "float32"]
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="PLAN|MODEL", help="A plan, by its name or file, or a model that has one.")
-]
+ModelArgument = Annotated[str, typer.Argument(metavar="PLAN|MODEL", help="A plan (name or file) or a model.")]
 BackendOption = Annotated[
     Literal["native", "inductor"] | None,
     typer.Option(
-        help="How steps are built: native, from the configuration; inductor, compiled by TorchInductor. Without it "
-        "native where the architecture is covered."
+        help="How steps are built: native, from the configuration; inductor, compiled by TorchInductor. Default: "
+        "native if it covers the architecture."
     ),
 ]
-ForceOption = Annotated[
-    bool, typer.Option("--force-machine", help="Use a plan that was calibrated on another machine.")
-]
+ForceOption = Annotated[bool, typer.Option("--force-machine", help="Use a plan of another machine; it may be slower.")]
 ChatOption = Annotated[
-    bool, typer.Option("--chat", help="Wrap plain prompts as a user's turn in the model's chat template.")
+    bool, typer.Option("--chat", help="Put plain prompts as a user turn into the model's chat template.")
 ]
 
 
 def option(name: str, kind: Any, default: Any, text: str, **more: Any) -> Parameter:
-    """One option, called ``name`` and of the type ``kind``, as a parameter of a command; a switch has no opposite."""
+    """Return the parameter of an option ``name`` of type ``kind``; a bool becomes a switch without a ``--no-`` form."""
     names = [f"--{name.replace('_', '-')}"] if kind is bool else []
     annotated: Any = Annotated
     annotation = annotated[kind, typer.Option(*more.pop("names", names), help=text, **more)]
@@ -37,7 +33,7 @@ def option(name: str, kind: Any, default: Any, text: str, **more: Any) -> Parame
 
 
 def with_options(command: Callable[..., None], options: Iterable[Parameter]) -> Callable[..., None]:
-    """``command`` with ``options`` behind its own; it gets them as keywords."""
+    """Return ``command`` with ``options`` after its own; it gets them as keywords."""
     own = [each for each in signature(command).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     return with_parameters(command, lambda values: values, [*own, *options])
 
@@ -45,14 +41,14 @@ def with_options(command: Callable[..., None], options: Iterable[Parameter]) -> 
 def with_parameters(
     command: Callable[..., None], change: Callable[[dict[str, Any]], dict[str, Any]], parameters: Iterable[Parameter]
 ) -> Callable[..., None]:
-    """``command`` as one that takes ``parameters``, whose values ``change`` turns into its own."""
+    """Return a command that takes ``parameters``; ``change`` converts their values to the arguments of ``command``."""
 
     @wraps(command)
     def run(**values: Any) -> None:
         command(**change(values))
 
     keywords = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
-    del run.__wrapped__  # whoever asks for the options is to find these
+    del run.__wrapped__  # typer must read the new signature
     run.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in keywords} | {"return": None}
     return run
@@ -66,25 +62,25 @@ _OPENING = ("dtype", "drafter", "force_machine", "device", "backend", "max_lengt
 
 
 def opening(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of a command's ``options`` that ``open_decoder`` takes."""
+    """Return the items of ``options`` that ``open_decoder`` takes."""
     return {name: options[name] for name in _OPENING}
 
 
 def opens_decoder(command: Callable[..., None], *, is_server: bool = False) -> Callable[..., None]:
-    """Give ``command`` the options of opening a decoder, which ``open_decoder`` takes by the same names."""
+    """Add the options of opening a decoder to ``command``; ``open_decoder`` takes them by the same names."""
     kind, default, usual = (
-        (bool, False, "not unless asked") if is_server else (bool | None, None, "usual where there is a table")
+        (bool, False, "default: off") if is_server else (bool | None, None, "default: if there is a table")
     )
     return with_options(command, [
         option("max_length", int | None, None,
-               "Longest text in tokens, prompt included, if another than the plan's.", min=2),
-        option("dtype", Dtype | None, None, "Arithmetic of both models; the plan's if not given."),
+               "Longest text in tokens, prompt included. Default: the plan's.", min=2),
+        option("dtype", Dtype | None, None, "Dtype of both models. Default: the plan's."),
         option("drafter", str, "plan",
-               "Instead of the plan's drafter: ngram, n-gram look-up, or a class of your own.",
+               "Replace the plan's drafter by ngram (n-gram lookup) or your own class.",
                callback=checks.drafter, metavar="plan|ngram|MODULE:CLASS"),
         Parameter("force_machine", Parameter.KEYWORD_ONLY, default=False, annotation=ForceOption),
         option("device", Literal["cpu", "cuda"] | None, None,
-               "Where the models run; without a plan a GPU where there is one."),
+               "Device of the models. Default: the plan's; without a plan a GPU if there is one."),
         Parameter("backend", Parameter.KEYWORD_ONLY, default=None, annotation=BackendOption),
         option("grow_table", kind, default, f"{_GROW_TEXT}; {usual}.", names=_GROW_NAMES),
     ])  # fmt: skip

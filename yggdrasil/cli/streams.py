@@ -8,13 +8,13 @@ from yggdrasil.errors import YggdrasilError, first_line
 
 
 class OutputError(YggdrasilError):
-    """Standard output takes no more: a full disk, a lost terminal."""
+    """Standard output cannot be written: a full disk, a lost terminal."""
 
 
 class Output:
-    """Standard output whose faults say that they are its own; all else is the stream's.
+    """Wraps standard output so that its errors become ``OutputError``; everything else is passed to the stream.
 
-    Nothing else tells such a fault from that of any other file: the system's error names no path.
+    The system's error has no path, so it could not be told from an error of another file.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -37,9 +37,9 @@ class Output:
 
 
 def open_streams() -> None:
-    """Have three streams, none of which fails on a character that its encoding lacks.
+    """Open missing standard streams on the null device, and set error handlers for unencodable characters.
 
-    A closed stream's number would else be given to the next file that is opened, and print would write into it.
+    Otherwise the next opened file would get a closed stream's descriptor, and print would write into it.
 
     Raises:
         YggdrasilError: standard output is closed.
@@ -57,7 +57,7 @@ def open_streams() -> None:
     if not is_shown:
         raise YggdrasilError("standard output is closed; give it somewhere to go, /dev/null for nowhere")
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="strict")  # in the C locale, bytes that are no text would come as if they were
+        sys.stdin.reconfigure(errors="strict")  # in the C locale invalid bytes would be accepted
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     if not isinstance(sys.stdout, Output):
@@ -65,7 +65,7 @@ def open_streams() -> None:
 
 
 def close_output() -> None:
-    """Flush what can still be shown and drop the rest, else the interpreter complains of it at exit."""
+    """Flush standard output, or drop what cannot be written, so that the interpreter does not fail at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

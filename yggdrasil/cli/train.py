@@ -1,4 +1,4 @@
-"""``yggdrasil train``: a drafter for a target that has none."""
+"""``yggdrasil train``: trains a drafter for a target."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,44 +16,40 @@ def train(
     target: str,
     out: Annotated[
         Path,
-        typer.Option(callback=checks.output_folder, help="Folder of the drafter; beside it lies what it goes on from."),
+        typer.Option(callback=checks.output_folder, help="Folder of the drafter; OUT.training has the state."),
     ],
     kind: Annotated[
         Literal["eagle3", "medusa", "draft-model"],
         typer.Option(
-            help="eagle3: a layer on three of the target's states; medusa: heads on the last state, all depths in one "
-            "pass; draft-model: a small Llama."
+            help="eagle3: one layer on three of the target's hidden states; medusa: heads on the last hidden state, "
+            "one pass for all depths; draft-model: a small Llama."
         ),
     ] = "eagle3",
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
             callback=checks.input_file,
-            help="JSON lines with a prompt field, for the target to answer; can be repeated. Then it asks itself.",
+            help="JSON lines with a prompt field, which the target answers; can be repeated. Then it samples prompts.",
         ),
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(help="An EAGLE-3 head to begin as, of a model of the same shape: a folder, or yggdrasil:NAME."),
+        typer.Option(help="An EAGLE-3 head to start from, of a model of the same shape: a folder, or yggdrasil:NAME."),
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.0, callback=checks.finite, help="How long this run may take.")] = 60.0,
+    minutes: Annotated[float, typer.Option(min=0.0, callback=checks.finite, help="Duration of this run.")] = 60.0,
     tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Write text until there are so many tokens, for two thirds of the time at most; else for a third.",
+            help="Generate text up to so many tokens, in at most 2/3 of the time. Default: 1/3 of the time.",
         ),
     ] = None,
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Where the target writes and its drafter learns.")
-    ] = "cpu",
-    threads: Annotated[
-        int, typer.Option(min=0, max=MOST_THREADS, help="Threads, 0 for as many as there are cores.")
-    ] = 0,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of target and drafter.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=0, max=MOST_THREADS, help="Threads; 0: one per core.")] = 0,
 ) -> None:
-    """Train a drafter for a model on text that the model writes itself.
+    """Train a drafter for a model on text that the model generates.
 
-    Interrupted, it goes on when run again; run once more, it trains for more minutes.
+    The same command resumes an interrupted training, or trains a finished one for more minutes.
     """
     from yggdrasil.artifacts.homes import expanded
     from yggdrasil.cli.progress import PhaseProgress
