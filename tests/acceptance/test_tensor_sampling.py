@@ -7,7 +7,7 @@ from scipy import stats
 
 from yggdrasil.acceptance.coins import SeededCoins, draw_key
 from yggdrasil.acceptance.processors import build_processors
-from yggdrasil.acceptance.random_numbers import gumbel_noise, random_words, uniform_number
+from yggdrasil.acceptance.random_numbers import _uniform, gumbel_noise, random_words, uniform_number
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.tensor_sampling import SamplingTensors, choose, counts_on_path, kind_on_device
@@ -98,3 +98,12 @@ def test_draws_and_flips_of_one_place_are_independent():
         table[coins.draw(scores).token, coins.draw(scores).token] += 1
 
     assert stats.chi2_contingency(table).pvalue > 0.01
+
+
+def test_the_largest_word_gives_a_number_below_one():
+    words = torch.tensor([-1, 0])
+
+    largest, least = _uniform(words, torch.float64).tolist()
+
+    assert 0.0 < least < 2.0**-52
+    assert 1.0 - 2.0**-52 < largest < 1.0

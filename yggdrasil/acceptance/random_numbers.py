@@ -12,7 +12,7 @@ from torch import Tensor
 
 _STEP = 0x9E3779B97F4A7C15 - 2**64  # int64 arithmetic wraps around, as unsigned words do
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
-_BITS = 53
+_BITS = 52  # with the half step added a float64 holds the number exactly, so it stays below 1
 _LARGEST = 1.0 - 2.0**-24  # float32's largest number below 1
 
 
@@ -59,6 +59,6 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
 
 
 def _uniform(words: Tensor, dtype: torch.dtype) -> Tensor:
-    """Map int64 ``words`` to uniform numbers above 0 and at most 1 in ``dtype``."""
+    """Map int64 ``words`` to uniform numbers between 0 and 1, exclusive in float64, in ``dtype``."""
     # Half a step above 0: the logarithm of 0 is infinite.
     return (_shifted(words, 64 - _BITS).to(dtype) + 0.5) * 2.0**-_BITS
