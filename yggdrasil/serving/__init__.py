@@ -1,1 +1,1 @@
-"""A server that clients take for OpenAI's: one decoder behind a queue, over HTTP."""
+"""OpenAI-compatible HTTP server: one decoder that serves queued requests one at a time."""

@@ -1,4 +1,4 @@
-"""Sends an answer to the route that waits for it, piece by piece, from the decoder's thread."""
+"""Emits the pieces of one answer, as events, from the decoder's thread to the HTTP route that waits for them."""
 
 from collections.abc import Sequence
 from time import sleep
@@ -9,7 +9,7 @@ from yggdrasil.engine.request import Generation, Request
 from yggdrasil.engine.trace import IterationTree
 from yggdrasil.serving.jobs import Finished, Job, Piece
 
-# The first text is on its way sooner if whoever sends it need not take turns with the decoder for a core.
+# Pause of the decoder's thread after the first text, so that the event loop can send it without competing for a core.
 _REST_SECONDS = 5e-4
 
 
@@ -26,10 +26,13 @@ class AnswerDelivery:
         self._is_text_alone = sampling.logprobs is None and not job.shows_trees
 
     def note(self, text: str, request: Request) -> None:
-        """More of the answer is final; at first, perhaps without text, a beginning of the prompt was read."""
+        """Emit the text, log-probabilities and trees that are new, if the job is streamed.
+
+        ``text`` may be empty: until the prompt is prefilled, each call reports one prefilled chunk of the prompt.
+        """
         if not self._job.is_streamed:
             return
-        if self._is_text_alone and self._told_length:  # nearly every time: as little as can be
+        if self._is_text_alone and self._told_length:  # the common case, kept cheap
             if text:
                 self._told_length += len(text)
                 self._job.emit(Piece(text))
@@ -37,13 +40,13 @@ class AnswerDelivery:
         logprobs = request.logprobs(self._noted)
         self._noted += len(logprobs)
         self._logprobs += logprobs
-        # A prompt that is read in one pass has its first text right behind: they are told as one.
+        # The first call emits no empty piece: if the prompt is prefilled in one pass, the first text follows at once.
         is_begin = self._has_begun and not self._has_told
         self._has_begun = True
         self._tell(text, is_begin=is_begin)
 
     def end(self, result: Generation) -> None:
-        """The answer is whole."""
+        """Emit what is left of a streamed answer, then the finished answer."""
         if self._job.is_streamed:
             self._logprobs += (result.logprobs or [])[self._noted :]
             self._tell(result.text[self._told_length :])

@@ -1,4 +1,4 @@
-"""The application: routes over one worker, errors in OpenAI's shape."""
+"""The FastAPI application: routes, middleware, and exception handlers that reply with OpenAI's error object."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,16 +20,19 @@ from yggdrasil.serving.server_settings import ServerSettings
 from yggdrasil.serving.service import Service
 from yggdrasil.serving.worker import Worker
 
-_ERRORS = {"4XX": {"model": ErrorReply, "description": "The request is at fault"},
-           "5XX": {"model": ErrorReply, "description": "The server is"}}  # fmt: skip
+_ERRORS = {"4XX": {"model": ErrorReply, "description": "The request is invalid"},
+           "5XX": {"model": ErrorReply, "description": "The server failed or is not ready"}}  # fmt: skip
 
 
 def create_app(worker: Worker, settings: ServerSettings, model: str) -> ASGIApp:
-    """A server of ``worker``, which it starts and stops, under the name ``model``."""
+    """Build the ASGI application that serves ``worker`` under the model name ``model``.
+
+    The application's lifespan starts and stops the worker.
+    """
     app = _routed(worker, settings, model)
     if not settings.cors_origins:
         return app
-    # Around all of it: what answers an unexpected fault stands outside of everything that is added to the application.
+    # CORS must wrap the whole application: Starlette's handler of unexpected errors is outside all added middleware.
     return CORSMiddleware(
         app, allow_origins=settings.cors_origins, allow_methods=["GET", "HEAD", "POST"], allow_headers=["*"]
     )
@@ -69,7 +72,7 @@ async def _answer_fault(_: Request, error: Exception) -> Response:
 
 
 async def _answer_unexpected(_: Request, error: Exception) -> Response:
-    """Behind it the protocol closes the connection: said, so that no client sends its next request into it."""
+    """Reply to an unexpected error with ``Connection: close``, because uvicorn closes the connection afterwards."""
     fault = fault_of(error)
     return JSONResponse(fault.body(), fault.status, {**fault.headers, "Connection": "close"})
 

@@ -1,4 +1,4 @@
-"""Writes the chunks of streamed chats and completions."""
+"""Builds the chunks of streamed chat completions and completions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from yggdrasil.serving.usage import timings_of, usage_of
 
 
 def shown_tree(texts: Texts, tree: IterationTree) -> dict[str, Any]:
-    """Nodes with their texts; node 0 is the root."""
+    """Return the JSON object of one iteration's token tree, tokens as text. Node 0 is the root."""
     return {
         "drafter": tree.drafter,
         "drafted": tree.drafted,
@@ -27,31 +27,32 @@ def shown_tree(texts: Texts, tree: IterationTree) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ChunkWriter:
-    """Writes the chunks of one reply. ``kind`` is their ``object`` field, such as ``chat.completion.chunk``."""
+    """Builder of the chunks of one reply. ``kind`` is their ``object`` field, such as ``chat.completion.chunk``."""
 
     identity: Identity
     kind: str
     options: StreamOptions | None
     plan: Plan | None
-    warnings: list[str]  # what of the request was ignored
+    warnings: list[str]  # one sentence per ignored part of the request
 
     @property
     def shows_usage(self) -> bool:
-        """Whether a last chunk is to tell the usage; all others then carry an empty one."""
+        """Return whether the request wants a final usage chunk. All other chunks then have ``usage: null``."""
         return self.options is not None and bool(self.options.include_usage)
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """Return a chunk with ``choices`` and the further top-level fields ``more``."""
         usage = {"usage": None} if self.shows_usage else {}
         return {**self.identity._asdict(), "object": self.kind, "choices": choices, **usage, **more}
 
     def end(self, choice: dict[str, Any], results: list[Generation], number: int) -> dict[str, Any]:
-        """The last chunk of an answer; that of the last of ``number`` answers tells the times of all."""
+        """Return the last chunk of an answer. If it is the last of ``number`` answers, add timings and warnings."""
         if len(results) < number:
             return self.chunk([choice])
         warnings = {"warnings": self.warnings} if self.warnings else {}
         return self.chunk([choice], timings=timings_of(results, self.plan).model_dump(), **warnings)
 
     def usage(self, results: list[Generation], answers: int) -> dict[str, Any]:
-        """The chunk behind all others, with ``answers`` to each prompt; it tells the times too, as llama.cpp's does."""
+        """Return the final usage chunk, with timings as llama.cpp sends. ``answers`` is the number per prompt."""
         usage, timings = usage_of(results, answers), timings_of(results, self.plan)
         return {**self.chunk([]), "usage": usage.model_dump(), "timings": timings.model_dump()}

@@ -17,7 +17,7 @@ _SAME = (
     "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "min_new_tokens",
 )  # fmt: skip
-_OWN = _SAME[:6]  # those that a model's files recommend
+_OWN = _SAME[:6]  # fields for which a model's files may recommend values
 Body = TypeVar("Body", bound=DecodingFields)
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -33,11 +33,14 @@ def options_of(
     begins_turn: bool = False,
     keeps_special: bool = False,
 ) -> RequestOptions:
-    """Options of the answer numbered ``choice``; another ``constraint`` than the body's may be given.
+    """Return the decoder's options for the answer with index ``choice``.
+
+    Args:
+        constraint: the constraint of a required tool call, which ``body`` may not combine with its own.
 
     Raises:
-        Fault: something that this server limits.
-        YggdrasilError: a value that cannot be.
+        Fault: a limit of this server is exceeded, or there are two constraints.
+        YggdrasilError: a value is out of its range.
     """
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stop) > limits.stops:
@@ -77,7 +80,10 @@ def filled(body: Body, own: SamplingParams) -> Body:
 
 
 def _same(body: DecodingFields) -> dict[str, Any]:
-    """Fields that are called as here; what OpenAI allows and cannot be drawn by is greedy, to which it comes close."""
+    """Return the set fields that ``SamplingParams`` has under the same name.
+
+    A ``top_p`` of 0 or a temperature below ``MIN_TEMPERATURE``, which OpenAI allows, becomes greedy decoding.
+    """
     same = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     if same.get("top_p") == 0:
         del same["top_p"]
@@ -88,7 +94,11 @@ def _same(body: DecodingFields) -> dict[str, Any]:
 
 
 def constraint_of(body: DecodingFields) -> Constraint | None:
-    """What the answer must match, from whichever field says so."""
+    """Return the constraint of ``response_format``, ``regex``, ``grammar`` or ``choice``; None if none is set.
+
+    Raises:
+        Fault: more than one of them is set, or one is incomplete.
+    """
     found = [_constraint_of_format(body.response_format)] if body.response_format is not None else []
     found += [Constraint("regex", body.regex)] if body.regex is not None else []
     found += [Constraint("grammar", body.grammar)] if body.grammar is not None else []
@@ -128,7 +138,7 @@ def _speculation(wanted: bool | SpeculationFields | None) -> Speculation:
 
 
 def _seed(seed: int | None, choice: int) -> int | None:
-    """Each choice has a seed of its own; negative ones are numbers as good as others."""
+    """Return the seed of the answer with index ``choice``, modulo 2**64, so that negative seeds are valid."""
     return None if seed is None else (seed + choice) % 2**64
 
 

@@ -9,11 +9,11 @@ from starlette.exceptions import HTTPException
 
 from yggdrasil.errors import YggdrasilError, one_line
 
-# What validation adds to a value's place where it may be of several kinds.
+# Parts that pydantic adds to the location of a value whose type is a union.
 _KIND = re.compile(r"function-|constrained-|(list|dict|literal)\[|(str|int|float|bool)$|[A-Z]")
 
 Sent = TypeVar("Sent", bound=BaseModel)
-_OWN = {"two_names", "no_json"}  # kinds of faults of a whole body that say what is wrong themselves
+_OWN = {"two_names", "no_json"}  # error types of our own validators of the whole body, with complete messages
 
 
 _TYPES = {
@@ -32,13 +32,13 @@ class ErrorBody(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """Every answer that is no success."""
+    """The body of every reply whose status is 4xx or 5xx."""
 
     error: ErrorBody
 
 
 class Fault(Exception):
-    """A request ends with this status and sentence; ``more`` are further fields of the error object."""
+    """An error reply: HTTP status, message and headers. ``more`` holds further fields of the error object."""
 
     def __init__(
         self,
@@ -57,17 +57,20 @@ class Fault(Exception):
         self.more, self.headers = more or {}, headers or {}
 
     def body(self) -> dict[str, Any]:
-        """The reply, as ``ErrorReply``."""
+        """Return the reply's body, which has the fields of ``ErrorReply``."""
         error = ErrorBody(message=self.message, type=self.kind, param=self.param, code=self.code)
         return {"error": {**error.model_dump(), **self.more}}
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client disconnected before the answer was complete."""
 
 
 def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> Fault:
-    """The prompt leaves no room for an answer; both numbers are said, the first as a bound if not ``is_whole``."""
+    """Return the fault of a prompt that is too long for a context of ``limit`` tokens.
+
+    Without ``is_whole``, ``prompt_tokens`` is a lower bound of the prompt's length.
+    """
     count = f"{'' if is_whole else 'more than '}{prompt_tokens}"
     return Fault(
         400,
@@ -78,7 +81,7 @@ def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> F
 
 
 def fault_of(error: BaseException) -> Fault:
-    """What a client is told of an error: its sentence if it is one that the request can mend, else that it was ours."""
+    """Return the fault to reply with: a YggdrasilError's message, or a general one that hides an unexpected error."""
     if isinstance(error, Fault):
         return error
     if isinstance(error, YggdrasilError):
@@ -92,7 +95,7 @@ def fault_of(error: BaseException) -> Fault:
 def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
     """Return the fault of the first invalid field.
 
-    Of a field that may have several types pydantic reports one error for each; the type that matched furthest counts.
+    For a field with a union type pydantic reports one error per member. The member that matched furthest is reported.
     """
     found = error.errors()
     first = max((each for each in found if each["loc"][:2] == found[0]["loc"][:2]), key=_fit)
@@ -110,13 +113,17 @@ def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
 
 
 def _fit(each: dict[str, Any]) -> tuple[int, bool, tuple[int, ...]]:
-    """Deeper is further, another value of the right type is further than another type, and later in a list too."""
+    """Return how far validation came, as a sort key: depth, then whether the type was right, then list indices."""
     places = tuple(part for part in each["loc"] if isinstance(part, int))
     return len(each["loc"]), not str(each["type"]).endswith("_type"), places
 
 
 def as_if_sent(kind: type[Sent], fields: dict[str, Any]) -> Sent:
-    """Another request in the words of this ``kind``; RequestValidationError, as if it had been sent so."""
+    """Build a request model of class ``kind`` from fields that were translated from another API.
+
+    Raises:
+        RequestValidationError: a field is invalid; the error is as if the client had sent ``fields``.
+    """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -124,7 +131,7 @@ def as_if_sent(kind: type[Sent], fields: dict[str, Any]) -> Sent:
 
 
 def unread_fault(error: HTTPException) -> Fault:
-    """A body that could not be read at all: FastAPI says no more than that, and keeps the reason beside it."""
+    """Return the fault of an HTTPException. If the body could not be parsed, the exception's cause has the reason."""
     reason = error.__cause__
     if isinstance(reason, UnicodeDecodeError):
         return Fault(400, f"the body is not text in UTF-8 (byte {reason.start})")

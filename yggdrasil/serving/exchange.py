@@ -1,4 +1,4 @@
-"""The answers of one HTTP request: queued, awaited, and cancelled when the client disconnects."""
+"""One HTTP request's exchange with the worker: queue, await and, if the client disconnects, cancel its answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +18,7 @@ from yggdrasil.serving.worker import Worker
 
 
 class JobRequest(NamedTuple):
-    """A prompt with the options of its continuation."""
+    """The token ids of a prompt, with the options of its answer."""
 
     prompt: Sequence[int]
     options: RequestOptions
@@ -27,7 +27,7 @@ class JobRequest(NamedTuple):
 
 
 class Exchange:
-    """Iterates over the events of one request's answers, each with the answer's number. Its creator closes it."""
+    """The queued jobs of one HTTP request, with an iterator over their events. Its creator must close it."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Exchange:
         """Queue the request.
 
         Args:
-            is_streamed: emit pieces; else only results.
-            frame: makes bytes of text. With it, text behind the first piece may be sent straight to the socket, without
-                an event. Only for requests of one answer.
+            is_streamed: whether pieces of text are emitted, not only results.
+            frame: encodes text for the socket. If given, the decoder's thread may send text after the first piece
+                directly, without an event. Only for requests with one answer.
 
         Raises:
             Fault: the queue is full or closed.
@@ -63,11 +63,11 @@ class Exchange:
         self._watch = asyncio.ensure_future(self._until_gone())
 
     async def begin(self) -> None:
-        """Wait for the first event, before which nothing should be answered.
+        """Wait for the first event, so that a request that fails at once is answered with an error status.
 
         Raises:
             Fault: the request failed.
-            ClientGone: the client did not wait.
+            ClientGone: the client disconnected.
         """
         try:
             _, event = await self._post.first()
@@ -78,11 +78,11 @@ class Exchange:
             raise
 
     async def events(self) -> AsyncIterator[NumberedEvent]:
-        """All events, each with the number of its answer; pieces of text not more often than anybody reads.
+        """Yield (answer index, event) until all answers are finished. Pieces are joined over ``GATHER_SECONDS``.
 
         Raises:
-            Fault: an answer failed; the others are given up.
-            ClientGone: the client did not wait.
+            Fault: an answer failed; the others are cancelled.
+            ClientGone: the client disconnected.
         """
         has_text = False
         try:
@@ -99,7 +99,7 @@ class Exchange:
             self.close()
 
     async def _gather(self) -> None:
-        """Let text gather, or be sent by the decoder's thread, as long as there is no more than text."""
+        """Let text gather, or have the decoder's thread send it, until an event ends an answer or time is up."""
         if self._outlet is None and self._frame is not None:
             self._outlet, self._frame = SocketWriter.of(self._request, self._frame), None
         if self._outlet is None or not self._outlet.open():
@@ -109,7 +109,7 @@ class Exchange:
         self._outlet.give_back()
 
     async def results(self) -> list[Finished]:
-        """All answers.
+        """Wait for all answers and return them in the order of their indices.
 
         Raises:
             Fault, ClientGone: as ``events``.
@@ -118,7 +118,7 @@ class Exchange:
         return [found[number] for number in sorted(found)]
 
     def close(self) -> None:
-        """Give up what is not answered yet."""
+        """Cancel the answers that are not finished and release the socket."""
         self._watch.cancel()
         self._worker.cancel(self._ask)
         if self._outlet is not None:
@@ -137,11 +137,11 @@ async def answer(
     chunks: Callable[[Exchange], AsyncIterator[list[dict[str, Any]]]],
     framing: Framing = CHUNKS,
 ) -> Response:
-    """The reply to a request: what ``whole`` makes of all results, or for a stream what ``chunks`` yields.
+    """Return the HTTP response: the JSON object that ``whole`` builds, or a stream of the objects of ``chunks``.
 
     Raises:
         Fault: the request failed before a stream began.
-        ClientGone: the client did not wait.
+        ClientGone: the client disconnected.
     """
     if not exchange.is_streamed:
         return JSONResponse(whole(await exchange.results()))

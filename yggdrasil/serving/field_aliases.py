@@ -1,4 +1,4 @@
-"""Other servers' names for fields: vLLM's and llama.cpp's work as ours; unknown names are told in a warning."""
+"""Renames request fields of vLLM and llama.cpp to this server's, and warns of unknown fields."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _OURS = {
     "json_schema": "guided_json",
 }
 _STRUCTURED = {"json": "guided_json", "regex": "regex", "choice": "choice", "grammar": "grammar"}  # vLLM's newer names
-# Fields that change no token of an answer here: labels of requests, and options for caches, batches and billing.
+# Ignored without a warning, because they change no token: request labels, options for caches, batches and billing.
 _HARMLESS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "cache_prompt", "id_slot", "slot_id", "timings_per_token", "request_id", "priority", "cache_salt", "keep_alive",
@@ -27,7 +27,7 @@ _HARMLESS = {
 
 
 def translated(body: Any) -> Any:
-    """A request's fields under our names.
+    """Return the request's fields with aliases of other servers renamed to this server's names.
 
     Raises:
         PydanticCustomError: a field is given under two names with two values.
@@ -55,7 +55,7 @@ def translated(body: Any) -> Any:
 
 
 def warnings_of(extra: Mapping[str, Any] | None) -> list[str]:
-    """A sentence for each field that is unknown here and may have been meant to change the answer."""
+    """Return one sentence per unknown field that may have been meant to change the answer, at most 16."""
     names = sorted(name for name, value in (extra or {}).items() if name not in _HARMLESS and value is not None)
     return [f"the field {name[:40]} is unknown to this server and was ignored" for name in names[:16]]
 
@@ -70,7 +70,7 @@ def _put(fields: dict[str, Any], ours: str, value: Any, theirs: str) -> None:
 
 
 def _parsed(schema: Any) -> Any:
-    """A schema that was sent as JSON text."""
+    """Return the JSON schema, parsed if it was sent as text."""
     if not isinstance(schema, str):
         return schema
     try:

@@ -15,15 +15,15 @@ from yggdrasil.serving.errors import ClientGone, Fault
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that became final. The first piece, which may be empty, says that the prompt is being read."""
+    """Text of an answer that became final. The first piece may be empty: it reports that prefill has begun."""
 
     text: str
-    logprobs: Sequence[TokenLogprobs] = ()  # of the tokens that became certain since the last piece, where asked for
-    trees: Sequence[IterationTree] = ()  # of the iterations since, where asked for
+    logprobs: Sequence[TokenLogprobs] = ()  # of the tokens committed since the last piece, if requested
+    trees: Sequence[IterationTree] = ()  # of the iterations since the last piece, if requested
 
     @classmethod
     def joined(cls, pieces: "Sequence[Piece]") -> "Piece":
-        """Pieces that follow each other as one."""
+        """Return consecutive pieces of one answer concatenated to one."""
         if len(pieces) == 1:
             return pieces[0]
         text = "".join(piece.text for piece in pieces)
@@ -33,10 +33,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Finished:
-    """The answer is whole."""
+    """The last event of an answer: its result."""
 
     result: Generation
-    prompt_logprobs: Sequence[TokenLogprobs] = ()  # where asked for
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # empty if not requested
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ Event = Piece | Finished | Failed
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt to be decoded once. ``emit`` takes events from the worker's thread and never waits."""
+    """One answer to decode. The worker's thread calls ``emit`` with each event; ``emit`` must not block."""
 
     prompt: Sequence[int]
     options: RequestOptions
     emit: Callable[[Event], None]
-    is_streamed: bool = True  # pieces are wanted, not the whole alone
+    is_streamed: bool = True  # emit pieces, not only the result
     shows_trees: bool = False
     scores: int | None = None  # alternatives reported at each prompt position; None: the prompt is not scored
 
@@ -65,13 +65,13 @@ class Job:
 class QueuedRequest:
     """The jobs of one HTTP request, which the worker takes one at a time."""
 
-    client: str  # whose turn it is; those of one client wait for each other
+    client: str  # client address; the queue is round-robin over clients
     jobs: list[Job]
-    gone: Flag = field(default_factory=Flag)  # set when the client is gone
-    has_begun: bool = False  # the first was taken
+    gone: Flag = field(default_factory=Flag)  # set when the client disconnected
+    has_begun: bool = False  # whether the worker has taken the first job
     since: float = field(default_factory=monotonic)
 
     def fail(self, fault: Fault) -> None:
-        """End every job that is left."""
+        """Emit ``fault`` for every job that the worker has not taken."""
         while self.jobs:
             self.jobs.pop(0).emit(Failed(fault))

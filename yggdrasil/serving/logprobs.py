@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI writes them, for chats and for plain completions."""
+"""Converts log-probabilities to OpenAI's formats, for chat completions and for completions."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from yggdrasil.serving.tokenization import Texts
 
 
 def chat_logprobs(texts: Texts, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
-    """One entry a token, each with its bytes."""
+    """Return the ``logprobs`` object of a chat: one entry per token, with its bytes."""
     return ChatLogprobs(content=[_chat_entry(texts, entry) for entry in entries])
 
 
@@ -23,19 +23,22 @@ def _top(texts: Texts, token: int, logprob: float) -> TopLogprob:
 
 
 class CompletionLogprobsWriter:
-    """Writes the lists of one completion, part by part: it remembers where in the text the next token begins."""
+    """Builder of the ``logprobs`` lists of one completion, which tracks the text offset between parts."""
 
     def __init__(self, texts: Texts, *, has_prompt: bool = False, unshown: int = 0) -> None:
-        """``has_prompt``: the first token is the prompt's, which nothing comes before; of its text the text that is
-        shown lacks ``unshown`` letters.
+        """Create a builder at text offset ``-unshown``.
+
+        Args:
+            has_prompt: whether the first token is the prompt's first, whose log-probability is null.
+            unshown: characters at the beginning of the tokens' text that the reply's text omits.
         """
         self._texts = texts
         self._offset = -unshown
-        self._letters = getincrementaldecoder("utf-8")("replace")  # a token may end within a letter
+        self._letters = getincrementaldecoder("utf-8")("replace")  # a token may end within a UTF-8 character
         self._is_first = has_prompt
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """The lists of these tokens, which follow those written before; of each, the token itself is among the top."""
+        """Return the lists of ``entries``, which follow the earlier ones. Each top list includes the token itself."""
         names = [self._texts.token_text(entry.token) for entry in entries]
         tops: list[dict[str, float] | None] = []
         values: list[float | None] = []

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the server, shown at ``/metrics``."""
+"""Prometheus metrics of the server, served at ``/metrics``."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,30 +13,30 @@ _PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 class ServerMetrics:
-    """Counters of one server."""
+    """The metrics of one server. ``waiting`` returns the number of queued requests."""
 
     def __init__(self, waiting: Callable[[], float]) -> None:
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)  # memory, processor time, open files
+        ProcessCollector(registry=self._registry)  # memory, CPU time, open files
         self._gauge("queue_depth", "Requests that wait for the decoder").set_function(waiting)
         self.busy = self._gauge("busy", "Whether an answer is being decoded")
-        self.position = self._histogram("queue_position", "Requests before one that joins the line", _PLACES)
-        self.waited = self._histogram("queue_wait_seconds", "From joining the line to the decoder", _SECONDS)
-        self.first = self._histogram("time_to_first_token_seconds", "From the decoder on", _SECONDS)
-        self.per_token = self._histogram("time_per_token_seconds", "After the first token", _SECONDS)
+        self.position = self._histogram("queue_position", "Queue length when a request joins", _PLACES)
+        self.waited = self._histogram("queue_wait_seconds", "Time from queueing to the start of decoding", _SECONDS)
+        self.first = self._histogram("time_to_first_token_seconds", "From the start of decoding", _SECONDS)
+        self.per_token = self._histogram("time_per_token_seconds", "Mean over the tokens after the first", _SECONDS)
         self.accepted_length = self._histogram(
-            "accepted_length", "Tokens an iteration, by answer, the bonus token included", _LENGTHS
+            "accepted_length", "Mean tokens per iteration of an answer, bonus token included", _LENGTHS
         )
-        self.answers = self._counter("answers", "Answers by their end", "reason")
-        self.refused = self._counter("refused", "Requests that found the line full")
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens read")
-        self._cached = self._counter("cached_prompt_tokens", "Prompt tokens that the caches held already")
+        self.answers = self._counter("answers", "Answers by finish reason", "reason")
+        self.refused = self._counter("refused", "Requests rejected because the queue was full")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens prefilled")
+        self._cached = self._counter("cached_prompt_tokens", "Prompt tokens reused from the KV cache")
         self._generated = self._counter("generated_tokens", "Tokens generated")
         self._drafted = self._counter("drafted_tokens", "Drafted tokens verified")
         self._accepted = self._counter("accepted_tokens", "Drafted tokens accepted")
         self._iterations = self._counter("iterations", "Iterations by kind", "kind")
-        self._shapes = self._counter("verify_width", "Iterations by the rows they verified", "width")
-        self._stages = self._counter("stage_seconds", "Seconds of decoding by stage", "stage")
+        self._shapes = self._counter("verify_width", "Iterations by verify width, in rows", "width")
+        self._stages = self._counter("stage_seconds", "Decoding time by stage", "stage")
 
     def _gauge(self, name: str, meaning: str) -> Gauge:
         return Gauge(name, meaning, namespace=_SPACE, registry=self._registry)
@@ -48,10 +48,10 @@ class ServerMetrics:
         return Counter(name, meaning, labels, namespace=_SPACE, registry=self._registry)
 
     def note(self, result: Generation) -> None:
-        """An answer ended, whether whole or not."""
+        """Record an answer that ended, complete or not."""
         metrics = result.metrics
         self.answers.labels(result.finish_reason).inc()
-        if result.tokens:  # else it was given up while its prompt was read
+        if result.tokens:  # else it was cancelled during prefill
             self.first.observe(metrics.ttft_ms / 1e3)
             self._prompt.inc(result.prompt_tokens - metrics.reused_tokens)
         if metrics.iterations:
@@ -71,5 +71,5 @@ class ServerMetrics:
             self._stages.labels(stage).inc(milliseconds / 1e3)
 
     def page(self) -> bytes:
-        """All of it as Prometheus reads it."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""What stands before every route: who may ask, by which name, how much may be sent, and that HEAD is GET."""
+"""ASGI middleware of every route: API key, host name and body size checks, and HEAD requests as GET."""
 
 import hmac
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from yggdrasil.serving.errors import Fault
 
-# Nothing here says more than that there is a server and which model it has.
+# Paths without an API key: they reveal only that there is a server and which model it serves.
 PUBLIC = {"/", "/health", "/v1/health", "/models", "/v1/models"}
 
 
 class Guard:
-    """Refuses a request without the key, by a foreign name or with too large a body, before anything reads it."""
+    """Middleware that rejects requests without the API key, with a foreign Host header or with too large a body."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host_names: Sequence[str], body_bytes: int) -> None:
         self._app = app
@@ -34,7 +34,7 @@ class Guard:
         await self._app(scope, self._counted(receive), send)
 
     def _fault(self, scope: Scope, headers: Headers) -> Fault | None:
-        # A page of another site that had its own name resolve to this machine would be served as if it were ours.
+        # Against DNS rebinding: another site's page may resolve its own name to this machine.
         if self._names and _name_of(headers.get("host", "")) not in self._names:
             return Fault(403, "this server is not called by that name; use localhost, or start it with --api-key")
         if self._key is not None and scope["path"] not in PUBLIC and scope["method"] != "OPTIONS":
@@ -58,14 +58,14 @@ class Guard:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self._body_bytes:
-                raise HTTPException(413, self._too_large().message)  # the one kind that reading a body lets through
+                raise HTTPException(413, self._too_large().message)  # FastAPI lets only this type through
             return message
 
         return counting
 
 
 class HeadAsGet:
-    """Has HEAD answered as GET, by every route; the protocol, which knows what was asked, sends no body."""
+    """Middleware that routes HEAD requests as GET. uvicorn's protocol omits the body of the reply."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -76,6 +76,6 @@ class HeadAsGet:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without its port; names have no case."""
+    """Return the host name of a Host header, in lower case and without the port."""
     host = host.lower()
     return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]

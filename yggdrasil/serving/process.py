@@ -1,4 +1,4 @@
-"""The server process: socket, signals and shutdown."""
+"""The server process: listening socket, signals and shutdown."""
 
 import atexit
 import os
@@ -20,9 +20,9 @@ from yggdrasil.serving.client_socket import OpenProtocol
 from yggdrasil.serving.server_settings import ServerSettings
 from yggdrasil.serving.worker import Worker
 
-# The decoder wants Python's lock back after every step, and whoever has it meanwhile reads or writes to a client.
+# GIL switch interval: the decoder reacquires the GIL after every step, while the event loop reads or writes.
 _LOCK_SECONDS = 1e-4
-_LAST_SECONDS = 5  # beyond the limit, in which clients are told
+_LAST_SECONDS = 5  # after the drain limit, to send the last replies
 
 
 def run_server(
@@ -33,12 +33,16 @@ def run_server(
     port: int,
     announce: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C: what runs then may finish within its limit, what waits is refused.
+    """Serve until SIGTERM or Ctrl-C, then shut down as ``_Server`` describes.
 
-    ``announce`` is told the address once there is a decoder, in the decoder's thread.
+    Args:
+        opening: builds the decoder; called in the decoder's thread.
+        model: the name under which the model is served.
+        announce: called with the server's URL, in the decoder's thread, once the decoder is open.
 
     Raises:
-        YggdrasilError: the address cannot be had, or there is no decoder; Interrupted, where there was none yet.
+        YggdrasilError: the address cannot be bound, or ``opening`` failed.
+        Interrupted: the server was stopped before the decoder was open.
     """
     listener = _listen(host, port)
     sys.setswitchinterval(_LOCK_SECONDS)
@@ -64,7 +68,7 @@ def run_server(
         server.run(sockets=[listener])
     if failures:
         raise failures[0]
-    if worker.is_at_work:  # to take Python down below its native code would abort
+    if worker.is_at_work:  # finalising Python while native code runs would abort
         atexit.register(os._exit, Interrupted.exit_code if worker.is_opening else 0)
     if worker.is_opening:
         raise Interrupted(
@@ -74,10 +78,10 @@ def run_server(
 
 
 class _Server(uvicorn.Server):
-    """Shuts down in three steps, one for each signal.
+    """uvicorn server that shuts down in three steps, one for each signal.
 
-    The first refuses queued requests and lets the running one finish within the limit. The second, or the end of the
-    limit, ends the running one too. The third closes connections whose client does not read.
+    The first rejects queued requests and lets the running one finish within ``limit`` seconds. The second, or the end
+    of the limit, ends the running one too. The third closes connections whose client does not read.
     """
 
     def __init__(self, config: uvicorn.Config, worker: Worker, limit: float) -> None:
@@ -87,7 +91,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def told_by_signals(self) -> Iterator[None]:
-        """Take signals while the block runs: to its end, where a second one has nothing left to interrupt."""
+        """Handle SIGINT and SIGTERM with ``handle_exit`` while the block runs."""
         before = {sig: signal.signal(sig, self.handle_exit) for sig in HANDLED_SIGNALS}
         try:
             yield
@@ -97,14 +101,14 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Not uvicorn's way: it raises them all again when it is done, each where it happens to be."""
+        """Replace uvicorn's handling, which raises the captured signals again after shutdown."""
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._told += 1
         if self.should_exit:
             self._worker.give_up()
-            self.force_exit = self._told > 2  # whoever does not read what is sent is left behind
+            self.force_exit = self._told > 2  # do not wait for clients that do not read
             return
         self.should_exit = True
         self._worker.drain()
@@ -114,7 +118,7 @@ class _Server(uvicorn.Server):
 
 
 def _address(host: str, listener: socket.socket) -> str:
-    """Where ``listener`` is reached: the system chose its port where 0 was asked for."""
+    """Return the server's URL, with the port that the system chose if port 0 was requested."""
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 

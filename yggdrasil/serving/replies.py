@@ -1,4 +1,4 @@
-"""What clients get, as far as it is not a stream: OpenAI's objects, with ``timings`` beside them."""
+"""Response models of everything but streams: OpenAI's objects, extended by ``timings`` and ``warnings``."""
 
 from typing import Any, Literal
 
@@ -8,13 +8,13 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptDetails(BaseModel):
-    """Of the prompt's tokens, those that an earlier request had left in the caches."""
+    """Prompt tokens that were reused from the KV cache of an earlier request."""
 
     cached_tokens: int
 
 
 class Usage(BaseModel):
-    """Tokens read and written."""
+    """Token counts of a request: prompt, completion and total."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -23,10 +23,10 @@ class Usage(BaseModel):
 
 
 class Timings(BaseModel):
-    """Where the time went, under the names that llama.cpp's clients read and more of our own. Milliseconds."""
+    """Timings of a request in milliseconds, in llama.cpp's fields and further ones."""
 
-    prompt_n: int  # tokens of the prompt that were read
-    cache_n: int  # and those that were not, because the caches held them
+    prompt_n: int  # prompt tokens prefilled
+    cache_n: int  # prompt tokens reused from the KV cache
     prompt_ms: float
     prompt_per_token_ms: float
     prompt_per_second: float
@@ -37,15 +37,15 @@ class Timings(BaseModel):
     draft_n: int
     draft_n_accepted: int
     iterations: int
-    accepted_length: float  # tokens an iteration gives, the bonus token included
+    accepted_length: float  # mean tokens per iteration, bonus token included
     stage_ms: dict[str, float]
-    plain_ms: float | None  # what ``predicted_ms`` would have been without speculation, by the plan's measured costs
+    plain_ms: float | None  # estimate of ``predicted_ms`` without speculation, from the plan's costs
     rule: str
     lossless: bool
 
 
 class TopLogprob(BaseModel):
-    """One token that might have come."""
+    """A top-k alternative at one position, with its log-probability."""
 
     token: str
     logprob: float
@@ -53,27 +53,27 @@ class TopLogprob(BaseModel):
 
 
 class ChatLogprob(TopLogprob):
-    """The token that came, and the likeliest ones."""
+    """The generated token, with the top-k alternatives at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Log-probabilities of an answer."""
+    """The ``logprobs`` object of a chat: one entry per token."""
 
     content: list[ChatLogprob]
     refusal: None = None
 
 
 class FunctionCall(BaseModel):
-    """A call, its arguments as JSON text."""
+    """The called function; ``arguments`` is JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCallReply(BaseModel):
-    """One call of an answer."""
+    """One tool call of an answer."""
 
     id: str
     type: Literal["function"] = "function"
@@ -81,7 +81,7 @@ class ToolCallReply(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """An answer."""
+    """The message of an answer; ``content`` is null if there are only tool calls."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -90,7 +90,7 @@ class AssistantMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One of ``n`` answers."""
+    """One of the ``n`` answers to a chat."""
 
     index: int
     message: AssistantMessage
@@ -113,7 +113,7 @@ class ChatCompletion(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities token by token; null where a token has nothing before it."""
+    """Parallel lists with one entry per token; the log-probability of the prompt's first token is null."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -122,7 +122,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One continued text."""
+    """One continuation of one prompt."""
 
     index: int
     text: str
@@ -145,7 +145,7 @@ class Completion(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """The one model there is."""
+    """The served model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -170,7 +170,7 @@ class Tokens(BaseModel):
 
 
 class Text(BaseModel):
-    """The reply of ``/detokenize``, under both names that clients read."""
+    """The reply of ``/detokenize``: the same text as ``content`` (llama.cpp) and ``prompt`` (vLLM)."""
 
     content: str
     prompt: str

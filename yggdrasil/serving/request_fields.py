@@ -1,4 +1,4 @@
-"""What clients send: OpenAI's fields, and beside them every parameter of our own."""
+"""Request models: OpenAI's fields, extended by this server's own parameters."""
 
 import json
 from typing import Annotated, Any, Literal, TypeVar
@@ -10,11 +10,11 @@ from yggdrasil.acceptance.speculation import Exactness, RuleName
 from yggdrasil.serving.field_aliases import translated, warnings_of
 
 Item = TypeVar("Item")
-# A list up to its first fault: a body may hold millions, and an error for each takes a minute and gigabytes.
+# A list validated up to its first error: a body may hold millions, and an error for each takes a minute and gigabytes.
 Several = Annotated[list[Item], Field(fail_fast=True)]
 Token = Annotated[int, Field(ge=0)]
-NO_LIMIT = -1  # to clients of vLLM a top_k that is off, to those of llama.cpp and LM Studio an answer without an end
-# Numbers of thousands of digits have products that cannot even be told.
+NO_LIMIT = -1  # turns top_k off in vLLM, and sets no token limit in llama.cpp and LM Studio
+# Bounded, because products of numbers with thousands of digits cannot be printed.
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
@@ -22,17 +22,17 @@ def _without_limit(value: Any) -> Any:
     return None if type(value) is int and value == NO_LIMIT else value
 
 
-Limit = BeforeValidator(_without_limit)  # None where it is said in that way that there is none
+Limit = BeforeValidator(_without_limit)  # turns NO_LIMIT into None
 
 
 class Wire(BaseModel):
-    """Types are as written: a text is no number. What a client leaves out or sends as null has its default."""
+    """Base of all request models: strict types, unknown fields ignored. A null field has its default."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
 class SpeculationFields(Wire):
-    """``yggdrasil.Speculation`` for one request; what is left out is as there."""
+    """The fields of ``yggdrasil.Speculation`` for one request. Unset fields have its defaults."""
 
     rule: RuleName | None = None
     expansion: Several[Count] | None = None
@@ -48,14 +48,17 @@ class SpeculationFields(Wire):
 
 
 class SchemaFormat(Wire):
-    """A schema that the answer must match."""
+    """The ``json_schema`` object of ``response_format``: the JSON schema that the answer must match."""
 
     name: str | None = None
     schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
 
 
 class ResponseFormat(Wire):
-    """Free text, any JSON object, or JSON of a schema, which some clients send with the former."""
+    """The format of the answer: text, any JSON object, or JSON of a schema.
+
+    Some clients send ``json_object`` with a ``schema``.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
@@ -63,22 +66,22 @@ class ResponseFormat(Wire):
 
 
 class StreamOptions(Wire):
-    """What a stream shows beside the text."""
+    """OpenAI's ``stream_options``."""
 
     include_usage: bool | None = None
 
 
 def _numbers_alone(biases: Any) -> Any:
-    """As ``Several``, which dictionaries have no word for."""
+    """Reject the first bias that is no number: pydantic has no ``fail_fast`` for dictionaries."""
     for token, bias in biases.items() if isinstance(biases, dict) else ():
         if isinstance(bias, bool) or not isinstance(bias, int | float):
-            shown = repr(token[:20])  # with half of a surrogate pair the sentence could not be sent
+            shown = repr(token[:20])  # a lone surrogate could not be encoded in the reply
             raise PydanticCustomError("no_number", "the bias of {token} is no number", {"token": shown})
     return biases
 
 
 class DecodingFields(Wire):
-    """Fields that both kinds of completion take, under our names or other servers'; ``warnings`` names unknown ones."""
+    """Fields of chat completions and completions. Names of vLLM and llama.cpp are translated."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -86,7 +89,7 @@ class DecodingFields(Wire):
 
     @property
     def warnings(self) -> list[str]:
-        """What of the request was ignored."""
+        """Return one sentence per unknown field that was ignored."""
         return warnings_of(self.model_extra)
 
     model: str | None = None
@@ -124,7 +127,7 @@ def _text_alone(kind: Any) -> Any:
 
 
 class TextPart(Wire):
-    """A part of a message; text is all that is understood."""
+    """A content part of a message. Only text is supported."""
 
     type: Annotated[Literal["text"], BeforeValidator(_text_alone)]
     text: str
@@ -138,7 +141,7 @@ class CalledFunction(Wire):
 
 
 class ToolCall(Wire):
-    """One call, as answers hold it."""
+    """A tool call of an earlier assistant message."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -146,7 +149,7 @@ class ToolCall(Wire):
 
     @property
     def arguments(self) -> Any:
-        """The arguments as what they stand for: templates write them as JSON themselves."""
+        """Return the arguments parsed from JSON, as chat templates expect them; the text if it is not valid JSON."""
         try:
             return json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
@@ -154,7 +157,7 @@ class ToolCall(Wire):
 
 
 class ChatMessage(Wire):
-    """One turn."""
+    """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Several[TextPart] | None = None
@@ -164,14 +167,14 @@ class ChatMessage(Wire):
 
     @property
     def text(self) -> str:
-        """The content as one text."""
+        """Return the content as one text, its parts concatenated."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
 
 class FunctionFields(Wire):
-    """A function that may be called."""
+    """A function that the model may call. ``parameters`` is a JSON schema."""
 
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
@@ -179,7 +182,7 @@ class FunctionFields(Wire):
 
 
 class Tool(Wire):
-    """A tool; functions are all there are."""
+    """A tool. Only functions are supported."""
 
     type: Literal["function"]
     function: FunctionFields
@@ -192,28 +195,28 @@ class ChosenName(Wire):
 
 
 class ChosenTool(Wire):
-    """The one tool that must be called."""
+    """A ``tool_choice`` that requires a call of one tool."""
 
     type: Literal["function"] = "function"
     function: ChosenName
 
 
 class AllowedTools(Wire):
-    """The tools that may be called, of those that are given, and whether one must be."""
+    """The subset of the request's tools that may be called. Mode ``required`` requires a call."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[Several[ChosenTool], Field(min_length=1)]
 
 
 class AllowedChoice(Wire):
-    """A choice among some of the tools."""
+    """A ``tool_choice`` that restricts the tools to a subset."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 class ChatRequest(DecodingFields):
-    """``POST /v1/chat/completions``."""
+    """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[Several[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[Annotated[int, Field(ge=1)] | None, Limit] = None
@@ -221,22 +224,22 @@ class ChatRequest(DecodingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Several[Tool] | None = None
-    show_trees: bool | None = None  # a stream has chunks with the token tree of each iteration, too
-    chat_template_kwargs: dict[str, Any] | None = None  # further names that the template may read
-    continue_final_message: bool | None = None  # left out: where the last message is the assistant's
+    show_trees: bool | None = None  # stream the token tree of each iteration, too
+    chat_template_kwargs: dict[str, Any] | None = None  # further template variables
+    continue_final_message: bool | None = None  # default: whether the last message is the assistant's
     add_generation_prompt: bool | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice | None = None
 
     @property
     def continues(self) -> bool:
-        """Whether the answer goes on with the last message instead of following it."""
+        """Return whether the answer continues the last message instead of starting a new one."""
         last = self.messages[-1]
         is_begun = last.role == "assistant" and bool(last.text) and not last.tool_calls
         return is_begun and self.continue_final_message is not False and not self.add_generation_prompt
 
 
 class CompletionRequest(DecodingFields):
-    """``POST /v1/completions``: a text, texts, tokens, or lists of tokens."""
+    """The body of ``POST /v1/completions``. The prompt is a text, token ids, or a list of either."""
 
     prompt: str | Several[str] | Several[Token] | Several[Several[Token]]
     max_tokens: Annotated[int, Field(ge=NO_LIMIT)] | None = None
@@ -246,7 +249,7 @@ class CompletionRequest(DecodingFields):
 
 
 class TokenizeRequest(Wire):
-    """``POST /tokenize``: a text, under either of the names that clients use, or a chat."""
+    """The body of ``POST /tokenize``: a text, as ``prompt`` (vLLM) or ``content`` (llama.cpp), or a chat."""
 
     prompt: str | None = None
     content: str | None = None
@@ -255,6 +258,6 @@ class TokenizeRequest(Wire):
 
 
 class DetokenizeRequest(Wire):
-    """``POST /detokenize``."""
+    """The body of ``POST /detokenize``."""
 
     tokens: Several[Token]

@@ -1,4 +1,4 @@
-"""The bounded queue of requests that wait for the decoder, in which clients take turns."""
+"""Bounded queue of requests that wait for the decoder, round-robin over clients."""
 
 from collections import OrderedDict, deque
 from threading import Condition
@@ -8,9 +8,9 @@ from yggdrasil.serving.jobs import Job, QueuedRequest
 
 
 class RequestQueue:
-    """Serves clients round-robin, one answer at a time; each client's requests are first in, first out.
+    """Thread-safe queue, round-robin over clients, one answer at a time; within a client first in, first out.
 
-    So a client waits for at most one answer of each other client, however many requests they have queued.
+    A client waits for at most one answer of each other client, however many requests they have queued.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -20,7 +20,7 @@ class RequestQueue:
         self._is_closed = False
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         with self._changed:
             return self._length
 
@@ -29,10 +29,10 @@ class RequestQueue:
         return sum(map(len, self._clients.values()))
 
     def join(self, ask: QueuedRequest, retry_after: float) -> int:
-        """Wait at the end; returns how many requests are before this one.
+        """Append a request to its client's queue and return the number of requests that were waiting.
 
         Raises:
-            Fault: the line is full (``retry_after`` seconds are then asked for), or closed.
+            Fault: the queue is full (the reply has a Retry-After header of ``retry_after`` seconds) or closed.
         """
         with self._changed:
             if self._is_closed:
@@ -48,16 +48,16 @@ class RequestQueue:
             return position
 
     def is_quiet(self, seconds: float) -> bool:
-        """Whether nobody waits now, nor comes within so many seconds."""
+        """Wait up to ``seconds`` and return whether the queue is open and still empty."""
         with self._changed:
             if not self._clients and not self._is_closed:
                 self._changed.wait(seconds)
             return not self._clients and not self._is_closed
 
     def take(self) -> tuple[QueuedRequest, Job] | None:
-        """The next job, as soon as there is one; None once the line is closed and empty.
+        """Wait for the next job and remove it. Return None once the queue is closed and empty.
 
-        A request with more waits again.
+        The client, if it has more jobs, moves to the end of the round-robin.
         """
         with self._changed:
             while not self._clients and not self._is_closed:
@@ -75,7 +75,7 @@ class RequestQueue:
             return ask, job
 
     def leave(self, ask: QueuedRequest) -> None:
-        """The request waits no longer, if it did."""
+        """Remove a request if it is in the queue."""
         with self._changed:
             asks = self._clients.get(ask.client)
             if asks is not None and ask in asks:
@@ -84,7 +84,10 @@ class RequestQueue:
                     del self._clients[ask.client]
 
     def close(self, *, ends_begun: bool = False) -> None:
-        """Take no more; those who waited are told so, but for the rest of what has begun unless that ends too."""
+        """Reject new requests and fail the waiting ones.
+
+        Requests of which a job was taken stay in the queue unless ``ends_begun`` is true.
+        """
         with self._changed:
             self._is_closed = True
             waiting = [ask for asks in self._clients.values() for ask in asks if ends_begun or not ask.has_begun]

@@ -19,16 +19,16 @@ from yggdrasil.serving.worker import Worker
 
 
 class Identity(NamedTuple):
-    """What all parts of one reply carry."""
+    """The fields that every chunk of one reply repeats."""
 
     id: str
     created: int
     model: str
-    system_fingerprint: str  # changes where the same request may be answered otherwise
+    system_fingerprint: str  # build and weights: other answers are possible if it changes
 
 
 class Service:
-    """One server's state."""
+    """Shared state of one server's routes. ``model`` is the name of the served model."""
 
     def __init__(self, worker: Worker, settings: ServerSettings, model: str) -> None:
         self.worker, self.settings, self.model = worker, settings, model
@@ -36,10 +36,10 @@ class Service:
 
     @property
     def decoder(self) -> Decoder:
-        """The decoder.
+        """Return the decoder.
 
         Raises:
-            Fault: it is not open yet.
+            Fault: the decoder is not open yet (status 503).
         """
         if self.worker.decoder is None:
             raise Fault(503, "the model is being loaded; try again in a moment", headers={"Retry-After": "2"})
@@ -47,15 +47,15 @@ class Service:
 
     @cached_property
     def texts(self) -> Texts:
-        """The decoder's tokenizer."""
+        """Return the decoder's tokenizer with prompt checks."""
         return Texts(self.decoder)
 
     @cached_property
     def tool_format(self) -> ToolFormat:
-        """How the model's template writes calls of tools.
+        """Return the format in which the model's chat template writes tool calls.
 
         Raises:
-            Fault: it has no way to.
+            Fault: the template takes no tools or writes calls in another form than JSON.
         """
         found = ToolFormat.of(self.decoder.tokenizer)
         if found is None:
@@ -66,7 +66,7 @@ class Service:
 
     @cached_property
     def sampling(self) -> RecommendedSampling:
-        """What requests that name no sampling get."""
+        """Return the sampling parameters of requests that leave them out: recommended or greedy."""
         return (
             recommended_sampling_of(self.decoder)
             if self.settings.recommended_sampling
@@ -75,15 +75,15 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The build and the model's weights."""
+        """Return ``system_fingerprint``: package version and, if there is a plan, the weights' fingerprint."""
         plan = self.decoder.plan
         return f"b{__version__}" if plan is None else f"b{__version__}-{plan.target.fingerprint}"
 
     def identify(self, kind: str, model: str | None) -> Identity:
-        """A new reply's identity.
+        """Return the identity of a new reply, whose id begins with ``kind``.
 
         Raises:
-            Fault: another model is asked for.
+            Fault: ``model`` is not the served model, and the server was started without ``--any-model``.
         """
         if model is not None and model != self.model and not self.settings.any_model:
             raise Fault(
@@ -95,6 +95,6 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """The server that a request came to."""
+    """Return the service of the application that received the request."""
     found: Service = request.app.state.service
     return found

@@ -1,4 +1,4 @@
-"""Server-sent events: framing, and a response that gives up its answers however it ends."""
+"""Streaming responses: framing of JSON objects, and a response with a callback for its end."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -11,35 +11,35 @@ from starlette.types import Receive, Scope, Send
 from yggdrasil.serving.errors import ClientGone, Fault
 
 DONE = b"data: [DONE]\n\n"
-# What the OpenAPI document says of a route that may stream.
+# OpenAPI ``responses`` of a route that may stream.
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 _MARK = "\x00the text\x00"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def frame(data: dict[str, Any]) -> bytes:
-    """One event. In ASCII, so that no reader takes a separator inside a text for the end of a line."""
+    """Encode ``data`` as one server-sent event. ASCII, because U+2028 and the like may be read as line ends."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
 
 
 def named_frame(data: dict[str, Any]) -> bytes:
-    """One server-sent event with an ``event`` line that repeats the ``type`` of ``data``."""
+    """Encode ``data`` as one server-sent event whose ``event`` line is the ``type`` of ``data``."""
     return f"event: {data['type']}\n".encode("ascii") + frame(data)
 
 
 def line(data: dict[str, Any]) -> bytes:
-    """One object on a line of its own."""
+    """Encode ``data`` as one line of JSON (NDJSON)."""
     return json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 class TextFrames:
-    """Frames that differ in one text: what they share is written once."""
+    """Encoder of frames that differ only in one text. Everything else is serialised once."""
 
     def __init__(self, chunk_of: Callable[[str], dict[str, Any]]) -> None:
         self._chunk_of = chunk_of
 
     def __call__(self, text: str) -> bytes:
-        """As ``frame(chunk_of(text))``."""
+        """Return ``frame(chunk_of(text))``."""
         before, _, after = self._around
         return before + json.dumps(text).encode("ascii") + after
 
@@ -49,7 +49,7 @@ class TextFrames:
 
 
 class Framing(NamedTuple):
-    """How a stream's objects are sent: each one's bytes, an object for a fault, and what comes behind the last."""
+    """Wire format of a stream: encoder of objects, conversion of a fault to an object, and the end mark."""
 
     frame: Callable[[dict[str, Any]], bytes]
     fault: Callable[[Fault], dict[str, Any]]
@@ -62,15 +62,15 @@ def _named_fault(fault: Fault) -> dict[str, Any]:
     return {"type": "error", "sequence_number": 0, **said}
 
 
-CHUNKS = Framing(frame, Fault.body, DONE)  # as chats and completions
-NAMED = Framing(named_frame, _named_fault)  # as OpenAI's responses
-LINES = Framing(line, lambda fault: {"error": fault.message}, media_type="application/x-ndjson")  # as Ollama
+CHUNKS = Framing(frame, Fault.body, DONE)  # OpenAI's chat completions and completions
+NAMED = Framing(named_frame, _named_fault)  # OpenAI's responses
+LINES = Framing(line, lambda fault: {"error": fault.message}, media_type="application/x-ndjson")  # Ollama
 
 
 class EventStream(StreamingResponse):
-    """Sends ``chunks``, those known at once together, and the end mark.
+    """Response that streams ``chunks``, then the end mark. Each list of ``chunks`` is sent as one write.
 
-    ``on_end`` is called when the last was sent or the client is gone.
+    ``on_end`` is called when everything was sent or the client has disconnected.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self.stream_response(send)  # whoever gives the chunks knows of a client that is gone
+            await self.stream_response(send)  # ``chunks`` raises ClientGone if the client disconnects
         finally:
             self._on_end()
 
@@ -91,7 +91,7 @@ async def _framed(chunks: AsyncIterator[list[dict[str, Any]]], framing: Framing)
         async for together in chunks:
             if together:
                 yield b"".join(map(framing.frame, together))
-    except Fault as fault:  # the status is sent: what is left is an error inside the stream
+    except Fault as fault:  # the status was already sent: report the error in the stream
         yield framing.frame(framing.fault(fault))
     except ClientGone:
         return

@@ -1,4 +1,4 @@
-"""Text to tokens and back, for one decoder. Every thread may ask; one is served at a time."""
+"""Thread-safe tokenization and detokenization for one decoder."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from yggdrasil.prompts import apply_template
 from yggdrasil.serving.errors import Fault, context_fault
 from yggdrasil.serving.request_fields import ChatMessage, Tool
 
-# (before the beginning, before what follows, before the middle), by family.
+# Fill-in-the-middle tokens (prefix, suffix, middle), by model family.
 _MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, GPT
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
@@ -27,7 +27,7 @@ _MARKS = (
 
 
 def infill_marks(tokenizer: Tokenizer) -> tuple[int, int, int] | None:
-    """The three tokens; None where the tokenizer has none."""
+    """Return the ids of the fill-in-the-middle tokens (prefix, suffix, middle); None if the tokenizer has none."""
     vocabulary = tokenizer.get_vocab()
     for marks in _MARKS:
         if all(mark in vocabulary for mark in marks):
@@ -36,9 +36,9 @@ def infill_marks(tokenizer: Tokenizer) -> tuple[int, int, int] | None:
     return None
 
 
-_SPACE = "▁"  # as SentencePiece writes it
-_LETTERS = 32  # a text of fewer for each token that the context holds is tokenized whole at once
-# What transformers' ``apply_chat_template`` takes under these names is not for the template.
+_SPACE = "▁"  # SentencePiece's symbol of a space
+_LETTERS = 32  # characters per token of the context: shorter texts are tokenized without a prior size check
+# Parameters of transformers' ``apply_chat_template``, which are not template variables.
 _TAKEN = {
     "add_generation_prompt",
     "chat_template",
@@ -59,11 +59,11 @@ _TAKEN = {
     "truncation",
     "turns",
 }
-_BEFORE = "☺"  # what no tokenizer joins with what follows
+_BEFORE = "☺"  # a character that no tokenizer merges with the following text
 
 
 class Texts:
-    """The decoder's tokenizer, and what fits its model."""
+    """Tokenizer of a decoder, with checks of prompts against the context length."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.tokenizer = decoder.tokenizer
@@ -72,24 +72,27 @@ class Texts:
         self._lock = Lock()
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Tokenize a text of any length; YggdrasilError if it is not valid Unicode.
+        """Tokenize a text of any length, with the tokenizer's special tokens (BOS) if ``special``.
 
         Takes no lock: the tokenizer is not changed, and tokenizing releases the GIL.
+
+        Raises:
+            YggdrasilError: ``text`` is not valid Unicode.
         """
         check_text("the text", text)
         (found,) = self.tokenizer.backend_tokenizer.encode_batch([text], add_special_tokens=special)
         return list(found.ids)
 
     def check_size(self, texts: Sequence[str]) -> None:
-        """Refuse a prompt made of ``texts`` by its beginning, where that alone is too long; a short one is not read.
+        """Reject a very long prompt without tokenizing all of it. Prompts below a size bound are not checked.
 
         Raises:
-            Fault: it has more tokens than the context holds.
+            Fault: a prefix of the concatenated ``texts`` has more tokens than the context.
         """
         if sum(map(len, texts)) <= _LETTERS * self.limit:
             return
         whole = "\n".join(texts)
-        size, least = _LETTERS * self.limit // 2, self.limit + 2 * len(texts)  # joints may be tokens less than here
+        size, least = _LETTERS * self.limit // 2, self.limit + 2 * len(texts)  # merges at boundaries
         while size < len(whole):
             found = len(self.encode(whole[:size], special=False))
             if found > least:
@@ -97,7 +100,7 @@ class Texts:
             size *= 2
 
     def encode_behind(self, text: str) -> list[int]:
-        """Tokens of a text that goes on from another: without the space that some tokenizers put before any."""
+        """Tokenize a text that continues another: without the leading space that some tokenizers add."""
         before = self.encode(_BEFORE, special=False)
         if not "".join(self.tokenizer.convert_ids_to_tokens(before)).startswith(_SPACE):
             return self.encode(text, special=False)
@@ -111,10 +114,14 @@ class Texts:
         continues: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Tokens of a chat in the model's own template, up to where the answer begins, or behind what there is of it.
+        """Tokenize a chat in the model's template, up to the point at which generation begins.
+
+        Args:
+            continues: leave the last message open, so that the answer continues it.
+            variables: further template variables.
 
         Raises:
-            Fault: it is far longer than the context, or ``variables`` has a name that the template cannot be given.
+            Fault: the chat is far longer than the context, or ``variables`` has a reserved name.
             YggdrasilError: as ``apply_template``.
         """
         functions = [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
@@ -126,18 +133,22 @@ class Texts:
             return apply_template(self.tokenizer, messages, functions, continues=continues, variables=variables)
 
     def check(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens that the decoder takes as a prompt.
+        """Return ``tokens`` as a prompt of the decoder.
 
         Raises:
-            Fault: there are too many.
-            YggdrasilError: none, or one that the vocabulary lacks.
+            Fault: the prompt is too long for the context.
+            YggdrasilError: the prompt is empty or has an id outside the vocabulary.
         """
         if len(tokens) >= self.limit:
             raise context_fault(len(tokens), self.limit)
         return self._decoder.encode(tokens)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
-        """The text of tokens; YggdrasilError where the vocabulary lacks one."""
+        """Detokenize ``tokens``.
+
+        Raises:
+            YggdrasilError: an id is outside the vocabulary.
+        """
         size = self._decoder.assembly.target.call.vocab_size
         wrong = next((token for token in tokens if not 0 <= token < size), None)
         if wrong is not None:
@@ -146,7 +157,7 @@ class Texts:
             return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token adds to a text; it may be a part of a character."""
+        """Return the bytes that one token adds to a text. They may be part of a UTF-8 character."""
         name = self.tokenizer.convert_ids_to_tokens(token)
         if isinstance(name, str):
             if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
@@ -156,14 +167,14 @@ class Texts:
         return self._behind_itself(token).encode()
 
     def _behind_itself(self, token: int) -> str:
-        """With its space: some decoders cut it off where nothing comes before."""
+        """Detokenize ``token`` after itself, because some decoders strip the leading space of a text."""
         decode = partial(self.tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
         with self._lock:
             once, twice = str(decode([token])), str(decode([token, token]))
         return twice[len(once) :] if twice.startswith(once) else once
 
     def token_text(self, token: int) -> str:
-        """The text of one token; bytes that are no whole character are written ``bytes:\\xNN``, as OpenAI does."""
+        """Return the text of one token. Incomplete UTF-8 is written ``bytes:\\xNN``, as OpenAI does."""
         data = self.token_bytes(token)
         try:
             return data.decode()
@@ -172,7 +183,7 @@ class Texts:
 
     @cached_property
     def _bytes_of(self) -> dict[str, int]:
-        """The byte that each character of a byte-level vocabulary stands for; empty for other vocabularies."""
+        """Return the map from byte-level BPE characters to bytes; empty for other tokenizers."""
         if not isinstance(self.tokenizer.backend_tokenizer.decoder, ByteLevel):
             return {}
         printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -183,7 +194,7 @@ class Texts:
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them."""
+    """Convert chat messages to the dictionaries that chat templates take."""
     return [_turn(number, message) for number, message in enumerate(messages)]
 
 

@@ -1,4 +1,4 @@
-"""Calls of tools: how the model's own chat template writes them, found by letting it write one."""
+"""Tool calls: their format, found by rendering a sample call with the model's chat template, and their parsing."""
 
 import json
 import re
@@ -14,14 +14,14 @@ from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.serving.replies import FunctionCall, ToolCallReply
 from yggdrasil.serving.request_fields import Tool
 
-# Names that no template has of its own.
+# Placeholders that occur in no chat template.
 _NAME, _KEY, _VALUE, _TEXT = "qzx_function", "qzx_key", "qzx_value", "qzx_text"
 _PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Parsed(NamedTuple):
-    """An answer's text and the calls in it."""
+    """The text of an answer and its tool calls."""
 
     content: str
     calls: list[ToolCallReply]
@@ -29,20 +29,20 @@ class Parsed(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """One call is ``begin``, a JSON object (in a list of its own where ``is_list``), and ``end``."""
+    """Format of one tool call: ``begin``, a JSON object (in a list of one if ``is_list``), ``end``."""
 
-    lead: str  # what the template writes before any answer, such as an empty thinking block; the model need not
+    lead: str  # what the template writes before an answer, such as an empty thinking block; the model may omit it
     begin: str
     end: str
     name_key: str
     arguments_key: str
     is_list: bool
-    specials: dict[str, int]  # the tokenizer's special tokens, which answers are shown without
-    controls: dict[str, int]  # these and other added tokens that a constraint names by id
+    specials: dict[str, int]  # the tokenizer's special tokens and ids, removed from replies
+    controls: dict[str, int]  # added tokens, special or not, which a grammar writes by id
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ToolFormat | None":
-        """The format of the tokenizer's template; None where it has no tools, or writes calls not as JSON."""
+        """Return the format of the tokenizer's template; None if it takes no tools or writes calls not as JSON."""
         function = {"name": _NAME, "description": "d", "parameters": _PARAMETERS}
         tools: list[Any] = [{"type": "function", "function": function}]
         call = {"type": "function", "id": "abcdefghi", "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
@@ -58,7 +58,7 @@ class ToolFormat:
                 str(tokenizer.apply_chat_template([question, answer], tools=tools, tokenize=False))
                 for answer in answers
             )
-        except Exception:  # noqa: BLE001  (a template is a program: it raises what it likes)
+        except Exception:  # noqa: BLE001  (a template is a program that may raise anything)
             return None
         if _NAME not in before or not called.startswith(before):
             return None
@@ -91,12 +91,12 @@ class ToolFormat:
 
     @cached_property
     def reads_special(self) -> bool:
-        """Whether special tokens alone mark a call: answers are then read with them."""
+        """Return whether only special tokens mark a call, so that answers must be detokenised with them."""
         return bool(self.begin.strip()) and not self._shown(self.begin).strip()
 
     @cached_property
     def _mark(self) -> str:
-        """The text that begins a call in an answer."""
+        """Return the marker that begins a call in a detokenised answer; empty if there is none."""
         return (self.begin if self.reads_special else self._shown(self.begin)).strip()
 
     @cached_property
@@ -107,11 +107,11 @@ class ToolFormat:
         return "".join(part for part in _split_at(text, self.specials) if part not in self.specials)
 
     def _told(self, text: str) -> str:
-        """What is told of a part of an answer as it is read."""
+        """Return the text of a reply for a part of a detokenised answer: special tokens removed."""
         return self._shown(text) if self.reads_special else text
 
     def decided(self, text: str) -> str:
-        """The beginning of an unfinished answer, as it is told, that is no part of a call, nor all before one."""
+        """Return the prefix of an unfinished answer that can be streamed, because it cannot be part of a call."""
         return self._told(text[: self._num_decided(text)])
 
     def _num_decided(self, text: str) -> int:
@@ -129,9 +129,9 @@ class ToolFormat:
         return 0 if lead and text[:place].rstrip() == lead.rstrip() else place
 
     def parse(self, text: str, names: Collection[str]) -> Parsed:
-        """Take a whole answer apart; what reads like no call is text.
+        """Split a finished answer into text and tool calls.
 
-        ``names`` are the tools': where nothing marks a call, any other object is what was asked for, and no call.
+        JSON without the marker of a call is a call only if its name is in ``names``, the names of the tools.
         """
         mark, lead = self._mark, self._lead
         if not mark:
@@ -156,9 +156,9 @@ class ToolFormat:
         return Parsed(content, calls)
 
     def _may_be_unmarked(self, text: str) -> bool:
-        """Whether an answer that begins so may be nothing but calls that the model has not marked as such.
+        """Return whether ``text`` may be the beginning of calls that the model writes without the marker.
 
-        Qwen2.5-Coder, for one, writes a fenced block of JSON.
+        For example, Qwen2.5-Coder writes a fenced block of JSON.
         """
         head, fence = text.lstrip(), "```json"
         if fence.startswith(head):
@@ -175,16 +175,16 @@ class ToolFormat:
 
     def _reply(self, entry: dict[str, Any]) -> ToolCallReply:
         given = entry.get(self.arguments_key) or {}
-        arguments = given if isinstance(given, str) else json.dumps(given)  # some models write the text themselves
+        arguments = given if isinstance(given, str) else json.dumps(given)  # some models write JSON text
         function = FunctionCall(name=entry[self.name_key], arguments=arguments)
-        return ToolCallReply(id=uuid.uuid4().hex[:9], function=function)  # Mistral's templates take no other length
+        return ToolCallReply(id=uuid.uuid4().hex[:9], function=function)  # Mistral's templates require 9 characters
 
     def constraint(self, tools: Sequence[Tool]) -> Constraint:
-        """An answer that is one call of one of ``tools``, with arguments as its parameters say."""
+        """Return a grammar that permits exactly one call of one of ``tools``, with arguments that match its schema."""
         definitions: dict[str, Any] = {}
         choices = []
         for number, tool in enumerate(tools):
-            address = f"urn:tool:{number}"  # so that its references begin there, not at the whole
+            address = f"urn:tool:{number}"  # base of the schema's own references
             definitions[str(number)] = {**(tool.function.parameters or {"type": "object"}), "$id": address}
             properties = {self.name_key: {"const": tool.function.name}, self.arguments_key: {"$ref": address}}
             choices.append({
@@ -195,28 +195,28 @@ class ToolFormat:
         if self.is_list:
             schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
         schema |= {"$defs": definitions, "x-guidance": _SPACING}
-        # Behind the lead, as the model would have to begin without thinking.
+        # The grammar includes the lead, because a model that thinks begins with its (empty) thinking block.
         parts = [*self._literals(self.lead + self.begin), "call", *self._literals(self.end)]
         text = f"start: {' '.join(parts)}\ncall: %json {json.dumps(schema)}\n"
         return Constraint("grammar", text, title="schema of the tools")
 
     def _literals(self, text: str) -> list[str]:
-        """Terms of a Lark grammar that write ``text``, special tokens as such."""
+        """Return the terms of a Lark grammar that match ``text``, added tokens by id."""
         parts = _split_at(text, self.controls)
         return [f"<[{self.controls[part]}]>" if part in self.controls else json.dumps(part) for part in parts]
 
 
 def _split_at(text: str, tokens: Collection[str]) -> list[str]:
-    """The ``tokens`` in ``text`` and what stands between them, in order."""
+    """Split ``text`` at each of ``tokens``, which are parts of the result; empty parts are omitted."""
     pattern = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
     parts = re.split(f"({pattern})", text) if pattern else [text]
     return [part for part in parts if part]
 
 
 def _json_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at ``start``, behind white space, and where it ends; None where there is none.
+    """Parse the JSON value at ``start``, after white space. Return (value, end), or (None, ``start``) if there is none.
 
-    Its texts may have line breaks and tabs as they are, as models write code.
+    Strings may have unescaped line breaks and tabs, because models write code so.
     """
     place = start + len(text[start:]) - len(text[start:].lstrip())
     try:
@@ -227,7 +227,7 @@ def _json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def _json_blocks(text: str) -> list[Any]:
-    """The JSON values of a text that is nothing else, be they fenced, in a list or one behind the other; else none."""
+    """Return the JSON values of a text that has nothing else (fenced, in a list or consecutive); else an empty list."""
     values: list[Any] = []
     place = 0
     while rest := re.sub(r"^(\s|```(json)?(?=\s|$))+", "", text[place:]):

@@ -1,4 +1,4 @@
-"""Usage and timings of a request, from what its answers were."""
+"""Computes the usage and timings of a request from the results of its answers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from yggdrasil.serving.replies import FinishReason, PromptDetails, Timings, Usag
 
 
 def finish_reason(result: Generation) -> FinishReason:
-    """OpenAI's word for it."""
+    """Return OpenAI's ``finish_reason``: stop for an end token or stop string, else length."""
     return "stop" if result.finish_reason in ("eos", "stop") else "length"
 
 
 def usage_of(results: Sequence[Generation], choices: int) -> Usage:
-    """Tokens of a request: each prompt counts once, whatever the number of its ``choices``."""
+    """Return the token counts of a request. Each prompt counts once, whatever its number of ``choices``."""
     prompts = results[::choices]
     read, written = sum(each.prompt_tokens for each in prompts), sum(len(each.tokens) for each in results)
     cached = sum(each.metrics.reused_tokens for each in prompts)
@@ -27,7 +27,7 @@ def usage_of(results: Sequence[Generation], choices: int) -> Usage:
 
 
 def timings_of(results: Sequence[Generation], plan: Plan | None) -> Timings:
-    """Where the time of a request went, all of its answers together."""
+    """Return the timings of a request in milliseconds, summed over its answers."""
     metrics = [each.metrics for each in results]
     stages: Counter[str] = Counter()
     for each in metrics:
@@ -53,7 +53,10 @@ def timings_of(results: Sequence[Generation], plan: Plan | None) -> Timings:
 
 
 def plain_ms(result: Generation, plan: Plan | None) -> float | None:
-    """What the tokens after the first would have cost one by one, by the plan's costs at the lengths they had."""
+    """Estimate the milliseconds that the tokens after the first would take without speculation.
+
+    The plan's cost of a plain step is interpolated at the context length of each token. None without a plan.
+    """
     if plan is None:
         return None
     contexts = [costs.context for costs in plan.costs]

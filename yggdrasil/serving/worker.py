@@ -1,4 +1,4 @@
-"""The thread that owns the decoder: opens it, then decodes one job after the other until the server ends."""
+"""The thread that owns the decoder: it opens the decoder, then decodes one job at a time until the server stops."""
 
 import logging
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from yggdrasil.serving.metrics import ServerMetrics
 from yggdrasil.serving.request_queue import RequestQueue, closing_fault
 from yggdrasil.serving.server_settings import ServerSettings
 
-_PATIENCE_SECONDS = 10.0  # for the iteration that runs, when all ends
-_QUIET_SECONDS = 0.03  # after an answer, before what the caches hold of it is copied
+_PATIENCE_SECONDS = 10.0  # wait for the current iteration at shutdown
+_QUIET_SECONDS = 0.03  # without a request before the last conversation's KV entries are copied
 
 log = logging.getLogger("yggdrasil.serving")
 
 
 class Worker:
-    """Decodes the jobs of a queue in a thread of its own.
+    """Thread that decodes the jobs of a queue.
 
     ``opening`` creates the decoder in that thread. If it raises, ``on_failure`` is called there with the error.
     """
@@ -43,23 +43,23 @@ class Worker:
         self._opening, self._on_failure = opening, on_failure
         self._settings = settings
         self._is_ending = False
-        self._usual_seconds = 1.0  # of a job, lately
+        self._usual_seconds = 1.0  # moving average over jobs
         self._thread = Thread(target=self._work, name="decoder", daemon=True)
 
     def start(self) -> None:
-        """Begin to open the decoder."""
+        """Start the thread, which opens the decoder."""
         self._thread.start()
 
     @property
     def is_opening(self) -> bool:
-        """Whether the decoder is still being opened."""
+        """Return whether the decoder is still being opened."""
         return self.decoder is None and self.is_at_work
 
     def submit(self, ask: QueuedRequest) -> None:
-        """Put a request in the line.
+        """Queue a request.
 
         Raises:
-            Fault: the line is full or closed.
+            Fault: the queue is full or closed.
         """
         try:
             self.meters.position.observe(self.line.join(ask, self._usual_seconds * (1 + len(self.line))))
@@ -69,34 +69,34 @@ class Worker:
             raise
 
     def cancel(self, ask: QueuedRequest) -> None:
-        """Nobody waits for these answers: they leave the line, and the decoder within one iteration."""
+        """Cancel a request: remove it from the queue, or end its running answer after the current iteration."""
         ask.gone.set()
         self.line.leave(ask)
 
     def drain(self) -> None:
-        """Take no more: what runs goes on, what waits is refused."""
+        """Reject new and queued requests; requests that have begun are finished."""
         self.line.close()
 
     def give_up(self) -> None:
-        """What runs ends too, behind the iteration that it is in: whoever waits for it is told."""
-        self._is_ending = True  # first: a job that is just being taken is neither in the line nor running
+        """Reject all requests and end the running answer, with an error, after its current iteration."""
+        self._is_ending = True  # set first: a job that is being taken is neither queued nor running
         self.line.close(ends_begun=True)
 
     def stop(self) -> None:
-        """End, at once but for the iteration that runs."""
+        """Stop the worker and wait for the current iteration, at most ``_PATIENCE_SECONDS``."""
         self.give_up()
-        if self.decoder is not None:  # while it opens, the process ends without it
+        if self.decoder is not None:  # opening cannot be interrupted: do not wait for it
             self._thread.join(_PATIENCE_SECONDS)
 
     @property
     def is_at_work(self) -> bool:
-        """Whether its thread still runs."""
+        """Return whether the thread is running."""
         return self._thread.is_alive()
 
     def _work(self) -> None:
         try:
             self.decoder = self._opening()
-        except BaseException as error:  # noqa: BLE001  (whoever waits for the decoder is told, whatever it was)
+        except BaseException as error:  # noqa: BLE001  (any failure is reported)
             self._on_failure(error)
             return
         self._conversations = Conversations(self.decoder.assembly, self._settings.kept_bytes)
@@ -109,7 +109,7 @@ class Worker:
                 self.meters.busy.set(0)
 
     def _next(self) -> tuple[QueuedRequest, Job] | None:
-        """The next job. While there is none, what the caches hold is copied: the next text need not wait for that."""
+        """Wait for the next job. While the queue is empty, copy the last conversation's KV entries for later reuse."""
         if self.line.is_quiet(_QUIET_SECONDS):
             try:
                 self._conversations.keep_ahead(lambda: self.line.is_quiet(0.0))
@@ -157,11 +157,11 @@ class Worker:
         teller.end(result)
 
     def _score(self, decoder: Decoder, ask: QueuedRequest, job: Job) -> tuple[list[TokenLogprobs], float]:
-        """Log-probabilities of the prompt, if they are wanted and as long as somebody waits, and the milliseconds."""
+        """Return the prompt tokens' log-probabilities and the milliseconds it took; ([], 0.0) if not requested."""
         if job.scores is None:
             return [], 0.0
         began = monotonic()
-        found = [TokenLogprobs(job.prompt[0], 0.0, [])]  # nothing comes before the first
+        found = [TokenLogprobs(job.prompt[0], 0.0, [])]  # the first token has no log-probability
         for entries in decoder.score(job.prompt, job.scores):
             found += entries
             self._check_end()
@@ -171,6 +171,6 @@ class Worker:
 
 
 def _as_read(result: Generation, scoring_ms: float) -> Generation:
-    """Rows that scoring left in the caches are no earlier request's: this one has read them."""
+    """Return ``result`` with scoring counted as prefill: no reused tokens, ``scoring_ms`` added to the TTFT."""
     metrics = replace(result.metrics, reused_tokens=0, ttft_ms=result.metrics.ttft_ms + scoring_ms)
     return replace(result, metrics=metrics)

@@ -1,1 +1,1 @@
-"""The endpoints of the server."""
+"""Routes of the server, one module per API."""

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``."""
+"""Route ``POST /v1/chat/completions``."""
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ router = APIRouter()
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
 @router.post("/chat/completions", response_model=ChatCompletion, include_in_schema=False)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
-    """Answer a chat in the model's own template, whole or as a stream of server-sent events."""
+    """Answer a chat in the model's chat template, as one object or as server-sent events."""
     service = service_of(request)
     identity = service.identify("chatcmpl", body.model)
     chat = await run_in_threadpool(Chat.of, body, service, identity)
@@ -39,16 +39,21 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 @dataclass(frozen=True)
 class Chat:
-    """One chat to be answered."""
+    """A validated chat request, which builds its jobs and its reply."""
 
     body: ChatRequest
     service: Service
     identity: Identity
     jobs: list[JobRequest]
-    tools: ToolFormat | None  # where calls may be in the answer
+    tools: ToolFormat | None  # how to parse tool calls; None if the answer cannot have any
 
     @classmethod
     def of(cls, body: ChatRequest, service: Service, identity: Identity) -> "Chat":
+        """Tokenize the chat and build its jobs.
+
+        Raises:
+            Fault: the request is invalid or exceeds a limit.
+        """
         limits = service.settings.limits
         if (body.n or 1) > limits.answers:
             raise Fault(400, f"n is {body.n}; at most {limits.answers} answers are given", param="n")
@@ -68,7 +73,7 @@ class Chat:
         prompt = service.texts.check(tokens)
         longest = body.max_completion_tokens or body.max_tokens or service.texts.limit
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        # JSON that follows a response_format is what was asked for, even where it reads like a call.
+        # JSON of a response_format is the requested content, even if it looks like a call.
         is_formed = body.response_format is not None and body.response_format.type != "text"
         read = None if is_formed else written
         jobs = [
@@ -91,7 +96,7 @@ class Chat:
         return cls(body, service, identity, jobs, read)
 
     def reply(self, results: list[Generation]) -> ChatCompletion:
-        """All answers at once."""
+        """Return the reply with all answers."""
         return ChatCompletion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(results)],
             usage=usage_of(results, len(self.jobs)), timings=timings_of(results, self.service.decoder.plan),
@@ -107,7 +112,7 @@ class Chat:
 
     @property
     def warnings(self) -> list[str]:
-        """What of the request was ignored, here or by the template."""
+        """Return one sentence per part of the request that the server or the template ignored."""
         told = self.body.warnings
         template = str(self.service.decoder.tokenizer.chat_template)
         if any(message.tool_calls for message in self.body.messages) and "tool_calls" not in template:
@@ -115,7 +120,7 @@ class Chat:
         return told
 
     def parse(self, text: str) -> Parsed:
-        """A whole answer taken apart."""
+        """Split a finished answer into text and tool calls."""
         return Parsed(text, []) if self.tools is None else self.tools.parse(text, self._names)
 
     @property
@@ -123,7 +128,7 @@ class Chat:
         return {tool.function.name for tool in _offered(self.body) or ()}
 
     async def chunks(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
-        """The answers as a stream: the role first, text as it becomes final, calls whole, then why it ended."""
+        """Yield the chunks of the answers: role, text as it becomes final, complete tool calls, finish reason."""
         writer, streams = self._chunks(), [AnswerStream(self, i) for i in range(len(self.jobs))]
         results: list[Generation] = []
         async for index, event in exchange.events():
@@ -139,7 +144,7 @@ class Chat:
 
     @property
     def frame(self) -> TextFrames | None:
-        """What is sent of more text, where a stream has nothing but the text of one answer."""
+        """Return the encoder of text chunks; None unless the stream has only the text of one answer."""
         if len(self.jobs) > 1 or self.tools is not None or self.body.logprobs or self.body.show_trees:
             return None
         writer = self._chunks()
@@ -151,7 +156,7 @@ class Chat:
 
 
 class AnswerStream:
-    """One answer of a stream: its text as far as it is sure to be no call."""
+    """State of one streamed answer. Text that may be part of a tool call is held back."""
 
     def __init__(self, chat: Chat, index: int) -> None:
         self._chat, self._index = chat, index
@@ -160,7 +165,7 @@ class AnswerStream:
         self._has_begun = False
 
     def deltas(self, event: Event) -> Iterator[dict[str, Any]]:
-        """What can be told after an event."""
+        """Yield the choices of the chunks that follow an event."""
         if not self._has_begun:
             self._has_begun = True
             yield _choice(self._index, {"role": "assistant", "content": ""})
@@ -176,7 +181,7 @@ class AnswerStream:
             self._sent = max(len(told), self._sent)
 
     def end(self, result: Generation) -> dict[str, Any]:
-        """The last delta: calls, or text that was held back for one, and why the answer ended."""
+        """Return the last choice: tool calls or text that was held back, and the finish reason."""
         parsed = self._chat.parse(self._text)
         delta: dict[str, Any] = {}
         if len(parsed.content) > self._sent:
@@ -191,7 +196,11 @@ def _choice(index: int, delta: dict[str, Any], *, logprobs: Any = None, reason: 
 
 
 def _offered(body: ChatRequest) -> list[Tool] | None:
-    """The tools that may be called; None where there are none."""
+    """Return the tools that may be called; None if there are none.
+
+    Raises:
+        Fault: ``tool_choice`` names an unknown tool.
+    """
     if not body.tools or body.tool_choice == "none":
         return None
     if not isinstance(body.tool_choice, AllowedChoice):

@@ -1,4 +1,4 @@
-"""``POST /v1/completions``."""
+"""Route ``POST /v1/completions``."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ from yggdrasil.serving.tokenization import infill_marks
 from yggdrasil.serving.usage import finish_reason, timings_of, usage_of
 
 router = APIRouter()
-_USUAL_TOKENS = 16  # where max_tokens is left out, as OpenAI has it
+_USUAL_TOKENS = 16  # OpenAI's default of max_tokens
 
 
 @router.post("/v1/completions", response_model=Completion, responses=STREAMED)
 @router.post("/completions", response_model=Completion, include_in_schema=False)
 async def completions(body: CompletionRequest, request: Request) -> Response:
-    """Continue a text, or several, whole or as a stream of server-sent events."""
+    """Continue one or several prompts, as one object or as server-sent events."""
     service = service_of(request)
     identity = service.identify("cmpl", body.model)
     wanted = await run_in_threadpool(_Completion.of, body, service, identity)
@@ -39,7 +39,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 @dataclass(frozen=True)
 class _Completion:
-    """One request: every prompt continued ``n`` times."""
+    """A validated completion request: each prompt is continued ``n`` times."""
 
     body: CompletionRequest
     service: Service
@@ -49,7 +49,7 @@ class _Completion:
     @classmethod
     def of(cls, body: CompletionRequest, service: Service, identity: Identity) -> "_Completion":
         limits = service.settings.limits
-        count = _num_prompts(body) * (body.n or 1)  # before any is read: a million of them takes half a minute
+        count = _num_prompts(body) * (body.n or 1)  # checked first: tokenizing a million prompts takes half a minute
         if count > limits.answers:
             raise Fault(400, f"{count} answers are asked for; at most {limits.answers} are given", param="n")
         longest = _USUAL_TOKENS if body.max_tokens is None else body.max_tokens
@@ -73,7 +73,7 @@ class _Completion:
         return cls(body, service, identity, jobs)
 
     def reply(self, finished: list[Finished]) -> Completion:
-        """All answers at once."""
+        """Return the reply with all answers."""
         results = [self._kept(each.result) for each in finished]
         return Completion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(finished)],
@@ -83,7 +83,7 @@ class _Completion:
 
     @property
     def warnings(self) -> list[str]:
-        """What of the request was ignored, and what was probably not meant."""
+        """Return one sentence per ignored field, and one for a repeated BOS token."""
         told = self.body.warnings
         begin = self.service.decoder.tokenizer.bos_token_id
         if begin is not None and any(list(job.prompt[:2]) == [begin] * 2 for job in self.jobs):
@@ -99,13 +99,13 @@ class _Completion:
         return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason(result))
 
     def _kept(self, result: Generation) -> Generation:
-        """What of the decoder's answer was asked for: with ``max_tokens`` 0 it is the prompt alone."""
+        """Return ``result``, without its token if ``max_tokens`` is 0: the decoder generates at least one."""
         if self.body.max_tokens != 0:
             return result
         return replace(result, tokens=[], text="", finish_reason="length", logprobs=result.logprobs and [])
 
     def _echoed(self, index: int) -> str:
-        """What comes before an answer: the prompt, as it was sent where that was text."""
+        """Return the text before an answer: with ``echo`` the prompt, as sent or detokenised; else empty."""
         if not self.body.echo:
             return ""
         given = self.body.prompt
@@ -113,7 +113,7 @@ class _Completion:
         return sent if isinstance(sent, str) else self._decoded(index)
 
     def _decoded(self, index: int) -> str:
-        """The prompt with whatever tokens were put around it."""
+        """Detokenize the prompt of an answer, special tokens included."""
         return self.service.texts.decode(self.jobs[index].prompt)
 
     def _writer(self, index: int) -> CompletionLogprobsWriter:
@@ -123,7 +123,7 @@ class _Completion:
         return CompletionLogprobsWriter(self.service.texts, has_prompt=True, unshown=unshown)
 
     async def chunks(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
-        """The answers as a stream: text as it becomes final, then why each ended."""
+        """Yield the chunks of the answers: text as it becomes final, then the finish reason."""
         numbers = range(len(self.jobs))
         writers, echoed = [self._writer(i) for i in numbers], [self._echoed(i) for i in numbers]
         chunks, results = self._chunks(), list[Generation]()
@@ -140,7 +140,7 @@ class _Completion:
 
     @property
     def frame(self) -> TextFrames | None:
-        """What is sent of more text, where a stream has nothing but the text of one answer."""
+        """Return the encoder of text chunks; None unless the stream has only the text of one answer."""
         if len(self.jobs) > 1 or self.body.logprobs is not None:
             return None
         writer = self._chunks()
@@ -161,7 +161,7 @@ def _num_prompts(body: CompletionRequest) -> int:
 
 
 def _prompts(body: CompletionRequest, service: Service) -> list[list[int]]:
-    """The prompts as tokens, from any of the four forms."""
+    """Tokenize the prompts, which are given as texts or token ids, one or several."""
     given = body.prompt
     if body.suffix:
         return [_infilled(given, body.suffix, service)]
@@ -180,7 +180,7 @@ def _encoded(text: str, service: Service) -> list[int]:
 
 
 def _infilled(given: Any, suffix: str, service: Service) -> list[int]:
-    """The prompt and what follows the answer, in the model's own marks, behind what it begins every text with."""
+    """Tokenize prefix and suffix with the model's fill-in-the-middle tokens, after its BOS token if it has one."""
     marks = infill_marks(service.decoder.tokenizer)
     if marks is None:
         raise Fault(400, "the model's tokenizer has no tokens for filling in; leave out suffix", param="suffix")

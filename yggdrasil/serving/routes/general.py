@@ -1,4 +1,4 @@
-"""Everything but completions: models, tokens, health, metrics, and the page."""
+"""Routes other than completions: models, tokenization, health, metrics and the chat page."""
 
 from pathlib import Path
 
@@ -19,21 +19,21 @@ PAGE = Path(__file__).parents[2] / "assets" / "chat.html"
 @router.get("/health", response_model=Health)
 @router.get("/v1/health", response_model=Health, include_in_schema=False)
 async def health(request: Request) -> Health:
-    """Whether requests are served yet; 503 while the model is being loaded."""
-    service_of(request).decoder  # noqa: B018  (a fault where there is none)
+    """Return status 200 if requests can be served, 503 while the model is being loaded."""
+    service_of(request).decoder  # noqa: B018  (raises a fault while the model is loaded)
     return Health()
 
 
 @router.get("/v1/models", response_model=ModelList)
 @router.get("/models", response_model=ModelList, include_in_schema=False)
 async def models(request: Request) -> ModelList:
-    """The one model that is served."""
+    """List the served model."""
     return ModelList(data=[_card(request)])
 
 
 @router.get("/v1/models/{name:path}", response_model=ModelCard)
 async def model(name: str, request: Request) -> ModelCard:
-    """The same, by its name."""
+    """Return the served model by its name."""
     service_of(request).identify("model", name)
     return _card(request)
 
@@ -42,7 +42,7 @@ def _card(request: Request) -> ModelCard:
     service = service_of(request)
     call = service.decoder.assembly.target.call
     plan = service.decoder.plan
-    plain_ms = None if plan is None else plan.costs[0].plain_ms  # of a token without speculation, at a short context
+    plain_ms = None if plan is None else plan.costs[0].plain_ms  # per token, without speculation
     sampling = service.sampling.describe()
     meta = {"n_ctx": service.texts.limit, "n_vocab": call.vocab_size, "plain_ms": plain_ms, "sampling": sampling}
     return ModelCard(id=service.model, created=service.started, meta=meta)
@@ -50,7 +50,7 @@ def _card(request: Request) -> ModelCard:
 
 @router.post("/tokenize", response_model=Tokens)
 async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
-    """Tokens of a text, or of a chat up to where the answer begins."""
+    """Tokenize a text, or a chat up to the point at which generation begins."""
     texts = service_of(request).texts
     text = body.prompt if body.prompt is not None else body.content
     if (text is None) == (body.messages is None):
@@ -64,7 +64,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
 
 @router.post("/detokenize", response_model=Text)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
-    """The text of tokens."""
+    """Detokenize a list of token ids."""
     text = await run_in_threadpool(service_of(request).texts.decode, body.tokens)
     return Text(content=text, prompt=text)
 
@@ -73,17 +73,17 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
 @router.post("/embeddings", include_in_schema=False)
 @router.post("/api/embed", include_in_schema=False)
 async def embeddings() -> None:
-    """There are none."""
+    """Reject requests for embeddings, which are not supported."""
     raise Fault(400, "this server generates text and gives no embeddings; ask a server of an embedding model")
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Figures for Prometheus."""
+    """Return the server's metrics in Prometheus' text format."""
     return Response(service_of(request).worker.meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
-    """A chat."""
+    """Return the chat page."""
     return FileResponse(PAGE, media_type="text/html")

@@ -1,4 +1,4 @@
-"""Ollama's ``/api``: chats, texts and the one model, for clients that speak nothing else."""
+"""Routes of Ollama's API: ``/api/chat``, ``/api/generate``, ``/api/tags`` and ``/api/version``."""
 
 import json
 from collections.abc import AsyncIterator
@@ -23,24 +23,24 @@ from yggdrasil.serving.streams import LINES
 from yggdrasil.serving.usage import finish_reason, timings_of
 
 router = APIRouter()
-_LATEST = ":latest"  # Ollama's clients put it behind a name without a tag
+_LATEST = ":latest"  # Ollama's clients append it to a name without a tag
 
 
 class CalledFunction(Wire):
-    """A function that was called, its arguments as an object."""
+    """A called function; ``arguments`` is an object, not JSON text."""
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
 class Called(Wire):
-    """One call of an earlier answer."""
+    """A tool call of an earlier assistant message."""
 
     function: CalledFunction
 
 
 class OllamaMessage(Wire):
-    """One message."""
+    """One message of an Ollama chat."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -50,7 +50,7 @@ class OllamaMessage(Wire):
 
 
 class OllamaRequest(Wire):
-    """What both kinds of requests have."""
+    """The fields that chat and generate requests share."""
 
     model: str
     stream: bool = True
@@ -60,14 +60,14 @@ class OllamaRequest(Wire):
 
 
 class OllamaChatRequest(OllamaRequest):
-    """``POST /api/chat``."""
+    """The body of ``POST /api/chat``."""
 
     messages: Annotated[Several[OllamaMessage], Field(min_length=1)]
     tools: Several[Tool] | None = None
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    """``POST /api/generate``: the prompt is a user's turn, as Ollama has it."""
+    """The body of ``POST /api/generate``. The prompt becomes a user message, as in Ollama."""
 
     prompt: Annotated[str, Field(min_length=1)]
     system: str | None = None
@@ -78,7 +78,7 @@ class OllamaGenerateRequest(OllamaRequest):
 
 @router.post("/api/chat")
 async def chat(body: OllamaChatRequest, request: Request) -> Response:
-    """Answer a chat, as lines of JSON unless ``stream`` is false."""
+    """Answer a chat, as NDJSON or, if ``stream`` is false, as one object."""
     fields = {"messages": [_turn(turn) for turn in body.messages]}
     if body.tools:
         fields["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
@@ -87,7 +87,7 @@ async def chat(body: OllamaChatRequest, request: Request) -> Response:
 
 @router.post("/api/generate")
 async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
-    """Answer a prompt as a user's turn, as lines of JSON unless ``stream`` is false."""
+    """Answer a prompt as a user message, as NDJSON or, if ``stream`` is false, as one object."""
     if body.raw or body.suffix:
         raise Fault(400, "raw and suffix are not served here; use /v1/completions, which continues a text")
     _refuse_images(body.images)
@@ -98,7 +98,7 @@ async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
 
 @router.get("/api/tags")
 async def tags(request: Request) -> dict[str, Any]:
-    """The one model."""
+    """List the served model."""
     service = service_of(request)
     facts = service.decoder.assembly.target.loaded
     details = {"format": "gguf" if service.model.endswith(".gguf") else "", "family": "", "families": None}
@@ -112,7 +112,7 @@ async def tags(request: Request) -> dict[str, Any]:
 
 @router.get("/api/version")
 async def version() -> dict[str, str]:
-    """The server's version."""
+    """Return the server's version."""
     return {"version": __version__}
 
 
@@ -148,7 +148,7 @@ async def _lines(
 
 
 def _line(body: OllamaRequest, said: dict[str, Any], wanted: Chat, result: Generation | None = None) -> dict[str, Any]:
-    """One object of the reply; that of the end tells why and how long it took, in nanoseconds."""
+    """Return one object of the reply. With ``result`` it is the last, with the reason and durations in nanoseconds."""
     told = {"model": body.model, "created_at": _when(None), **said, "done": result is not None}
     if result is None:
         return told
@@ -166,7 +166,7 @@ def _said(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _called(call: dict[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as an object, as Ollama tells them."""
+    """Convert a tool call to Ollama's form, with the arguments as an object."""
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])
@@ -196,7 +196,7 @@ _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", 
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of the model under a chat's names; those of the machine, such as ``num_ctx``, change no answer here."""
+    """Translate Ollama's options to chat fields. Options of the runtime, such as ``num_ctx``, are ignored."""
     given = {name: options[name] for name in _SAME if options.get(name) is not None}
     for name in ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty"):
         if type(given.get(name)) is int:

@@ -1,4 +1,4 @@
-"""``/v1/responses`` as a chat: what its requests say in the words of ``/v1/chat/completions``."""
+"""Translates requests of ``/v1/responses`` to requests of ``/v1/chat/completions``."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ from yggdrasil.serving.request_fields import ChatRequest, Several, Wire
 
 
 class TextFormat(Wire):
-    """What the text must match."""
+    """The ``text.format`` object: the format that the answer must match."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -17,13 +17,13 @@ class TextFormat(Wire):
 
 
 class TextOptions(Wire):
-    """Options of the text."""
+    """The ``text`` object of a request."""
 
     format: TextFormat | None = None
 
 
 class ResponseRequest(Wire):
-    """``POST /v1/responses``; fields of chats that have the same name there are taken as they are."""
+    """The body of ``POST /v1/responses``. Further fields are passed on as fields of a chat."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -40,10 +40,11 @@ class ResponseRequest(Wire):
 
 
 def chat_of(body: ResponseRequest) -> ChatRequest:
-    """The same as a chat.
+    """Translate a request to a chat request.
 
     Raises:
-        Fault: an item or a tool of a kind that is not served.
+        Fault: an item or a tool is of an unsupported type.
+        RequestValidationError: a field is invalid.
     """
     if body.previous_response_id is not None:
         raise Fault(
@@ -77,7 +78,7 @@ def _add_item(turns: list[dict[str, Any]], number: int, item: dict[str, Any]) ->
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
-        if turns and turns[-1]["role"] == "assistant":  # calls of one answer, and the text before them
+        if turns and turns[-1]["role"] == "assistant":  # text and calls of one answer are one message
             turns[-1].setdefault("tool_calls", []).append(call)
         else:
             turns.append({"role": "assistant", "content": "", "tool_calls": [call]})

@@ -1,4 +1,4 @@
-"""``POST /v1/responses``: OpenAI's newer way to ask for an answer, whole or as a stream of named events."""
+"""Route ``POST /v1/responses``: OpenAI's responses API, as one object or as a stream of named events."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +24,7 @@ router = APIRouter()
 @router.post("/v1/responses", responses=STREAMED)
 @router.post("/responses", include_in_schema=False)
 async def responses(body: ResponseRequest, request: Request) -> Response:
-    """Answer a chat; nothing is stored."""
+    """Answer a request of the responses API. Responses are not stored."""
     service = service_of(request)
     identity = service.identify("resp", body.model)
     chat = await run_in_threadpool(Chat.of, chat_of(body), service, identity)
@@ -34,7 +34,7 @@ async def responses(body: ResponseRequest, request: Request) -> Response:
 
 
 class _Writer:
-    """One answer as the object of a response, and as the events that build it."""
+    """Builder of the response object of one answer, and of the events that stream it."""
 
     def __init__(self, body: ResponseRequest, chat: Chat) -> None:
         self._body, self._chat = body, chat
@@ -42,13 +42,13 @@ class _Writer:
         self._number = -1
 
     def whole(self, result: Generation) -> dict[str, Any]:
-        """The finished answer."""
+        """Return the response object of a finished answer."""
         content, calls = self._chat.parse(result.text)
         message = [self._message(content)] if content or not calls else []
         return self._object(result, [*message, *map(_call, calls)])
 
     def _object(self, result: Generation | None, output: list[dict[str, Any]]) -> dict[str, Any]:
-        """The response; without a ``result`` it is under way."""
+        """Return the response object; without ``result`` its status is ``in_progress``."""
         identity, asked = self._chat.identity, self._chat.body
         is_cut = result is not None and finish_reason(result) == "length"
         status = "in_progress" if result is None else "incomplete" if is_cut else "completed"
@@ -82,7 +82,7 @@ class _Writer:
         return {**message, "status": status, "content": content}
 
     async def events(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
-        """The events of the one answer, in the order in which OpenAI sends them."""
+        """Yield the events of the answer in OpenAI's order."""
         answer, told = AnswerStream(self._chat, 0), ""
         begun = self._object(None, [])
         yield [self._event("created", response=begun), self._event("in_progress", response=begun)]
