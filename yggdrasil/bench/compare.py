@@ -1,7 +1,7 @@
-"""Plans against plain compiled decoding, prompt by prompt, and against each other, side by side: in one process.
+"""Compares plans with plain decoding and with each other, prompt by prompt, in one process.
 
-A machine that others use too is fast for some seconds and slow for some, by a third where memory is what they share.
-Plans differ by less: so each does a few iterations of a prompt, then the next does.
+The speed of a shared machine changes within seconds, by up to a third. Plans differ by less, so they alternate after a
+few iterations of each prompt.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,39 +17,40 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.repetition import count_repeated
 from yggdrasil.prompts import Prompt
 
-_OURS = ""  # no name that a plan can have
-_STRETCH = 8  # iterations in a row: most come behind one of the same plan's, as when it decodes alone
+_OURS = ""  # key of the first plan; no plan has this name
+_STRETCH = 8  # consecutive iterations of a plan, so that most follow one of the same plan
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both ways of decoding one prompt."""
+    """One prompt decoded plainly and with a plan."""
 
     id: str
     plain: Generation
     tree: Generation
-    foretold: int  # plain tokens that an earlier place of the text gives away
-    divergence: Divergence | None = None  # where they part, judged by a plain replay
+    foretold: int  # plain tokens that repeat an earlier part of the text
+    divergence: Divergence | None = None  # the first difference of tokens, judged by a plain replay
     category: str | None = None  # the prompt's
-    beside: Mapping[str, "Comparison"] = field(default_factory=dict)  # the same of other plans, by name
+    beside: Mapping[str, "Comparison"] = field(default_factory=dict)  # comparisons of other plans, by name
 
     @property
     def matched(self) -> bool:
+        """Whether both generated the same tokens."""
         return self.plain.tokens == self.tree.tokens
 
     @property
     def repeats(self) -> float:
-        """Share of the plain tokens that an earlier place of the text gives away."""
+        """Share of the plain tokens that repeat an earlier part of the text."""
         return self.foretold / len(self.plain.tokens)
 
     @property
     def decode_ratio(self) -> float:
-        """Plain milliseconds a token over ours, the first token excluded."""
+        """Plain milliseconds per token divided by the plan's, without the first token."""
         return self.plain.metrics.tpot_ms / self.tree.metrics.tpot_ms
 
     @property
     def end_to_end_ratio(self) -> float:
-        """Plain request time over ours, prefill included."""
+        """Time of the plain request divided by the plan's, prefill included."""
         return _request_ms(self.plain) / _request_ms(self.tree)
 
 
@@ -64,22 +65,23 @@ def compare(
     warm_up: bool = True,
     beside: Mapping[str, Decoder] | None = None,
 ) -> list[Comparison]:
-    """Decode every prompt plainly, and with ``decoder`` and those ``beside`` it side by side, in an order that turns.
+    """Decode every prompt plainly and, alternating, with ``decoder`` and those of ``beside``; returns the comparisons.
 
-    Without ``ignore_eos`` a text ends where the model ends it, and lengths differ from prompt to prompt; all end where
-    the shortest context does. ``warm_up`` decodes the first prompt each way beforehand, uncounted: it loads the steps.
+    The order rotates from prompt to prompt. With ``ignore_eos`` texts continue after end tokens. All end at the
+    shortest context. ``warm_up`` first decodes the first prompt each way without counting it, which loads the steps.
+    ``on_result`` gets each comparison as soon as it is done.
 
     Raises:
-        YggdrasilError: a step was built after the warm-up, so times do not compare; or a decoder of ``beside`` has
-            another target, or is there twice.
+        YggdrasilError: a step was built after the warm-up, so times are invalid; or a decoder of ``beside`` has another
+            target or is given twice.
     """
     plans = {_OURS: decoder, **(beside or {})}
     _check_comparable(plans)
     shortest = min(plans.values(), key=_context)
-    texts = [encode_one(shortest, prompt, max_prompt_tokens) for prompt in prompts]  # before any of them is timed
+    texts = [encode_one(shortest, prompt, max_prompt_tokens) for prompt in prompts]  # before timing
 
     def start(by: Decoder, number: int, *, speculates: bool) -> Request:
-        by.forget()  # each reads the whole prompt
+        by.forget()  # so that each reads the whole prompt
         text = texts[number]
         room = min(max_new_tokens, _context(shortest) - len(text))
         return by.start(text, max_new_tokens=room, ignore_eos=ignore_eos, speculation=speculates)
@@ -88,7 +90,7 @@ def compare(
         return start(decoder, number, speculates=False).finished()
 
     def by_plans(number: int) -> dict[str, Generation]:
-        names = _in_turn(list(plans), number // 2)  # with plain decoding before them and behind
+        names = _in_turn(list(plans), number // 2)  # plain decoding alternately before and after them
         return _side_by_side({name: start(plans[name], number, speculates=True) for name in names})
 
     if warm_up:
@@ -112,9 +114,9 @@ def compare(
 
 
 def _side_by_side(requests: Mapping[str, Request]) -> dict[str, Generation]:
-    """Decode requests of as many decoders, ``_STRETCH`` iterations of the one at a time that has come least far.
+    """Decode requests of different decoders alternately: the one with fewest tokens runs ``_STRETCH`` iterations.
 
-    Their times are their own. However it ends, no decoder is left in the middle of its request.
+    Each request is timed by itself. All requests are ended, also after an exception.
     """
     try:
         under_way = {name: _behind_prompt(request) for name, request in requests.items()}
@@ -128,7 +130,7 @@ def _side_by_side(requests: Mapping[str, Request]) -> dict[str, Generation]:
 
 
 def _behind_prompt(request: Request) -> Iterator[str]:
-    """The request once its prompt is read, in one go: the time to the first token is by the clock."""
+    """Run the request to its first token without interruption (for its time), and return its remaining pieces."""
     pieces = request.in_stretches(_STRETCH)
     while not request.tokens:
         next(pieces)
@@ -136,14 +138,14 @@ def _behind_prompt(request: Request) -> Iterator[str]:
 
 
 def _in_turn(names: Sequence[str], number: int) -> Sequence[str]:
-    """Their order at a prompt: each begins as often as the others, and comes before each other as often as after it."""
+    """Return the order of plans at prompt ``number``: rotated, and every other time reversed."""
     first = number % len(names)
     rotated = [*names[first:], *names[:first]]
     return rotated if (number // len(names)) % 2 == 0 else rotated[::-1]
 
 
 def _context(of: Decoder) -> int:
-    """Tokens of its longest text."""
+    """Return the maximum length of its texts in tokens."""
     return of.assembly.engine.max_length
 
 
@@ -168,5 +170,5 @@ def _request_ms(generation: Generation) -> float:
 
 
 def decode_ms(generation: Generation) -> float:
-    """All milliseconds behind the first token."""
+    """Return the milliseconds after the first token."""
     return generation.metrics.tpot_ms * max(len(generation.tokens) - 1, 0)

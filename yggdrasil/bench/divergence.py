@@ -7,25 +7,25 @@ from typing import Literal
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.engine.decoder import Decoder
 
-# Without a measured tolerance: differences of this many last places of the largest logit are rounding.
+# Without a measured tolerance: a tie is a difference up to so many units in the last place of the largest logit.
 _LAST_PLACES, _EPSILON = 8, {"bfloat16": 2.0**-8, "float32": 2.0**-24}
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first token at which a run left plain decoding, and what plain decoding of that prefix says."""
+    """The first token where a run differs from plain decoding, and a plain replay of that prefix."""
 
     position: int
     plain_token: int | None  # None where the plain run had ended
     tree_token: int | None
     replayed_token: int
-    margin: float  # log-probability between the two, in the replay; infinite where one run had ended
+    margin: float  # difference of the two log-probabilities in the replay; inf if a run had ended
     tolerance: float
     verdict: Literal["tie", "fault"]
 
 
 def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
-    """Place of the first difference; None where there is none."""
+    """Return the index of the first difference, or None."""
     if list(plain) == list(tree):
         return None
     length = min(len(plain), len(tree))
@@ -35,10 +35,10 @@ def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
 def replay(
     decoder: Decoder, prompt: Sequence[int], plain: Sequence[int], tree: Sequence[int], *, is_ours: bool = True
 ) -> Divergence | None:
-    """Decode one token plainly after the shared prefix and judge the difference; None where the runs agree.
+    """Decode one token plainly after the shared prefix and judge the difference; None if the runs are equal.
 
-    ``is_ours``: both runs are this decoder's, so the tolerance measured for it holds. Else other kernels computed
-    them, and what is a tie follows from the precision alone.
+    ``is_ours``: both runs are of this decoder, so its measured tolerance applies. Otherwise other kernels computed
+    them, and the tolerance follows from the dtype alone.
     """
     place = first_divergence(plain, tree)
     if place is None:

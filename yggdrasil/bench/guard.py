@@ -1,4 +1,4 @@
-"""No time that is compared includes the making of a step."""
+"""Checks that no step is built while something is timed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ class SomethingBuiltError(YggdrasilError):
 
 @contextmanager
 def nothing_built(what: str) -> Iterator[None]:
-    """Time ``what`` in the block.
+    """Guard a block that times ``what``.
 
     Raises:
-        SomethingBuiltError: a step was compiled or loaded meanwhile, so the time says nothing.
+        SomethingBuiltError: a step was compiled or loaded in the block, so the time is invalid.
     """
     built = BuildClock.ns
     yield

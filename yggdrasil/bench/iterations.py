@@ -1,4 +1,4 @@
-"""Where the time of iterations goes, stage by stage."""
+"""Measures the time of iterations by stage."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,10 @@ from yggdrasil.engine.trace import MODEL_STAGES
 
 
 def time_by_stage(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> pd.DataFrame:
-    """Milliseconds an iteration by stage, and their share of decoding; every prompt is decoded once before.
+    """Return milliseconds per iteration by stage, and their share of the decoding time.
 
-    Columns ``stage``, ``part`` ("model" or "overhead"), ``ms_an_iteration`` and ``share``.
+    Every prompt is decoded twice; the first time warms up. Columns are ``stage``, ``part`` ("model" or "overhead"),
+    ``ms_an_iteration`` and ``share``.
     """
     totals: dict[str, float] = {}
     iterations, decode_ms = 0, 0.0

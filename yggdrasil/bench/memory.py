@@ -26,7 +26,7 @@ class MemoryUse:
 
 
 def resident_mb() -> float:
-    """Memory of this process now; what it held at most where the system does not say."""
+    """Return this process's resident memory in MB; its peak if the system does not report it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return peak_mb()
@@ -35,7 +35,7 @@ def resident_mb() -> float:
 
 
 def peak_mb() -> float:
-    """The most memory this process held so far; 0 where the system does not say."""
+    """Return this process's peak memory in MB; 0 if the system does not report it."""
     try:
         import resource
     except ImportError:
@@ -45,7 +45,7 @@ def peak_mb() -> float:
 
 
 def memory_use(assembly: Assembly, imports_mb: float) -> MemoryUse:
-    """The process' peak so far, on a GPU the device's; ``imports_mb`` is what ``resident_mb`` said before loading."""
+    """Return the memory use so far (on a GPU the device's). ``imports_mb``: ``resident_mb()`` before loading."""
     runners = [runner for runner in (assembly.target, assembly.drafter) if runner is not None]
     weights = sum(_unique_mb(runner.weights) for runner in runners)
     caches = sum(_unique_mb(runner.cache.tensors()) for runner in runners)
@@ -55,5 +55,5 @@ def memory_use(assembly: Assembly, imports_mb: float) -> MemoryUse:
 
 
 def _unique_mb(tensors: list[Tensor]) -> float:
-    """Tied weights count once."""
+    """Return the total size in MB; tensors that share memory count once."""
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values()) / 1e6

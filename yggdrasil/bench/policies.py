@@ -1,4 +1,4 @@
-"""Policies for comparisons only."""
+"""Policies for comparisons and ablations."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from yggdrasil.tree.widths import fitting_or_widest
 
 
 class PrunedPolicy(FixedPolicy):
-    """One width and depth for every iteration; the verify width by the objective, once the tree is drafted."""
+    """Drafts a fixed width and depth; chooses the verify width by the objective after drafting."""
 
     def __init__(self, shape: TreeShape, costs: StepCosts) -> None:
         super().__init__(shape)
@@ -42,11 +42,9 @@ class UnprunedPolicy(ObjectivePolicy):
 
 
 def plan_ablations(plan: Plan, learned: Learned) -> dict[str, Policy]:
-    """The plan's policy with one of its decisions left out, or its depth from the other source.
+    """Return ablations of the plan's policy: without model-free drafts, one draft width, unpruned, other depth source.
 
-    With the draft model only, nothing else guesses.
-
-    A predictor that reads the drafter's first guesses is left out where the schedule chooses the depth before them.
+    A depth predictor that reads the drafter's first level is left out if the schedule chooses the depth before it.
     """
     widest = max(learned.ratios)
     found: dict[str, Policy] = {

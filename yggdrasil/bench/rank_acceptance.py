@@ -1,4 +1,4 @@
-"""How often the drafter's j-th likeliest token is the target's: what a static tree is built from."""
+"""Measures how often the drafter's j-th best token is the target's token, for building static trees."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from yggdrasil.tree.token_tree import TokenTree
 def rank_hits(
     drafter: DraftModel, tree: TokenTree, prompt: Sequence[int], generated: Sequence[int]
 ) -> npt.NDArray[np.int64]:
-    """Count at each generated position which candidate was right, [K]; the rest of ``len(generated)`` was none."""
+    """Count for each rank how many of the ``generated`` tokens are the drafter's candidate of that rank, [K] int64."""
     hits = np.zeros(tree.candidates, dtype=np.int64)
     drafter.begin(prompt)
     for token in generated:

@@ -1,4 +1,4 @@
-"""What every result file says of its making: machine, versions, commit."""
+"""Provenance of result files: machine, versions, commit, models."""
 
 import hashlib
 import platform
@@ -19,7 +19,7 @@ PACKAGES = ("yggdrasil", "torch", "transformers", "numpy")
 
 
 def provenance() -> dict[str, Any]:
-    """Machine, interpreter, package versions and the commit of this checkout, as every results file carries them."""
+    """Return machine, Python version, package versions and the commit of this checkout."""
     return {
         "machine": current_machine().describe(),
         "python": platform.python_version(),
@@ -29,14 +29,14 @@ def provenance() -> dict[str, Any]:
 
 
 def model_drafter(plan: Plan) -> ModelRef:
-    """The plan's draft model, which rivals draft with too; YggdrasilError where it drafts without a model."""
+    """Return the plan's draft model, which rivals use too. Raises YggdrasilError if the plan has none."""
     if not isinstance(plan.drafter, ModelRef) or is_head(plan.drafter.path()):
         raise YggdrasilError(f"the plan {plan.name} drafts without a draft model; rivals need a plan with one")
     return plan.drafter
 
 
 def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
-    """Which pair a result is of, in which arithmetic and on how many threads; the drafter is None without a model."""
+    """Return models, threads, dtype, weights and a digest of the plan of a result; drafter None without a model."""
     drafter = plan.drafter if isinstance(plan.drafter, ModelRef) else None
     return {
         "plan": plan.name,
@@ -45,20 +45,18 @@ def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
         "threads": {"target": plan.target.threads, "drafter": drafter.threads if drafter else None},
         "dtype": dtype,
         "weights": {"target": plan.target.weights, "drafter": drafter.weights if drafter else None},
-        "calibration": hashlib.sha256(repr(plan).encode()).hexdigest()[
-            :16
-        ],  # another one under the plan's name differs
+        "calibration": hashlib.sha256(repr(plan).encode()).hexdigest()[:16],  # tells plans of the same name apart
     }
 
 
 def guessers(engine: "Engine") -> str:
-    """Who guesses in an engine's trees, without the place of its files: "head mine + text + table"."""
+    """Return the names of an engine's drafters without file paths, such as "head mine + text + table"."""
     names = (each.name.partition(" ") for each in (engine.drafter, engine.model_free) if each is not None)
     return " + ".join(kind + space + public_source(source) for kind, space, source in names) or "nobody"
 
 
 def public_source(source: str) -> str:
-    """A checkpoint as results name it: a folder by its own name, since results are shown to others."""
+    """Return a checkpoint's name without its absolute path, for results that are published."""
     return Path(source).name if Path(source).is_absolute() else source
 
 
@@ -70,7 +68,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this package runs from, "+" where its sources differ; None outside a checkout."""
+    """Return the checkout's commit, with "+" if the sources are modified; None outside a checkout."""
     folder = Path(__file__).parent
     try:
         head, changes = (

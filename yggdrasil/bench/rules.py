@@ -36,11 +36,11 @@ MODES = {
     FIXED_PLAIN: Speculation(rule="off", exactness="fixed-width"),
     "fixed-width": Speculation(exactness="fixed-width"),
 }
-EQUAL_TO_PLAIN: tuple[Exactness, ...] = ("strict", "fixed-width")  # modes whose tokens must equal plain decoding's
+EQUAL_TO_PLAIN: tuple[Exactness, ...] = ("strict", "fixed-width")  # modes that must equal plain decoding
 
 
 class Group(NamedTuple):
-    """Ways of decoding at one temperature, held against one of them."""
+    """Systems at one temperature, and the one that they are compared with."""
 
     temperature: float
     reference: str  # name of the system that ratios are taken against
@@ -48,10 +48,10 @@ class Group(NamedTuple):
 
 
 def rule_group(decoder: Decoder, temperature: float) -> Group:
-    """Every rule at ``temperature``, against plain decoding.
+    """Return all acceptance rules at ``temperature``, compared with plain decoding.
 
-    Some draw from a draft model, and the trees of all but the plan's own are a drafter's: without one there is no such
-    row. By plan a gate rests where speculation does not pay; the rules are compared on one small tree at every step.
+    Rules are compared on one small tree in every iteration, except "match, by plan", which uses the plan's policy.
+    Rules that need a draft model or a drafter are left out without one.
     """
     shapes, has_model = decoder.assembly.shapes, decoder.assembly.has_draft_model
     has_drafter = decoder.assembly.engine.drafter is not None
@@ -71,7 +71,13 @@ def rule_group(decoder: Decoder, temperature: float) -> Group:
 
 
 def mode_group(decoder: Decoder, tolerance: float | None = None) -> Group:
-    """Every exactness mode at temperature 0, against ``fast``; ``tolerance`` (logits) is the plan's where None."""
+    """Return all exactness modes at temperature 0, compared with "fast".
+
+    ``tolerance`` is in logits; None takes the plan's.
+
+    Raises:
+        YggdrasilError: the plan's only verify width is 1.
+    """
     widths = decoder.assembly.shapes.verify_widths
     if widths[-1] < 2:
         raise YggdrasilError(
@@ -89,7 +95,7 @@ def mode_group(decoder: Decoder, tolerance: float | None = None) -> Group:
 
 
 def summarise_group(group: Group, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """``summarise_systems``'s rows with the temperature, whether the rule is lossless, and what exactness counted."""
+    """Return the rows of ``summarise_systems`` with temperature, ``lossless`` and the counts of near ties."""
     names = {system.name for system in group.systems}
     own = [sample for sample in samples if sample.system in names]
     rows = summarise_systems(group.systems, own, group.reference)
@@ -114,5 +120,5 @@ def _in_room(way: Speculation, shapes: Shapes) -> Speculation:
 
 
 def _kernels(way: Speculation) -> str:
-    """Fixed-width decoding has plain decoding of its own: through the same padded width."""
+    """Return the family of a mode: fixed-width modes are compared with plain decoding at the same padded width."""
     return "fixed-width" if way.exactness == "fixed-width" else "width 1"

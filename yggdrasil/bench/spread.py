@@ -1,16 +1,16 @@
-"""The middle of some samples, and how far they lie apart. No torch: tables are made without it."""
+"""Median and quartiles of samples. Imports no torch."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_QUARTERS = 4  # samples that quartiles are made of at least; fewer say more one by one
+_QUARTERS = 4  # minimum number of samples for quartiles; fewer are listed
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median and quartiles (``low``, ``high``), which never leave the samples; 0 where there are none.
+    """Return median and quartiles (``low``, ``high``) of ``values``; zeros without values.
 
-    Fewer than four are listed as ``samples`` too, from least to greatest, and low and high are the outer ones.
+    With fewer than four values, ``low`` and ``high`` are the extremes, and ``samples`` lists the sorted values.
     """
     if len(values) >= _QUARTERS:
         low, median, high = statistics.quantiles(values, n=_QUARTERS, method="inclusive")
@@ -21,7 +21,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def describe(found: Mapping[str, Any], digits: int = 2) -> str:
-    """The median and, in brackets, the quartiles or all samples: "1.29 (1.10 to 1.48)", "1.29 (1.10, 1.48)"."""
+    """Format a ``spread``: "1.29 (1.10 to 1.48)" with quartiles, "1.29 (1.10, 1.48)" with all samples."""
 
     def number(value: float) -> str:
         return f"{value:.{digits}f}"

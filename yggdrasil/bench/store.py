@@ -1,4 +1,4 @@
-"""Samples of a comparison on disk: written after every prompt, so that an interrupted run goes on where it stopped."""
+"""Stores the samples of a comparison after every prompt, so that an interrupted run can resume."""
 
 import hashlib
 import json
@@ -13,13 +13,13 @@ from yggdrasil.errors import ArtifactError, YggdrasilError
 
 
 class SampleFile:
-    """Samples under one set of settings; without a path they are only kept in memory."""
+    """The samples of one set of settings; without a path they are only in memory."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        """Take up what the file holds.
+        """Load the file if it exists.
 
         Raises:
-            YggdrasilError: it is damaged, or belongs to other settings.
+            YggdrasilError: it is damaged, or its settings differ.
         """
         self._path = path
         self._settings = json.loads(json.dumps({**settings, "warm_tokens": WARM_TOKENS}))
@@ -41,7 +41,7 @@ class SampleFile:
         self.samples, self._prompts = samples, prompts
 
     def begin(self, prompts: Mapping[str, Sequence[int]]) -> None:
-        """Samples of ``prompts`` (id -> tokens) follow; YggdrasilError where those at hand are of other texts."""
+        """Register ``prompts`` (id -> tokens). Raises YggdrasilError if stored samples are of other tokens."""
         measured = {sample.prompt for sample in self.samples}
         for prompt, tokens in prompts.items():
             digest = hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:16]
@@ -53,12 +53,12 @@ class SampleFile:
             self._prompts[prompt] = digest
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Keep the samples of one prompt."""
+        """Add the samples of one prompt and save the file."""
         self.samples.extend(samples)
         self.save([])
 
     def save(self, summary: Sequence[Mapping[str, Any]]) -> None:
-        """Write everything: where and with what it was measured, the settings, ``summary``, every sample."""
+        """Write provenance, settings, ``summary`` and all samples to the file."""
         if self._path is None:
             return
         record = {
@@ -81,10 +81,10 @@ def measure(
     is_timed: bool = True,
     warm_up: bool = True,
 ) -> list[Sample]:
-    """Samples of ``systems`` on ``prompts`` (id -> tokens), those that ``file`` already holds not measured again.
+    """Measure ``systems`` on ``prompts`` (id -> tokens) and return the samples; those in ``file`` are reused.
 
-    Where times are of no interest, nothing is warmed up and nothing settles. Without ``warm_up`` the systems have
-    decoded in this process before.
+    ``is_timed`` False skips warm-up and pauses, for token comparisons only. ``warm_up`` False is for systems that have
+    decoded in this process before. ``report`` gets the fraction done.
     """
     file.begin(prompts)
     names = {system.name for system in systems}

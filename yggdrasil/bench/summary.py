@@ -1,4 +1,4 @@
-"""The figures of compared prompts: of all together, of each category, and of plans beside each other."""
+"""Summaries of compared prompts: of all, of each category, and of further plans."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from yggdrasil.engine.request import Generation
 
 
 def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
-    """The figures of a comparison.
+    """Return the figures of a comparison.
 
-    ``speedup`` is a ratio per prompt, then the median, with quartiles as spread; ``total_speedup`` is the ratio of the
-    times a token of all prompts together, and ``predicted_speedup`` the same of the times that the plan predicted.
-    ``repeats`` is the share of generated tokens that the text so far gives away.
+    ``speedup`` is the median and the quartiles of the prompts' ratios; ``total_speedup`` the ratio of the times per
+    token over all prompts together, ``predicted_speedup`` the same with the times that the plan predicted. ``repeats``
+    is the share of generated tokens that repeat an earlier part of their text.
     """
     decoded = [result for result in results if result.tree.metrics.iterations]
     tree = [result.tree.metrics for result in decoded]
@@ -50,10 +50,10 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
-    """The figures of each plan that stood beside, by its name.
+    """Return the figures of each further plan (``Comparison.beside``) by its name.
 
-    Two of them are of its time a token over that of the plan whose ``results`` these are: ``time_over_first`` prompt
-    by prompt, ``total_time_over_first`` of all together. Above 1, the first plan is faster.
+    ``time_over_first`` is its time per token divided by the first plan's, per prompt, and ``total_time_over_first``
+    that of all prompts together. Above 1 the first plan is faster.
     """
     found = {}
     for name in results[0].beside:
@@ -61,7 +61,7 @@ def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]
         pairs = [
             (other, r)
             for other, r in zip(others, results, strict=True)
-            if other.tree.metrics.iterations and r.tree.metrics.iterations  # either may end with the prefill's token
+            if other.tree.metrics.iterations and r.tree.metrics.iterations  # else one has the prefill's token only
         ]
         found[name] = {
             **summarise(others),
@@ -72,7 +72,7 @@ def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]
 
 
 def summarise_categories(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
-    """The same figures of each category, in the order they come; nothing where all prompts are of one."""
+    """Return the figures of each category, in order; empty if there is only one."""
     names = dict.fromkeys(result.category or "none" for result in results)
     if len(names) < 2:
         return {}
@@ -84,9 +84,9 @@ def _num_judged(results: Sequence[Comparison], verdict: str) -> int:
 
 
 def _predicted_speedup(results: Sequence[Comparison]) -> float | None:
-    """Plain decoding over the time that the plan predicted, all prompts together; None where no plan predicted one.
+    """Return the time of plain decoding divided by the predicted time, over all prompts; None without predictions.
 
-    Not of medians: where prompts differ much, the middle of one and of the other are two different prompts.
+    A ratio of medians would compare two different prompts.
     """
     predicted = sum((r.tree.metrics.predicted_tpot_ms or 0.0) * (len(r.tree.tokens) - 1) for r in results)
     tokens = sum(len(r.tree.tokens) - 1 for r in results)
@@ -94,7 +94,7 @@ def _predicted_speedup(results: Sequence[Comparison]) -> float | None:
 
 
 def _mean_ms(answers: Sequence[Generation]) -> float:
-    """Milliseconds a token over all answers together, the first token of each left out."""
+    """Return milliseconds per token over all answers, without their first tokens."""
     return _ratio(sum(map(decode_ms, answers)), sum(len(answer.tokens) - 1 for answer in answers))
 
 

@@ -1,6 +1,6 @@
-"""Systems side by side: each decodes every prompt to the same length, greedily unless it samples.
+"""Compares systems: each decodes every prompt to the same length.
 
-A system is anything that continues token ids: our decoder under some policy, transformers, llama.cpp.
+A system is anything that continues token ids: our decoder with some policy, transformers, llama.cpp.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,39 +22,39 @@ from yggdrasil.policy.policy import Policy
 from yggdrasil.predictor.repetition import count_repeated
 from yggdrasil.prompts import NOWHERE, Prompt, check_ids, encode_prompt
 
-FAMILY = "yggdrasil"  # of our engine's systems; a setting of its own may follow
+FAMILY = "yggdrasil"  # prefix of the families of our engine's systems
 WARM_TOKENS = 8
-SETTLE_SECONDS = 0.2  # idle threads of the system before spin for a while
+SETTLE_SECONDS = 0.2  # pause: idle threads of the previous system may still spin
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """What a system made of one prompt. The first target pass belongs to the prompt and is left out of the rest."""
+    """A system's continuation of one prompt. Figures after the first token exclude the prefill."""
 
     tokens: list[int]
     ttft_ms: float
     tpot_ms: float  # mean over ``decoded`` tokens
-    decoded: int  # tokens after the first pass
-    passes: int  # target passes that gave them
-    decoding: dict[str, Any] | None = None  # our own engine's account of rule and near ties
+    decoded: int  # tokens after the prefill's
+    passes: int  # target passes for them
+    decoding: dict[str, Any] | None = None  # our engine's report on rule and near ties
 
 
 class System(Protocol):
-    """One way of decoding."""
+    """One way of decoding, to be compared."""
 
     name: str
-    family: str  # systems of one family compute with the same kernels, so their tokens can be compared
-    is_plain: bool  # the family's own one-token-a-pass decoding, whose tokens are the reference
+    family: str  # systems of one family use the same kernels, so their tokens are comparable
+    is_plain: bool  # whether it is the family's plain decoding, whose tokens are the reference
 
     def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
         """Continue ``prompt`` by exactly ``max_new_tokens`` tokens."""
 
 
 class EngineSystem:
-    """Our engine under a policy; ``policy`` None is the decoder's own, ``is_plain`` decodes without speculation.
+    """Our engine with a policy (None: the decoder's); ``is_plain`` decodes without speculation.
 
-    ``speculation`` and ``sampling`` are those of every request; ``family`` tells settings apart whose plain decoding
-    gives other tokens.
+    ``speculation`` and ``sampling`` apply to every request. Settings whose plain decoding generates other tokens need
+    another ``family``.
     """
 
     def __init__(
@@ -90,27 +90,27 @@ class EngineSystem:
 
 @dataclass(frozen=True)
 class Sample:
-    """One system on one prompt."""
+    """The result of one system on one prompt."""
 
     prompt: str
     system: str
     continuation: Continuation
-    foretold: int  # of its tokens, those that an earlier place of the text gives away
+    foretold: int  # tokens that repeat an earlier part of the text
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Sample":
-        """Rebuild from ``as_dict``; ArtifactError for anything else."""
+        """Rebuild a sample from the result of ``as_dict``. Raises ArtifactError for other values."""
         return parse_dataclass(cls, values, "a sample")
 
 
 def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int | None) -> dict[str, list[int]]:
-    """Tokens of each prompt by its id, the last ``max_tokens`` of them.
+    """Return the last ``max_tokens`` tokens of each prompt by its id.
 
     Raises:
-        YggdrasilError: one cannot be decoded, or two share an id.
+        YggdrasilError: a prompt cannot be decoded, or two share an id.
     """
     check_ids(prompts)
     return {prompt.id: encode_one(decoder, prompt, max_tokens) for prompt in prompts}
@@ -141,17 +141,19 @@ def run_systems(
     is_timed: bool = True,
     warm_up: bool = True,
 ) -> None:
-    """Decode every prompt (id -> tokens) with every system, in an order of its own, drawn but always the same.
+    """Decode every prompt (id -> tokens) with every system, in a pseudo-random order per prompt.
 
-    ``on_prompt`` gets a prompt's samples when all systems have decoded it. ``is_timed`` decodes the first prompt
-    backwards once with each system beforehand, uncounted, which loads and compiles, unless without ``warm_up``: some
-    remember what they answered, and would know the first answer by heart. It lets the machine settle between systems;
-    and has each decode a few tokens before it is timed, since one that shares its engine with the system before would
-    find it warm. A fixed order would have some always behind the heaviest, whose heat slows them down. A time in
-    which a step was built does not count: the system decodes once more.
+    ``on_prompt`` gets a prompt's samples when all systems have decoded it. If ``is_timed``:
+
+    - ``warm_up`` first decodes the first prompt, reversed, with each system, which loads and compiles steps. It is
+      reversed because some systems remember answers.
+    - A pause and a few uncounted tokens precede each timed request, so that every system starts equally warm.
+    - If a step is built during a timed request, the request is repeated.
+
+    The order varies because a system is slower after one that heats up the processor.
 
     Raises:
-        YggdrasilError: a step was built then too.
+        YggdrasilError: a step was built in the repeated request too.
     """
     if is_timed and warm_up and prompts:
         backwards = next(iter(prompts.values()))[::-1]
@@ -173,7 +175,7 @@ def _timed(decode: Callable[[], Continuation], what: str) -> Continuation:
     try:
         with nothing_built(what):
             return decode()
-    except SomethingBuiltError:  # an engine that is not complete builds a step on first use: now it is there
+    except SomethingBuiltError:  # an engine may build a step at its first use
         with nothing_built(what):
             return decode()
 
@@ -182,7 +184,7 @@ Judge = Callable[[System, str, Sequence[int], Sequence[int]], Divergence | None]
 
 
 def judge_by_replay(decoder: Decoder, prompts: Mapping[str, Sequence[int]]) -> Judge:
-    """Ask our plain decoding, at the place where a run leaves its own plain one, how near a tie the two tokens are."""
+    """Return a judge that replays a run's first difference with our plain decoding (see ``divergence.replay``)."""
 
     def judge(system: System, prompt: str, plain: Sequence[int], tokens: Sequence[int]) -> Divergence | None:
         return replay(decoder, prompts[prompt], plain, tokens, is_ours=system.family.startswith(FAMILY))
@@ -193,14 +195,13 @@ def judge_by_replay(decoder: Decoder, prompts: Mapping[str, Sequence[int]]) -> J
 def summarise_systems(
     systems: Sequence[System], samples: Sequence[Sample], ours: str, judge: Judge | None = None
 ) -> list[dict[str, Any]]:
-    """One row a system. Ratios are TPOT over that of the system ``ours`` on the same prompt: above 1, ours is faster.
+    """Return one row of figures per system.
 
-    ``total_ratio_to_ours`` is that of the times of all prompts together, ``repeats`` the share of the system's tokens
-    that its text so far gives away.
-
-    ``same_as_plain`` counts prompts with the tokens of the family's plain decoding, ``same_as_ours`` with those of
-    ``ours``: other kernels round otherwise, so in low precision the two may differ without a fault. What ``judge``
-    says of each run that leaves its plain one is listed as ``partings``.
+    ``ratio_to_ours`` is a system's time per token divided by that of the system ``ours``, per prompt (above 1 ours is
+    faster), ``total_ratio_to_ours`` that of all prompts together. ``repeats`` is the share of tokens that repeat an
+    earlier part of their text. ``same_as_plain`` counts prompts with the tokens of the family's plain decoding,
+    ``same_as_ours`` those with the tokens of ``ours``; other kernels round differently, so the latter may differ
+    without a fault. ``partings`` lists the verdicts of ``judge`` on runs that differ from plain decoding.
     """
     by_system = {
         system.name: {s.prompt: s.continuation for s in samples if s.system == system.name} for system in systems
@@ -256,12 +257,12 @@ def equality(row: Mapping[str, Any], key: str = "same_as_plain") -> str:
 
 
 def _ratios(own: Mapping[str, Continuation], ours: Mapping[str, Continuation]) -> list[float]:
-    """Of each prompt whose text goes on behind the prefill's token."""
+    """Return the ratio of times per token of each prompt with more than one token."""
     return [c.tpot_ms / ours[prompt].tpot_ms for prompt, c in own.items() if ours[prompt].tpot_ms]
 
 
 def _total_ratio(own: Mapping[str, Continuation], ours: Mapping[str, Continuation]) -> float | None:
-    """Time of all prompts over that of ours."""
+    """Return the ratio of the total times; None if ours is 0."""
     times = [sum(runs[prompt].tpot_ms * runs[prompt].decoded for prompt in own) for runs in (own, ours)]
     return times[0] / times[1] if times[1] else None
 

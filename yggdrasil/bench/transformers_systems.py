@@ -1,4 +1,4 @@
-"""transformers' own ways of decoding one request, as systems to compare with."""
+"""transformers' decoding methods as systems to compare with."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from transformers.generation.streamers import BaseStreamer
 from yggdrasil.bench.systems import Continuation, System
 from yggdrasil.checkpoints.families import cache_name
 
-LOOKUP_TOKENS = 10  # drafted by prompt lookup; transformers has no default
+LOOKUP_TOKENS = 10  # drafted by prompt lookup decoding; transformers has no default
 
 
 class TransformersSystem:
-    """``model.generate`` with some options; ``assistant_settings`` are kept from request to request, as there."""
+    """``model.generate`` with some options; the assistant's generation config persists between requests."""
 
     family = "transformers"
 
@@ -37,7 +37,7 @@ class TransformersSystem:
         assistant_settings: Mapping[str, Any] | None = None,
         static_length: int | None = None,
     ) -> None:
-        """``static_length``: decode with a static cache of so many positions and a compiled forward pass."""
+        """``static_length``: use a static cache of that many positions and a compiled forward pass."""
         self.name = name
         self.is_plain = not options and assistant is None and static_length is None
         self._model, self._assistant = model, assistant
@@ -51,7 +51,7 @@ class TransformersSystem:
         if static_length is not None:
             self._cache = StaticCache(config=model.config, max_cache_len=static_length)
             compilation: Any = CompileConfig(mode="default")
-            compilation._compile_all_devices = True  # generate() compiles on accelerators only, unless told so
+            compilation._compile_all_devices = True  # by default generate() compiles on accelerators only
             self._options |= {cache_name(model): self._cache, "compile_config": compilation}
 
     def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
@@ -75,7 +75,7 @@ class TransformersSystem:
 
 
 class _Clock(BaseStreamer):
-    """Notes when tokens arrive: the prompt first, then what each target pass gave."""
+    """A streamer that records when tokens arrive: first the prompt, then each target pass's tokens."""
 
     def __init__(self) -> None:
         self._start = perf_counter()
@@ -103,12 +103,11 @@ def transformers_systems(
     max_length: int,
     draft_lengths: Sequence[int],
 ) -> list[System]:
-    """Plain with a dynamic cache, plain compiled with a static one, assisted by ``drafter`` in each schedule, lookup.
+    """Return transformers' methods: plain (dynamic cache; compiled with static cache), assisted, prompt lookup.
 
-    Nothing is assisted where there is no ``drafter``.
-
-    The assisted schedules: a constant number of drafted tokens (one system for each of ``draft_lengths``), a number
-    that follows success, and drafting until the drafter is unsure, which is transformers' default.
+    Assisted decoding by ``drafter`` (if given) has three schedules: a constant number of drafted tokens (one system for
+    each of ``draft_lengths``), a number that adapts to acceptance, and drafting until the drafter's confidence is low,
+    transformers' default.
     """
     model = _load(target, dtype)
     assistant = None if drafter is None else _load(drafter, dtype)
@@ -142,7 +141,7 @@ def transformers_systems(
 
 
 def _load(source: str, dtype: torch.dtype) -> PreTrainedModel:
-    """An unmodified model that no token stops."""
+    """Load a model with end-of-text tokens disabled."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval()
     settings = GenerationConfig.from_model_config(model.config)
     settings.eos_token_id, settings.pad_token_id = None, 0

@@ -1,6 +1,6 @@
-"""Every tree of the field on our engine: a registry of trees for a verify budget, and of our own with parts left out.
+"""Tree algorithms of other systems on our engine, and ablations of our own, by name.
 
-A verify budget of B is one target pass of width B: the root and B - 1 drafted nodes.
+A verify budget of B means a target pass of width B: the root and B - 1 drafted nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,32 +31,33 @@ from yggdrasil.policy.policy import Policy
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting
 
-MAX_LEVEL_WIDTH = 16  # of trees that would draft as many nodes a level as they verify
+MAX_LEVEL_WIDTH = 16  # limit for trees that would draft as many nodes per level as they verify
 EAGLE_TOP_K = 10
 CALIBRATION_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """One tree: its rule (None for equal growth), its shape, and whether scores are calibrated acceptance."""
+    """One tree: its growth rule (None: Equal-Growth), its shape, and whether scores use the acceptance calibration."""
 
     growth: Growth | None
     shape: TreeShape
     is_calibrated: bool = False
-    policy: Policy | None = None  # the shape, always, where None
+    policy: Policy | None = None  # None: the fixed shape
 
 
 class TreeBench:
-    """One pair with room for every tree up to the largest budget; trees take turns on the same compiled steps."""
+    """A pair with buffers for every tree up to the largest budget; all trees use the same steps."""
 
     def __init__(
         self, decoder: Decoder, budgets: Sequence[int], costs: StepCosts, *, backend: Backend | None = None
     ) -> None:
-        """``decoder`` gives the models, the shapes, the calibration and the tokenizer; ``costs`` steer rules that ask;
-        ``backend`` is the decoder's unless given.
+        """Build the steps for verify ``budgets`` from the models, shapes and calibration of ``decoder``.
+
+        ``costs`` are for rules that depend on costs. ``backend`` defaults to the decoder's.
 
         Raises:
-            YggdrasilError: a budget without room for a drafted node, or beyond the context; no draft model.
+            YggdrasilError: a budget is below 2 or exceeds the context, or there is no draft model.
         """
         source = decoder.assembly
         if not isinstance(source.engine.drafter, DraftModel) or source.drafter is None:
@@ -95,26 +96,26 @@ class TreeBench:
         num_tokens: int = CALIBRATION_TOKENS,
         sampling: SamplingParams = GREEDY,
     ) -> tuple[float, ...]:
-        """Measure the acceptance vector [K] that static trees need, on text that is not evaluated."""
+        """Measure the acceptance by candidate rank, [K], that static trees need, on text that is not evaluated."""
         hits, num_generated = np.zeros(self.candidates, dtype=np.int64), 0
         for prompt in prompts:
             generated = self.decoder.generate(
                 prompt, max_new_tokens=num_tokens, ignore_eos=True, speculation=False, sampling=sampling
             ).tokens
             hits += rank_hits(self.drafter, self.decoder.assembly.engine.tree, prompt, generated)
-            num_generated += len(generated)  # a context that is full ends them sooner
+            num_generated += len(generated)  # a full context may end them earlier
         self.acceptance = tuple((hits / max(num_generated, 1)).tolist())
         return self.acceptance
 
     def arrange(self, arrangement: Arrangement) -> None:
-        """Make the decoder grow this tree from now on."""
+        """Set the tree that the decoder grows from now on."""
         self.drafter.knots.copy_(self.knots if arrangement.is_calibrated else identity_knots())
         self._chosen.growth = arrangement.growth
         self.decoder.policy = arrangement.policy or FixedPolicy(arrangement.shape)
 
 
 class TreeSystem:
-    """One tree as a system to compare; all of a bench share its engine."""
+    """One tree as a system to compare; all trees of a bench share its engine."""
 
     family = "yggdrasil"
     is_plain = False
@@ -128,7 +129,7 @@ class TreeSystem:
 
     def decode(self, prompt: Sequence[int], max_new_tokens: int) -> Continuation:
         self._bench.arrange(self.arrangement)
-        self._bench.decoder.forget()  # every system reads the whole prompt
+        self._bench.decoder.forget()  # so that every system reads the whole prompt
         generation = self._bench.decoder.generate(
             prompt, max_new_tokens=max_new_tokens, ignore_eos=True, sampling=self._sampling
         )
@@ -138,7 +139,7 @@ class TreeSystem:
 
 
 def drafting_ms(bench: TreeBench, arrangement: Arrangement) -> float:
-    """What drafting the whole tree costs by the bench's costs; a rule that stops early costs less."""
+    """Return the milliseconds of drafting the whole tree; a rule that stops early takes less."""
     costs, shape, growth = bench.costs, arrangement.shape, arrangement.growth
     if growth is None:
         return costs.drafting_ms(shape.width, shape.depth)
@@ -164,7 +165,7 @@ def _k_ary(bench: TreeBench, budget: int) -> Arrangement:
 
 
 def _merged(bench: TreeBench, budget: int) -> Arrangement:
-    """At least three sequences where there is room, as long as that allows."""
+    """At least three sequences if the budget allows, as long as possible."""
     length = max(1, min(bench.max_depth, (budget - 1) // 3))
     growth = MergedSequences((budget - 1) // length, length)
     return Arrangement(growth, TreeShape(bench.widths[-1], length, budget))
@@ -175,7 +176,7 @@ def _sequoia(bench: TreeBench, budget: int) -> Arrangement:
 
 
 def _sequoia_by_costs(bench: TreeBench, budget: int) -> Arrangement:
-    """Size and depth by the hardware's costs, ``budget`` at most."""
+    """Size (at most ``budget``) and depth by the measured costs."""
     tables = _tables(bench, budget)
     costs = bench.costs
     within = replace(costs, verify_ms={w: ms for w, ms in costs.verify_ms.items() if w == 1 or w in bench.budgets})
@@ -185,12 +186,12 @@ def _sequoia_by_costs(bench: TreeBench, budget: int) -> Arrangement:
 
 
 def _opt_tree(bench: TreeBench, budget: int) -> Arrangement:
-    """As deep as a level still adds anything: the most it can accept at this budget."""
+    """Grow while a level adds any expected acceptance."""
     return _opt_tree_until(bench, budget, 0.0)
 
 
 def _opt_tree_by_costs(bench: TreeBench, budget: int) -> Arrangement:
-    """As deep as a level adds more than drafting it costs, in plain steps."""
+    """Grow while a level adds more expected acceptance than its drafting costs, in plain steps."""
     widest = bench.widths[-1]
     steps = -(-min(budget - 1, MAX_LEVEL_WIDTH) // widest)
     return _opt_tree_until(bench, budget, steps * bench.costs.draft_ms[widest] / bench.costs.verify_ms[1])
@@ -215,7 +216,7 @@ def _egt_uncalibrated(bench: TreeBench, budget: int) -> Arrangement:
 
 
 def _egt_unpruned(bench: TreeBench, budget: int) -> Arrangement:
-    """No more is drafted than the budget verifies: as many nodes as fit, deep rather than wide among equals."""
+    """Draft no more nodes than are verified: as many as possible, then as deep as possible."""
     depths = {width: min(bench.max_depth, (budget - 1) // width) for width in bench.widths if width < budget}
     width, depth = max(depths.items(), key=lambda item: (item[0] * item[1], item[1]))
     return Arrangement(None, TreeShape(width, depth, budget), is_calibrated=True)
@@ -243,7 +244,7 @@ TREES: dict[str, Callable[[TreeBench, int], Arrangement]] = {
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse a name that no tree has, by YggdrasilError."""
+    """Raise YggdrasilError if a name is not in ``TREES``."""
     unknown = [name for name in names if name not in TREES]
     if unknown:
         raise YggdrasilError(f"there is no tree {unknown[0]!r}; choose from {', '.join(TREES)}")
@@ -252,10 +253,10 @@ def check_names(names: Sequence[str]) -> None:
 def tree_systems(
     bench: TreeBench, names: Sequence[str], budgets: Sequence[int], sampling: SamplingParams = GREEDY
 ) -> list[TreeSystem]:
-    """The named trees at each budget, "NAME B", each once.
+    """Return the named trees at each budget, as systems named "NAME B".
 
     Raises:
-        YggdrasilError: an unknown name.
+        YggdrasilError: a name is unknown.
     """
     check_names(names)
     pairs = dict.fromkeys((name, budget) for budget in budgets for name in names)

@@ -1,1 +1,1 @@
-"""The paper's evaluation, measured on this machine: one CSV and one plot a figure."""
+"""The paper's figures, measured on this machine: one CSV and one plot per figure."""

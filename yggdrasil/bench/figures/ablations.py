@@ -1,4 +1,4 @@
-"""Figures 12 to 14: what each part of the method gives, and how it depends on the tree's shape."""
+"""Figures 12 to 14: the contribution of each part of the method, and the dependence on the tree's shape."""
 
 import pandas as pd
 
@@ -15,15 +15,15 @@ from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, Schedule
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting_or_widest
 
-BASELINE_DEPTH, BASELINE_WIDTH = 16, 8  # the paper's fixed tree; here as far as the plan's shapes allow
+BASELINE_DEPTH, BASELINE_WIDTH = 16, 8  # the paper's fixed tree, limited to the plan's shapes
 PAPER_GAIN = {"O2 compilation": 2.78, "O3 pruning": 1.07, "O4 schedule": 1.21, "O5 depth predictor": 1.10}
 
 
 def breakdown(context: FigureContext) -> list[Figure]:
-    """Figure 12: the fixed Equal-Growth Tree eager (O1), compiled, pruned, scheduled, and with the plan's policy (O5).
+    """Figure 12: the fixed Equal-Growth Tree eager (O1), compiled (O2), pruned (O3), scheduled (O4), with policy (O5).
 
-    O1 to O3 run the paper's serial iteration (figure 9 c, naive), the others the plan's. All have the plan's own sizes.
-    O6, which the paper has not, may verify what the text itself suggests.
+    O1 to O3 run the paper's serial iteration (figure 9 c, naive), the others the plan's schedule. All use the plan's
+    shapes. O6, which is not in the paper, adds model-free drafts.
     """
     shapes = context.plan.shapes
     width = max(w for w in shapes.draft_widths if w <= BASELINE_WIDTH)
@@ -53,7 +53,7 @@ def breakdown(context: FigureContext) -> list[Figure]:
 
 
 def _serial(decoder: Decoder, backend: Backend) -> Decoder:
-    """The same pair and sizes, each stage waiting for the one before; captured steps always accept on the device."""
+    """Return a decoder of the same pair and shapes with serial stages; captured steps accept on the device."""
     assembly = decoder.assembly
     drafter = assembly.engine.drafter
     assert assembly.drafter is not None
@@ -66,7 +66,7 @@ def _serial(decoder: Decoder, backend: Backend) -> Decoder:
 
 
 def sensitivity(context: FigureContext) -> list[Figure]:
-    """Figure 13: token latency over depth, width and verify width, each fixed; on the first prompt set."""
+    """Figure 13: time per token by fixed depth, width and verify width, on the first prompt set."""
     bench, shapes = context.trees, context.plan.shapes
     depths = sorted({min(d, shapes.max_depth) for d in (2, 4, 8, 16)})
     grid = [
@@ -87,9 +87,9 @@ def sensitivity(context: FigureContext) -> list[Figure]:
 
 
 def objective(context: FigureContext) -> list[Figure]:
-    """Figure 14: shapes chosen for latency against shapes chosen for AAL, and depth without the predictor.
+    """Figure 14: shapes chosen for latency, shapes chosen for AAL, and depth without the predictor.
 
-    Trees alone: guesses that cost no pass would hide the difference.
+    Without model-free drafts, which would hide the difference.
     """
     systems: list[System] = [
         context.variant("latency"),

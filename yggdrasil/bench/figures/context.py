@@ -1,4 +1,4 @@
-"""What all figures share: the pair, the prompt sets, the trees, and measurements that are made once."""
+"""The context that all figures share: models, prompt sets, trees, and measurements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,19 +26,19 @@ OURS, PLAIN = "yggdrasil, by plan", "plain, compiled"
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
+    """How much the figures measure."""
 
-    prompts: int = 8  # of each set
+    prompts: int = 8  # evaluated per set
     chat: bool = False  # plain prompts are a user's turn in the chat template
-    held_back: int = 6  # of each set, after those: they calibrate static trees
+    held_back: int = 6  # further prompts per set, on which static trees are calibrated
     max_new_tokens: int = 64
     max_prompt_tokens: int = 256
-    max_budgets: int = 6  # verify widths tried, the widest first
+    max_budgets: int = 6  # number of verify widths, the widest ones
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
     @property
     def num_prompts(self) -> int:
-        """Prompts needed of each set."""
+        """Number of prompts that each set needs."""
         return self.prompts + self.held_back
 
 
@@ -47,21 +47,21 @@ QUICK = Effort(prompts=2, held_back=2, max_new_tokens=24, max_budgets=3, tempera
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: its numbers and how to draw them."""
+    """One figure: its data and how to draw it."""
 
     name: str
     title: str
     frame: pd.DataFrame
     x: str
-    y: Sequence[str]  # a panel each
+    y: Sequence[str]  # columns, one panel each
     series: str | None = None
     is_line: bool = False
-    is_log: bool = True  # the abscissa of lines
-    beside: Mapping[str, Sequence[str]] = field(default_factory=dict)  # columns drawn in the panel of another
+    is_log: bool = True  # whether the x axis of lines is logarithmic
+    beside: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further columns in the panel of a column
 
 
 class FigureContext:
-    """Measurements over one plan; each is kept in ``out/data`` and not made twice."""
+    """Measurements of one plan; each is stored in ``out/data`` and reused."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class FigureContext:
         out: Path,
         effort: Effort,
     ) -> None:
-        """``decoder`` has a plan; ``texts`` are sets of prompts by id.
+        """Take a ``decoder`` with a plan, and ``texts``: set name -> prompt id -> tokens.
 
         Raises:
-            YggdrasilError: a set with too few prompts.
+            YggdrasilError: a set has too few prompts.
         """
         assert decoder.plan is not None
         self.decoder, self.plan = decoder, decoder.plan
@@ -96,7 +96,7 @@ class FigureContext:
         return list(self._texts)
 
     def held_back(self, prompt_set: str) -> list[Sequence[int]]:
-        """The prompts of a set that only calibrate static trees."""
+        """Return the prompts of a set on which static trees are calibrated."""
         return list(self._texts[prompt_set].values())[self.effort.prompts :]
 
     @property
@@ -106,12 +106,12 @@ class FigureContext:
 
     @cached_property
     def trees(self) -> TreeBench:
-        """All trees on one engine, over every verify width of the plan."""
+        """The engine of all trees, with every verify width of the plan."""
         widths = [width for width in self.plan.shapes.verify_widths if width > 1]
         return TreeBench(self.decoder, widths, self.costs)
 
     def samples(self, name: str, systems: Sequence[System], prompt_set: str) -> list[Sample]:
-        """Measure the systems on the evaluated prompts of a set, or read what was measured before."""
+        """Return the samples of ``systems`` on a set's evaluated prompts, measured now or before."""
         texts = dict(list(self._texts[prompt_set].items())[: self.effort.prompts])
         settings = {**self.described(), "prompts_file": prompt_set, "systems": [system.name for system in systems]}
         file = SampleFile(self.out / "data" / f"{name}-{prompt_set}.json", settings)
@@ -120,7 +120,10 @@ class FigureContext:
         return measure(systems, texts, self.effort.max_new_tokens, file, report)
 
     def rows(self, name: str, systems: Sequence[System], ours: str, sets: Sequence[str] | None = None) -> pd.DataFrame:
-        """Medians of each system on each set (all unless named), and how many prompts it decoded as ``ours`` did."""
+        """Return one row per system and set: AAL, median and quartiles of the time per token, and counts.
+
+        ``same_as_ours`` counts prompts with the tokens of the system ``ours``; ``sets`` defaults to all sets.
+        """
         parts = []
         for prompt_set in self.sets if sets is None else sets:
             for row in summarise_systems(systems, self.samples(name, systems, prompt_set), ours):
@@ -142,7 +145,11 @@ class FigureContext:
 
     @cached_property
     def tree_rows(self) -> pd.DataFrame:
-        """Every tree at every budget beside plan and plain; columns of ``rows``, tree, budget, theoretical speed-up."""
+        """One row per set for the plan, plain decoding, and every tree at every budget.
+
+        Columns: set, system, aal, prompts, tpot_ms (median), repeats, same_as_ours; for trees also tree, budget and
+        theoretical_speedup.
+        """
         parts = []
         for prompt_set in self.sets:
             self.trees.calibrate(self.held_back(prompt_set))
@@ -170,22 +177,22 @@ class FigureContext:
         return pd.DataFrame(rows)
 
     def own_systems(self) -> list[System]:
-        """The plan and plain compiled decoding."""
+        """Return the plan's decoding and plain decoding as systems."""
         return [EngineSystem(OURS, self.decoder), EngineSystem(PLAIN, self.decoder, is_plain=True)]
 
     def variant(self, name: str, *, objective: Objective = "latency", with_predictor: bool = True) -> System:
-        """The plan's trees alone: for another objective, or with depth from the mean survival."""
+        """Return the plan without model-free drafts, with another objective or the depth from the mean survival."""
         depth_from = self.plan.depth_from if with_predictor else "mean"
         assert self.decoder.learned is not None
         plan = replace(self.plan, objective=objective, depth_from=depth_from)
         return EngineSystem(name, self.decoder, planned_policy(plan, self.decoder.learned, wants_model_free=False))
 
     def described(self) -> dict[str, Any]:
-        """What every measurement depends on."""
+        """Return the settings on which every measurement depends."""
         return {**pair_settings(self.plan, self.plan.dtype), **vars(self.effort)}
 
     def caption(self) -> str:
-        """Pair, shapes and runs in one line, as it stands on every figure."""
+        """Return one line on models, shapes and effort, for the bottom of every figure."""
         effort, shapes = self.effort, self.plan.shapes
         return (
             f"{self.plan.name}, {self.plan.dtype}, {self.plan.target.threads} threads, "
@@ -198,13 +205,13 @@ class FigureContext:
 def open_context(
     plan: str, prompts: Sequence[Path], out: Path, effort: Effort, *, force_machine: bool
 ) -> FigureContext:
-    """Load a plan's pair and the prompt sets, named by their files.
+    """Load a plan's models and the prompt sets, which are named by their files.
 
     Raises:
-        YggdrasilError: a plan or prompts that cannot be used.
+        YggdrasilError: the plan has no draft model, or plan or prompts are unusable.
     """
     path = resolve_plan(plan, current_machine(), force=force_machine)
-    model_drafter(Plan.load(path))  # refuses a plan without one
+    model_drafter(Plan.load(path))  # raises without one
     files = sets_by_name(prompts)
     sets = {name: read_prompts(file, effort.num_prompts, chat=effort.chat) for name, file in files.items()}
     decoder = Decoder.from_plan(path, force_machine=force_machine)
@@ -217,5 +224,5 @@ def _silent(_: float) -> None:
 
 
 def mean_over_sets(frame: pd.DataFrame, by: Sequence[str], values: Mapping[str, str]) -> pd.DataFrame:
-    """Mean over the prompt sets of ``values`` (column -> aggregation), one row for each ``by``."""
+    """Aggregate ``values`` (column -> aggregation) over the prompt sets; one row per combination of ``by``."""
     return frame.groupby(list(by), sort=False).agg(dict(values)).reset_index()

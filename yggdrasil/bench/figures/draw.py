@@ -1,4 +1,4 @@
-"""CSV and plot of a figure."""
+"""Writes the CSV and the plot of a figure."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ CSV_VERSION = 1
 
 
 def write_figure(figure: Figure, out: Path, caption: str) -> list[Path]:
-    """Write ``NAME.csv`` and ``NAME.svg``; the caption stands on the plot and in a column."""
+    """Write ``NAME.csv`` and ``NAME.svg``, with the caption on the plot and in a column; returns the paths."""
     table, plot = out / f"{figure.name}.csv", out / f"{figure.name}.svg"
     write_csv(table, "figure", CSV_VERSION, figure.frame.assign(measured=caption))
     write_atomic(plot, draw(figure, caption))
@@ -20,13 +20,13 @@ def write_figure(figure: Figure, out: Path, caption: str) -> list[Path]:
 
 
 def draw(figure: Figure, caption: str) -> bytes:
-    """The plot as SVG, one panel for each of ``figure.y``."""
+    """Return the plot as SVG, with one panel per column of ``figure.y``."""
     import io
 
     from matplotlib import rcParams
     from matplotlib.figure import Figure as Canvas
 
-    rcParams["svg.hashsalt"] = "yggdrasil"  # the same numbers give the same file
+    rcParams["svg.hashsalt"] = "yggdrasil"  # makes the file reproducible
     canvas = Canvas(figsize=(6.4 * len(figure.y), 4.8), layout="constrained")
     canvas.suptitle(figure.title)
     for panel, column in zip(canvas.subplots(1, len(figure.y), squeeze=False)[0], figure.y, strict=True):
@@ -49,11 +49,11 @@ def _draw_panel(panel: Any, figure: Figure, column: str) -> None:
     panel.set_xlabel(figure.x.replace("_", " "))
     panel.set_ylabel(column.replace("_", " "))
     if len(wide.columns) > 1:
-        panel.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the data, not over it
+        panel.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))  # outside the axes
 
 
 def _draw_lines(panel: Any, wide: pd.DataFrame, figure: Figure) -> None:
-    """More series than colours differ by mark and dash, and where two coincide the later one lets the other through."""
+    """Draw one line per series; beyond ten, marks and dashes differ. Later lines are thinner, so none is hidden."""
     for i, name in enumerate(wide.columns):
         again = i // 10
         panel.plot(

@@ -1,4 +1,4 @@
-"""Which function makes which of the paper's figures."""
+"""Maps the numbers of the paper's figures to the functions that measure them."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,10 +23,10 @@ FIGURES: dict[str, Callable[[FigureContext], list[Figure]]] = {
 
 
 def chosen_figures(numbers: Sequence[str]) -> list[str]:
-    """The asked-for numbers in the paper's order, all where none is named; "11a" asks for 11.
+    """Return the given figure numbers in the paper's order, or all; "11a" means 11.
 
     Raises:
-        YggdrasilError: a number the paper has no measurement for.
+        YggdrasilError: a number is not in ``FIGURES``.
     """
     asked = {number.rstrip("ab") for number in numbers} or set(FIGURES)
     unknown = sorted(asked - set(FIGURES))

@@ -1,4 +1,4 @@
-"""Figures 4 and 5: what compilation gives, and what width costs and brings."""
+"""Figures 4 and 5: the effect of compilation, and the cost and gain of verify widths."""
 
 import pandas as pd
 
@@ -11,7 +11,7 @@ from yggdrasil.engine.loading import DTYPES
 
 
 def runtimes(context: FigureContext) -> list[Figure]:
-    """Figure 4: plain decoding, eager and compiled; captured graphs need an accelerator."""
+    """Figure 4: plain decoding, eager and compiled, in transformers and here."""
     from yggdrasil.bench.transformers_systems import transformers_systems
 
     plan, decoder = context.plan, context.decoder
@@ -36,7 +36,7 @@ def runtimes(context: FigureContext) -> list[Figure]:
 
 
 def widths(context: FigureContext) -> list[Figure]:
-    """Figure 5: the cost of a verified width, and AAL against speed-up."""
+    """Figure 5: the cost of a verify width, and AAL and speed-up by verify budget."""
     rows = [
         {"context": str(costs.context), "width": width, "verify_ms": ms, "over_width_1": ms / costs.verify_ms[1]}
         for costs in context.plan.costs

@@ -1,4 +1,4 @@
-"""Figure 15: ours beside the static tree while the target samples at rising temperatures."""
+"""Figure 15: our plan and the static tree at several sampling temperatures."""
 
 import pandas as pd
 
@@ -7,16 +7,16 @@ from yggdrasil.bench.figures.context import OURS, PLAIN, Figure, FigureContext, 
 from yggdrasil.bench.systems import EngineSystem, System
 from yggdrasil.bench.trees import tree_systems
 
-SEED = 0  # draws follow seed and place in the text, so every system samples the same text
+SEED = 0  # random numbers depend on seed and position only, so every system samples the same text
 STATIC = "Sequoia"
 PAPER_RATIO = 1.49
 
 
 def temperatures(context: FigureContext) -> list[Figure]:
-    """Speed-up over plain and AAL of the plan and of the static tree, tokens drawn from the target and then matched.
+    """Figure 15: speed-up over plain decoding and AAL of the plan and of the static tree, with the rule "match".
 
-    The static tree is calibrated at each temperature and set, and takes the size that turns out fastest there; the
-    plan keeps what it learned at temperature 0.
+    The static tree is calibrated at each temperature and set, and its fastest size is used. The plan's calibration is
+    that of temperature 0.
     """
     rows = pd.concat([_rows_at(context, value) for value in context.effort.temperatures], ignore_index=True)
     means = dict.fromkeys(["speedup", "aal", "tpot_ms", "over_static", "repeats"], "mean")
@@ -31,7 +31,7 @@ def temperatures(context: FigureContext) -> list[Figure]:
 
 
 def _rows_at(context: FigureContext, temperature: float) -> pd.DataFrame:
-    """One row for ours and one for the static tree on each set; ``over_static`` is the ratio of their speeds."""
+    """Return one row for our plan and one for the static tree per set; ``over_static`` is the ratio of speeds."""
     sampling = SamplingParams(temperature=temperature, seed=SEED)
     parts = []
     for prompt_set in context.sets:

@@ -1,1 +1,1 @@
-"""Trees of other systems, as rules that choose which candidates to attach; numpy only, one rule a file."""
+"""Tree algorithms of other systems, as rules that choose which candidates to attach. The rules need only numpy."""

@@ -1,4 +1,4 @@
-"""A draft model that grows the trees of other systems, by their rules, on its own compiled steps."""
+"""A draft model that grows the trees of other systems with its own compiled steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +15,10 @@ from yggdrasil.tree.widths import fitting
 
 
 class ChosenDrafter:
-    """Grows ``tree`` by ``growth``, which may be exchanged between requests; all else is the draft model's.
+    """Grows ``tree`` by the rule ``growth``, which may be replaced between requests; None grows Equal-Growth Trees.
 
-    Without a rule (None) growth is the draft model's own, Equal-Growth. A level wider than the widest step is attached
-    in several. The tree needs room for the widest step behind its last node. Only ``depth`` of a shape matters to a
-    rule: it knows its own widths.
+    Everything else is the draft model's. A level wider than the widest step is attached in several steps, and the tree
+    needs room for the widest step after its last node. A rule uses only the ``depth`` of a budget.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class ChosenDrafter:
         self._attach("chosen_leaves", tree, size, growth.last(pool, newest, depth))
 
     def _attach(self, step: str, tree: TokenTree, size: int, entries: Entries) -> int:
-        """Attach ``entries`` to a tree of ``size`` nodes; returns its size then."""
+        """Attach ``entries`` to a tree of ``size`` nodes, and return its new size."""
         widest = self._widths[-1]
         chosen = entries.tolist()
         for start in range(0, len(chosen), widest):
@@ -86,5 +85,5 @@ class ChosenDrafter:
 
 
 def _look(tree: TokenTree) -> Pool:
-    """The pool as the host sees it; on a CPU these are views."""
+    """Return the candidate pool on the host; on a CPU its arrays are views."""
     return Pool(tree.pool_scores.cpu().numpy(), tree.pool_edges.cpu().numpy(), tree.candidates)

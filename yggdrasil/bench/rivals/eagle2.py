@@ -1,14 +1,14 @@
 """EAGLE-2's dynamic tree (Li et al. 2024): expand the best nodes of each level, then rerank all candidates.
 
-Levels are expanded as in the paper: of the last level, the ``top_k`` nodes of greatest path probability, each to its
-``top_k`` likeliest tokens. Afterwards the best ``budget`` of all candidates, expanded or not, are verified.
+As in the paper, the ``top_k`` nodes of the last level with the highest path probability are expanded to their ``top_k``
+best tokens each. Then the best ``budget`` of all candidates, expanded or not, are verified.
 """
 
 from yggdrasil.bench.rivals.protocol import Entries, Pool
 
 
 class Eagle2:
-    """``top_k`` 10, six expansions and 60 verified tokens are the paper's."""
+    """EAGLE-2's rule. The paper uses ``top_k`` 10, six expansions and 60 verified tokens."""
 
     reads_pool = True
 
@@ -23,5 +23,5 @@ class Eagle2:
         return pool.best(self._top_k, newest)
 
     def last(self, pool: Pool, newest: range, depth: int) -> Entries:
-        """Candidates, at any depth, good enough to be among the best ``budget``: at most so many."""
+        """Return the best ``budget`` remaining candidates of any depth; the best nodes are chosen from all later."""
         return pool.best(self._budget)

@@ -1,7 +1,7 @@
-"""Merged sequences: SpecInfer's merge-based tree (Miao et al. 2024, section 3) with one drafter that is sampled.
+"""Merged sequences: SpecInfer's merge-based tree (Miao et al. 2024, section 3) with one sampled drafter.
 
-Several continuations are drawn from the drafter and merged where they begin alike, so repeats cost drafting and give
-nothing. Draws are over the K candidates a node keeps.
+Several continuations are sampled from the drafter's top K and merged into a tree by common prefixes; equal ones add no
+nodes.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from yggdrasil.bench.rivals.protocol import NOTHING, Entries, Pool
 
 
 class MergedSequences:
-    """``num_sequences`` sampled continuations of ``length`` tokens, merged; the draws follow ``seed``."""
+    """The rule that merges ``num_sequences`` sampled continuations of ``length`` tokens; ``seed`` fixes the samples."""
 
     reads_pool = True
 
@@ -18,7 +18,9 @@ class MergedSequences:
         self.name = f"{num_sequences} merged sequences of {length}"
         self._num_sequences, self._length = num_sequences, length
         self._random = np.random.default_rng(seed)
-        self._ends: Entries = NOTHING  # where each sequence has come, as a place among the newest nodes
+        self._ends: Entries = (
+            NOTHING  # [num_sequences] the last node of each sequence, as an index into the newest nodes
+        )
 
     def widths(self, depth: int) -> list[int]:
         return [self._num_sequences] * (depth - 1)

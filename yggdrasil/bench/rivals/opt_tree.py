@@ -1,7 +1,7 @@
-"""OPT-Tree (Wang et al. 2024): level by level, then the subtree of greatest expected acceptance.
+"""OPT-Tree (Wang et al. 2024): grows level by level, then verifies the subtree of highest expected acceptance.
 
-Every level takes the best ``level_width`` children of the level before by path probability. Growth ends when one more
-level adds less expected acceptance to the best subtree of ``budget`` nodes than its drafting costs (in target passes).
+Each level takes the best ``level_width`` children of the level before, by path probability. Growth ends when a level
+adds at most ``min_gain`` expected tokens to the best subtree of ``budget`` nodes.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from yggdrasil.bench.rivals.protocol import NOTHING, Entries, Pool
 
 
 class OptTree:
-    """``budget`` drafted nodes are verified: choose them by score, which are path probabilities here."""
+    """OPT-Tree's rule. The best ``budget`` drafted nodes by score (log path probability) are verified."""
 
     reads_pool = True
 

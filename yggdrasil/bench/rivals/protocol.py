@@ -1,7 +1,7 @@
-"""What a rival tree is: a rule that chooses pool entries, level by level.
+"""The protocol of tree algorithms: rules that choose entries of the candidate pool, level by level.
 
-The pool of a tree keeps K candidates of every read node, likeliest first: entry ``i * K + j`` is the j-th of node i.
-Dims: K candidates a node, P pool entries.
+The pool has the K best candidates of every node that the drafter has read, best first: entry ``i * K + j`` is the j-th
+candidate of node i. Dims: K candidates per node, P pool entries.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,17 @@ NOTHING: Entries = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class Pool:
-    """A look at the candidates of a growing tree."""
+    """The candidates of a growing tree."""
 
-    scores: npt.NDArray[np.float32]  # [P] log path probability, -inf where taken or absent
+    scores: npt.NDArray[np.float32]  # [P] log path probability, -inf if attached or absent
     edges: npt.NDArray[np.float32]  # [P] the drafter's log-probability of the token given its parent
     candidates: int  # K
 
     def best(self, count: int, nodes: range | None = None) -> Entries:
-        """The ``count`` best free entries, of ``nodes`` alone if given; best first, ties to the earlier entry."""
+        """Return the best ``count`` entries that are not attached (of ``nodes`` only, if given), best first.
+
+        Ties go to the earlier entry.
+        """
         first = 0 if nodes is None else nodes.start * self.candidates
         last = len(self.scores) if nodes is None else nodes.stop * self.candidates
         scores = self.scores[first:last]
@@ -33,22 +36,22 @@ class Pool:
 
 
 class Growth(Protocol):
-    """A rule; it may keep state from the first level of a tree to its last."""
+    """A growth rule. It may keep state from the first level of a tree to the last."""
 
     name: str
-    reads_pool: bool  # a rule that needs no look at the pool costs no transfer from the device
+    reads_pool: bool  # whether it reads the pool, which must then be copied from the device
 
     def widths(self, depth: int) -> list[int]:
-        """Nodes read at each level of a tree of that depth, at most; the last level is not read."""
+        """Return the maximum number of nodes that the drafter reads per level; the last level is not read."""
 
     def level(self, pool: Pool, newest: range, depth: int) -> Entries:
-        """Entries to attach at ``depth`` (1 for the root's children) and to read; none ends the growth.
+        """Return the entries to attach at ``depth`` (1: the root's children) and to read; an empty result ends growth.
 
-        ``newest`` are the nodes of the level before. They come in the order of the entries chosen for them.
+        ``newest`` are the nodes of the level before, in the order of their chosen entries.
         """
 
     def last(self, pool: Pool, newest: range, depth: int) -> Entries:
-        """Entries to attach in the end, unless growth has ended before: leaves, which the drafter does not read."""
+        """Return the entries to attach last, as leaves that the drafter does not read."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,10 @@ class StaticTree:
 
     @classmethod
     def from_paths(cls, paths: Sequence[tuple[int, ...]]) -> "StaticTree":
-        """The tree of these nodes, each the ranks on its path from the root; every prefix must be there too.
+        """Return the tree of ``paths``, each the candidate ranks from the root to a node; they include all prefixes.
 
         Raises:
-            ValueError: a node's parent is missing, or a node is there twice.
+            ValueError: a node's parent is missing, or a node is listed twice.
         """
         ordered = sorted(paths, key=lambda path: (len(path), path))
         number = {(): 0} | {path: i for i, path in enumerate(ordered, start=1)}
@@ -79,7 +82,7 @@ class StaticTree:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Depth of each node, the root's 0 first."""
+        """Depth of each node, beginning with 0 for the root."""
         depths = [0]
         for parent in self.parents:
             depths.append(depths[parent] + 1)
@@ -87,12 +90,12 @@ class StaticTree:
 
     @property
     def num_nodes(self) -> int:
-        """The root included."""
+        """Number of nodes, root included."""
         return len(self.parents) + 1
 
 
 class StaticGrowth:
-    """Attaches a fixed tree, whatever the context says."""
+    """The rule of a fixed tree."""
 
     reads_pool = False
 

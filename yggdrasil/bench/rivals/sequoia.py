@@ -1,9 +1,8 @@
 """Sequoia's static tree (Chen et al. 2024, section 3.1): optimal for an acceptance vector and the hardware's costs.
 
-``acceptance[j]`` is the probability that the drafter's j-th likeliest token is the target's, given that its parent was
-accepted. The value of a node is the product along its path, 1 for the root; a tree's value is their
-sum, its expected tokens a pass.
-Dims: K ranks, N nodes, D depth.
+``acceptance[j]`` is the probability that the drafter's j-th best token is the target's, given that its parent was
+accepted. A node's value is the product along its path (1 for the root); a tree's value is the sum over its nodes, the
+expected tokens per pass. Dims: K ranks, N nodes, D depth.
 """
 
 from collections.abc import Sequence
@@ -18,13 +17,13 @@ from yggdrasil.policy.costs import StepCosts
 
 
 class SequoiaTables:
-    """The dynamic programme, once for all sizes up to N and depths up to D; O(D K N^2)."""
+    """The dynamic program for all sizes up to N and depths up to D; O(D K N^2)."""
 
     def __init__(self, acceptance: Sequence[float], max_nodes: int, max_depth: int) -> None:
-        """``max_nodes`` counts the root, ``max_depth`` does not.
+        """Check the arguments. ``max_nodes`` includes the root, which has depth 0.
 
         Raises:
-            ValueError: probabilities outside [0, 1], or no room for a root.
+            ValueError: a probability is outside [0, 1], or there is no room for a root.
         """
         if max_nodes < 1 or max_depth < 0:
             raise ValueError(f"a tree needs a root, got {max_nodes = }, {max_depth = }")
@@ -35,7 +34,7 @@ class SequoiaTables:
 
     @cached_property
     def _tables(self) -> npt.NDArray[np.float64]:
-        """Value of the best tree [D + 1, K + 1, N + 1] by depth, ranks that the root may use, and exact size."""
+        """Value of the best tree, [D + 1, K + 1, N + 1]: by maximum depth, ranks that the root may use, and size."""
         ranks, size = len(self.acceptance), self.max_nodes
         table = np.full((self.max_depth + 1, ranks + 1, size + 1), -np.inf)
         table[:, :, 1] = 1.0
@@ -54,11 +53,11 @@ class SequoiaTables:
         return table
 
     def value(self, num_nodes: int, depth: int) -> float:
-        """Expected tokens a pass of the best tree of exactly ``num_nodes``; -inf where no such tree exists."""
+        """Return the expected tokens per pass of the best tree of exactly ``num_nodes``; -inf if none exists."""
         return float(self._tables[depth, -1, num_nodes])
 
     def tree(self, num_nodes: int, depth: int) -> StaticTree:
-        """The best tree; ValueError where no tree of that size fits into that depth."""
+        """Return the best tree of exactly ``num_nodes`` within ``depth``. Raises ValueError if none exists."""
         if not np.isfinite(self.value(num_nodes, depth)):
             raise ValueError(f"{num_nodes} nodes do not fit into depth {depth} with {len(self.acceptance)} ranks")
         return StaticTree.from_paths(self._paths((), num_nodes, depth))
@@ -74,7 +73,7 @@ class SequoiaTables:
         return paths
 
     def _share(self, num_nodes: int, depth: int, rank: int) -> int:
-        """Nodes that go below the child of ``rank`` in the best tree; 0 if it is not used."""
+        """Return the size of the subtree of the child of ``rank`` in the best tree; 0 if that child is not used."""
         if depth == 0:
             return 0
         with_rank, without = self._tables[depth, rank], self._tables[depth, rank - 1]
@@ -87,7 +86,7 @@ class SequoiaTables:
 
 
 class SequoiaChoice(NamedTuple):
-    """The size and depth that the costs favour, and their expected speed-up."""
+    """The fastest size and depth, with expected tokens per pass and milliseconds per token."""
 
     num_nodes: int
     depth: int
@@ -96,9 +95,12 @@ class SequoiaChoice(NamedTuple):
 
 
 def choose_size(tables: SequoiaTables, costs: StepCosts, widths: Sequence[int]) -> SequoiaChoice:
-    """The hardware-aware part (section 3.3): size and depth of least time a token.
+    """Return the size and depth with the least time per token (the hardware-aware part, section 3.3).
 
-    A level is drafted with the widest of ``widths``, in as many steps as it takes; sizes are the verify widths.
+    A level is drafted in steps of the widest of ``widths``; sizes are the verify widths.
+
+    Raises:
+        ValueError: no verify width makes a tree.
     """
     widest = max(widths)
     choices = []
@@ -118,6 +120,6 @@ def choose_size(tables: SequoiaTables, costs: StepCosts, widths: Sequence[int]) 
 
 
 def sequoia(tables: SequoiaTables, num_nodes: int) -> StaticGrowth:
-    """The best tree of ``num_nodes`` (root included), or the largest smaller one that fits the depth."""
+    """Return the best tree of at most ``num_nodes`` (root included), as large as the depth allows."""
     size = max(n for n in range(1, num_nodes + 1) if np.isfinite(tables.value(n, tables.max_depth)))
     return StaticGrowth(f"Sequoia, {size - 1} nodes", tables.tree(size, tables.max_depth))

@@ -1,4 +1,4 @@
-"""Compiled steps for trees whose rule chooses the candidates outside: attach these, and read them.
+"""Compiled steps that attach chosen candidates to a tree and read them.
 
 Dims: W rows, N tree nodes, M calibration knots.
 """
@@ -14,10 +14,10 @@ from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 
 def attach_chosen(tree: TokenTree, first: Tensor, count: Tensor, entries: Tensor) -> Tensor:
-    """Attach the pool ``entries`` [W] as nodes ``first`` [1] onwards; returns them [W].
+    """Attach the pool ``entries`` [W] as nodes from ``first`` [1] on, and return these nodes, [W].
 
-    Rows from ``count`` [1] on are padding, which repeats an entry: they get no score, so they are no nodes, and the
-    next step overwrites them.
+    Rows from ``count`` [1] on are padding, which repeats an entry. They get no score, so they do not count as nodes,
+    and the next step overwrites them.
     """
     rows = torch.arange(entries.shape[0], device=entries.device)
     nodes = first + rows
@@ -34,7 +34,7 @@ def attach_chosen(tree: TokenTree, first: Tensor, count: Tensor, entries: Tensor
 
 
 class ChosenStep(CallStep[ModelCall]):
-    """Attach W chosen candidates, run them through the drafter, offer their continuations."""
+    """Attach W chosen candidates, run the drafter on them, and add their candidates to the pool."""
 
     def forward(
         self,
@@ -54,7 +54,7 @@ class ChosenStep(CallStep[ModelCall]):
 
 
 class ChosenLeavesStep(StepModule):
-    """Attach W chosen candidates as leaves, which the drafter need not read."""
+    """Attach W chosen candidates as leaves, which the drafter does not read."""
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], place: Tensor, entries: Tensor, *tree_buffers: Tensor

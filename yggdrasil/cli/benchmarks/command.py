@@ -1,4 +1,4 @@
-"""``yggdrasil bench``: what a plan gains beside plain decoding, or beside trees of other systems."""
+"""``yggdrasil bench``: compares a plan with plain decoding, other plans, or trees of other systems."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from yggdrasil.errors import YggdrasilError
 
 
 class DefaultCommand(TyperGroup):
-    """A group whose command ``NAME`` is meant where no other is named: ``bench MODEL`` is ``bench plain MODEL``."""
+    """A group with the default command ``NAME``: ``bench MODEL`` means ``bench plain MODEL``."""
 
     NAME = "plain"
 
@@ -30,49 +30,47 @@ def bench(
     plan: str,
     prompts: Annotated[
         Path | None,
-        typer.Option(callback=checks.input_file, help="JSON lines with a prompt field, unseen by the calibration."),
+        typer.Option(callback=checks.input_file, help="JSON lines with a prompt field, not used in calibration."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use at most so many prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate on each.")] = 64,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt.")] = 64,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")
+        int | None, typer.Option(min=1, help="Keep at most so many last tokens of a prompt.")
     ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Dtype of both models. Default: the plan's.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--json", callback=checks.output_file, help="Write every sample and the summary here."),
+        typer.Option("--json", callback=checks.output_file, help="Write every sample and the summary to this file."),
     ] = None,
     beside: Annotated[
         list[str] | None,
-        typer.Option(help="Another plan of the same target, decoded side by side with it; can be repeated."),
+        typer.Option(help="Also compare with this plan of the same target, alternately; can be repeated."),
     ] = None,
     tree: Annotated[
         list[str] | None,
-        typer.Option(help="Compare trees instead: a name, or all; can be repeated. With --json resumed."),
+        typer.Option(help="Compare trees instead: a name, or all; can be repeated. --json resumes."),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            callback=checks.widths, help="Verify budgets of the trees, root and drafted nodes; else 8,16,32,64."
-        ),
+        typer.Option(callback=checks.widths, help="Verify budgets of the trees, root included. Default: 8,16,32,64."),
     ] = None,
     held_back: Annotated[
-        int | None, typer.Option(min=1, help="Last prompts, which only calibrate static trees; else 4.")
+        int | None, typer.Option(min=1, help="Number of last prompts, which calibrate static trees. Default: 4.")
     ] = None,
     eager: Annotated[
-        bool, typer.Option("--eager", help="Trees without compiled steps: the same tokens and AAL, no valid times.")
+        bool, typer.Option("--eager", help="Trees without compiled steps: same tokens and AAL, invalid times.")
     ] = False,
     chat: ChatOption = False,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after a chat's end, as is always done with plain prompts.")
+        bool, typer.Option("--ignore-eos", help="Continue chats after end-of-text, as plain prompts always do.")
     ] = False,
     force_machine: ForceOption = False,
     backend: BackendOption = None,
 ) -> None:
-    """Compare with plain compiled decoding, greedily, prompt by prompt, in turns; or trees of other systems with ours.
+    """Compare a plan with plain decoding, greedily, prompt by prompt; or trees of other systems with ours.
 
-    Plain prompts go on for --max-new-tokens. With --chat an answer ends where the model ends it: what is written behind
-    an end repeats itself, which is fast and of no use. Both ways of decoding write the same tokens.
+    Plain prompts are continued by --max-new-tokens tokens. With --chat an answer ends where the model ends it, because
+    text after its end is repetitive and so misleadingly fast. Both ways of decoding generate the same tokens.
     """
     if prompts is None:
         raise YggdrasilError("bench needs --prompts FILE: what is to be decoded")

@@ -1,4 +1,4 @@
-"""``yggdrasil bench``: a plan, and others beside it, against plain compiled decoding, prompt by prompt."""
+"""``yggdrasil bench``: runs the comparison of plans with plain decoding, and prints and writes the results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from yggdrasil.prompts import Prompt
 def opened_beside(
     plans: Sequence[str], dtype: Dtype | None, *, force_machine: bool, backend: Backend | None = None
 ) -> dict[str, Decoder]:
-    """Decoders of ``plans`` by the plans' names; YggdrasilError where two have one name."""
+    """Open decoders of ``plans``, by the plans' names. Raises YggdrasilError if two have the same name."""
     found: dict[str, Decoder] = {}
     for source in plans:
         decoder = open_decoder(source, dtype, force_machine=force_machine, backend=backend)
@@ -43,13 +43,13 @@ def compare_with_plain(
     imports_mb: float,
     beside: Mapping[str, Decoder] | None = None,
 ) -> None:
-    """Print each prompt's line, the figures of all and of each category; write them with every sample to ``out``.
+    """Compare, print a line per prompt and the figures of all and of each category, and write them to ``out``.
 
-    ``settings`` holds what changes the result, all that ``compare`` takes among it; ``imports_mb``
-    was resident before the pair was loaded. Plans ``beside`` it decode the same prompts, side by side.
+    ``settings`` has everything that affects the result, including the arguments of ``compare``. ``imports_mb`` is the
+    resident memory before the models were loaded. The plans ``beside`` decode the same prompts alternately.
 
     Raises:
-        Interrupted: by the user. What was measured so far is shown and written, marked as not complete.
+        Interrupted: the user interrupted. The results so far are printed and written, marked as incomplete.
     """
     results = _measure(decoder, prompts, settings, beside)
     is_complete = len(results) == len(prompts)
@@ -60,7 +60,7 @@ def compare_with_plain(
         name: {"guesses": guessers(other.assembly.engine), **found}
         for (name, other), found in zip((beside or {}).items(), summarise_beside(results).values(), strict=True)
     }
-    memory = None if others else memory_use(decoder.assembly, imports_mb)  # the process holds the others' weights too
+    memory = None if others else memory_use(decoder.assembly, imports_mb)  # unknown with several plans in one process
     show_summary(summary)
     if memory is not None:
         show_memory(memory)
@@ -93,7 +93,7 @@ def _measure(
     settings: Mapping[str, Any],
     beside: Mapping[str, Decoder] | None = None,
 ) -> list[Comparison]:
-    """Every comparison that was finished: all, or those before an interruption."""
+    """Return all comparisons, or those finished before an interruption."""
     results: list[Comparison] = []
 
     def note(result: Comparison) -> None:

@@ -1,4 +1,4 @@
-"""``yggdrasil bench figures``: the paper's evaluation on this machine."""
+"""``yggdrasil bench figures``: measures the paper's figures on this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,16 +18,16 @@ def figures(
         Path,
         typer.Option(
             callback=checks.output_folder,
-            help="Folder for CSV, plots and every sample (data/); resumed if there.",
+            help="Folder for CSV, plots and samples (data/), which are reused.",
         ),
     ],
     plan: str,
     prompts: Annotated[
         list[Path],
-        typer.Option(callback=checks.input_file, help="A prompt set, JSON lines; repeat it for several sets."),
+        typer.Option(callback=checks.input_file, help="A prompt set, JSON lines; can be repeated."),
     ],
     figure: Annotated[list[str] | None, typer.Option(help="Only this figure of the paper; can be repeated.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A first look: few prompts, tokens and widths.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use few prompts, tokens and widths.")] = False,
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:

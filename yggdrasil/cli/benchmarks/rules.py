@@ -1,4 +1,4 @@
-"""``yggdrasil bench rules`` and ``bench exactness``: what acceptance rules and exactness modes give and cost."""
+"""``yggdrasil bench rules`` and ``bench exactness``: compare acceptance rules and exactness modes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 Prompts = Annotated[
     list[Path],
-    typer.Option(callback=checks.input_file, help="A prompt set, JSON lines; repeat it for several sets."),
+    typer.Option(callback=checks.input_file, help="A prompt set, JSON lines; can be repeated."),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use at most so many prompts of each set.")]
-NewTokens = Annotated[int, typer.Option(min=2, help="Tokens to generate on each; the first is the prefill's.")]
-PromptTokens = Annotated[int, typer.Option(min=1, help="Keep only the last so many tokens of a prompt.")]
-DtypeOption = Annotated[Dtype | None, typer.Option(help="Arithmetic of both models; the plan's if not given.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts per set.")]
+NewTokens = Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt; the first is the prefill's.")]
+PromptTokens = Annotated[int, typer.Option(min=1, help="Keep at most so many last tokens of a prompt.")]
+DtypeOption = Annotated[Dtype | None, typer.Option(help="Dtype of both models. Default: the plan's.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--json", callback=checks.output_file, help="Every sample and the summary; resumed if there."),
+    typer.Option("--json", callback=checks.output_file, help="File of samples and summary; its samples are reused."),
 ]
 
 
@@ -43,7 +43,7 @@ def rules(
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Every acceptance rule against plain decoding, prompt by prompt, in turns."""
+    """Compare every acceptance rule with plain decoding, prompt by prompt."""
     values = list(dict.fromkeys(float(value) for value in temperatures.split(",")))
     from yggdrasil.bench.rules import rule_group
 
@@ -71,15 +71,17 @@ def exactness(
     max_prompt_tokens: PromptTokens = 256,
     tolerance: Annotated[
         float | None,
-        typer.Option(callback=checks.finite, help="A lead below this is a near tie, in logits; the plan's if unset."),
+        typer.Option(callback=checks.finite, help="Leads below this are near ties, in logits. Default: the plan's."),
     ] = None,
     dtype: DtypeOption = None,
     out: Out = None,
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Every exactness mode: tokens equal to plain decoding's, and its speed beside fast's. Exit code 1 if one that
-    claims equal tokens does not keep it."""
+    """Compare every exactness mode: tokens with plain decoding, and speed with `fast`.
+
+    The exit code is 1 if `strict` or `fixed-width` differs from plain decoding.
+    """
     from yggdrasil.bench.rules import EQUAL_TO_PLAIN, mode_group
 
     found = _read(prompts, limit, chat=chat)
@@ -109,7 +111,7 @@ def exactness(
 
 
 def _read(files: list[Path], limit: int | None, *, chat: bool) -> "list[Prompt]":
-    """All prompts, before a model is loaded."""
+    """Return the prompts of all sets."""
     from yggdrasil.prompts import read_prompt_sets
 
     return read_prompt_sets(files, limit, chat=chat)
@@ -146,7 +148,7 @@ def _measure(
     }  # fmt: skip
     file = SampleFile(out, described)
     with PhaseProgress() as progress:
-        report = progress.phase(f"{len(systems)} ways, {len(texts)} prompts")
+        report = progress.phase(f"{len(systems)} modes, {len(texts)} prompts")
         samples = measure(systems, texts, settings["max_new_tokens"], file, report)
     rows = [row for group in groups for row in summarise_group(group, samples)]
     file.save(rows)
@@ -159,7 +161,7 @@ def _show(rows: list[dict[str, Any]], *columns: tuple[str, Callable[[dict[str, A
     from yggdrasil.bench.spread import describe
     from yggdrasil.cli.progress import wide_console
 
-    table = Table("way", *(title for title, _ in columns), "ms a token (quartiles)")
+    table = Table("mode", *(title for title, _ in columns), "ms per token (quartiles)")
     for row in rows:
         table.add_row(row["system"], *(text(row) for _, text in columns), describe(row["tpot_ms"], 3))
     wide_console().print(table)

@@ -1,4 +1,4 @@
-"""``yggdrasil bench --tree``: trees of the field on our engine, at equal verify budgets."""
+"""``yggdrasil bench --tree``: compares tree algorithms on our engine at equal verify budgets."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ OURS, PLAIN, ALL = "yggdrasil, by plan", "yggdrasil, plain compiled", "all"
 
 
 def chosen_trees(names: Sequence[str]) -> list[str]:
-    """Return the trees of these names, all trees for "all"; YggdrasilError for an unknown name."""
+    """Return the given tree names, or all for "all". Raises YggdrasilError for an unknown name."""
     chosen = list(TREES) if ALL in names else list(dict.fromkeys(names))
     check_names(chosen)
     return chosen
@@ -44,16 +44,16 @@ def compare_trees(
     held_back: int,
     out: Path | None,
 ) -> None:
-    """Decode the first prompts with every tree at every budget; the last ``held_back`` only calibrate static trees.
+    """Decode the prompts with every tree at every budget, except the last ``held_back``, which calibrate static trees.
 
-    ``settings`` holds what else changes the result, ``max_new_tokens`` and ``max_prompt_tokens`` among it.
+    ``settings`` has everything else that affects the result, including ``max_new_tokens`` and ``max_prompt_tokens``.
     """
     if not 0 < held_back < len(prompts):
         raise YggdrasilError(
             f"--held-back {held_back} of {len(prompts)} prompts leaves none to evaluate or to calibrate on; give more"
         )
     assert decoder.plan is not None
-    model_drafter(decoder.plan)  # refuses a plan without one
+    model_drafter(decoder.plan)  # raises without one
     assert decoder.learned is not None
     ablations = plan_ablations(decoder.plan, decoder.learned) if ALL in names else {}
     texts = encode_prompts(decoder, prompts, settings["max_prompt_tokens"])
@@ -87,7 +87,7 @@ def compare_trees(
 
 
 def show_systems(rows: Sequence[dict[str, Any]]) -> None:
-    """One row a system."""
+    """Print one row per system."""
     titles = "system|as its plain|as ours|AAL|TPOT ms (quartiles)|over ours (quartiles)|in all|repeats"
     table = Table(*titles.split("|"))
     for row in rows:
