@@ -1,4 +1,4 @@
-"""Peak memory of the process beside the size of the models' weights and caches."""
+"""Measures the peak memory of the process, and the size of weights and KV caches."""
 
 import sys
 from dataclasses import dataclass

@@ -54,7 +54,7 @@ class Document(NamedTuple):
 
 
 def end_of(prompt: Sequence[int]) -> tuple[int, ...]:
-    """The last tokens of a prompt, which identify it even where its beginning was cut off."""
+    """Return the last tokens of a prompt, which identify it even if its beginning was cut off."""
     return tuple(prompt[-_END:])
 
 

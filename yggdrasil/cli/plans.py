@@ -55,7 +55,7 @@ def _show(entries: list[tuple[str, Path, bool]]) -> None:
 
 
 def _content(path: Path) -> tuple[str, str, str]:
-    """Model, drafters and expected speed-up of a plan file; the last says so if the file cannot be read."""
+    """Return model, drafters and expected speed-up of a plan file, or that it is damaged."""
     from yggdrasil.drafters.registry import names_of
     from yggdrasil.errors import ArtifactError
     from yggdrasil.scheduling.plan import Plan

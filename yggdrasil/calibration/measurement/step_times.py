@@ -27,9 +27,9 @@ STREAK = 4  # consecutive runs of a step; the first is not timed
 def time_steps(
     steps: Sequence[TimedStep], rounds: int, progress: Callable[[float], None], timer: Timer = host_ms
 ) -> pd.DataFrame:
-    """Milliseconds of every run, columns ``SAMPLE_COLUMNS``; all steps take their turn in every round.
+    """Time all steps alternately; returns one row per run, in milliseconds, with columns ``SAMPLE_COLUMNS``.
 
-    ``timer`` times one run.
+    ``timer`` returns the milliseconds of one run.
     """
     rows: list[tuple[object, ...]] = []
     with one_thread():  # idle PyTorch threads would spin on the cores that our operators use

@@ -46,9 +46,9 @@ class Places(NamedTuple):
 
 
 def fit_scorer(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> NGramScorer:
-    """Return a scorer fitted to every fifth document, beside a temporary table counted from the others.
+    """Return a scorer fitted to every fifth document, with a temporary table counted from the others.
 
-    The last fifth of the fitted positions is held out. Returns the default scorer (``NGramScorer.usual``) where
+    The last fifth of these positions is held out. Returns the default scorer (``NGramScorer.usual``) where
     ``documents`` have fewer than 2,000 answer tokens, or where the fit is no better on the held-out positions.
 
     Args:
