@@ -20,7 +20,7 @@ BackendOption = Annotated[
 ]
 ForceOption = Annotated[bool, typer.Option("--force-machine", help="Use a plan of another machine; it may be slower.")]
 ChatOption = Annotated[
-    bool, typer.Option("--chat", help="Put plain prompts as a user turn into the model's chat template.")
+    bool, typer.Option("--chat", help="Wrap plain prompts as a user turn in the model's chat template.")
 ]
 
 

@@ -29,7 +29,7 @@ def train(
         list[Path] | None,
         typer.Option(
             callback=checks.input_file,
-            help="JSON lines with a prompt field, which the target answers; can be repeated. Then it samples prompts.",
+            help="JSON lines with a prompt field, for the target to answer; can be repeated. Then it samples prompts.",
         ),
     ] = None,
     start: Annotated[
