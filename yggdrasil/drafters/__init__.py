@@ -1,6 +1,6 @@
-"""Drafters: whoever proposes tokens for the target to verify (``protocol.Drafter``).
+"""Drafters, which propose tokens for the target to verify (``protocol.Drafter``).
 
-Names are loaded when first used: plans read ``model_free_options`` without torch.
+Names are imported on first use, so that plans can read ``model_free_options`` without importing torch.
 """
 
 from importlib import import_module

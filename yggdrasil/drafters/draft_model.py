@@ -1,4 +1,4 @@
-"""A small language model as drafter: grows an Equal-Growth Tree with one compiled step a level."""
+"""Drafter that is a small language model: it grows an Equal-Growth Tree with one compiled step per level."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -17,16 +17,22 @@ from yggdrasil.runtime.traced import PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting, fitting_or_widest
 
-SHORT_HEAD = 4  # tokens most iterations add; a longer accepted path takes the full head
+SHORT_HEAD = 4  # rows of the narrow head step, enough for most iterations; a longer accepted path takes the widest one
 
 
 class DraftModel(LevelDrafter):
     """Drafter over a causal language model that shares the target's tokenizer.
 
-    Its cache keeps, for each certain token it has read, the row of its position; tree nodes live in the slots from the
-    root on and are simply overwritten. ``head_width`` bounds how many certain tokens one head step reads.
-    ``keeps_rows`` defines the steps of tail drafts that leave accepted rows to keep, ``guess_widths`` those of head
-    drafts ahead of time.
+    The KV entry of a committed token is at the slot of its position. Tree node i is at slot root + i, which the next
+    tree overwrites.
+
+    Args:
+        widths: nodes per level for which grow and finish steps are compiled.
+        head_width: the most committed tokens that one head step reads.
+        prefill_widths: rows for which prefill steps are compiled.
+        knots: [M] float32 calibration table (``tree.growth.calibrated``).
+        keeps_rows: compile the steps of tail drafts, after which KV entries of accepted nodes are kept.
+        guess_widths: rows for which steps of head drafts before acceptance are compiled.
     """
 
     def __init__(
@@ -55,10 +61,10 @@ class DraftModel(LevelDrafter):
         plants = self._move_and_plant if guess_widths and runner.recorder is not None else None
         self.levels = LevelSteps(runner, self._place, plants)
         self._keep = None if plants is None or runner.recorder is None else runner.recorder.capture(plants)
-        self._is_waiting = False  # accepted rows and a guess are still to be kept
+        self._is_waiting = False  # whether ``keep`` has deferred its moves and planting
         self._num_nodes = tree.num_nodes
-        self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level: attached, not read
-        self._text = runner.text  # certain tokens; those with rows have been read
+        self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level, whose KV entries are not computed
+        self._text = runner.text  # committed tokens, and how many of them have KV entries
         super().__init__(self.head_widths[0])
         steps = DraftSteps(runner, self.knots, self.head, self.place_at, self)
         self.capabilities = Capabilities(steps=steps, plants_root=True)
@@ -92,13 +98,13 @@ class DraftModel(LevelDrafter):
         return len(self._text.tokens) - 1
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Rows of the last request's text are kept up to the first token that differs."""
+        """Start a request, keeping the KV entries of the prefix shared with the last request's text."""
         self._finish_keeping()
         self._text.begin(tokens, self._text.shared(tokens))
         self._headed = None
 
     def place_at(self, length: int, token: int) -> None:
-        """Stand behind ``length`` tokens as if they had been read, with ``token`` as the root; for timing steps."""
+        """Pretend that ``length`` tokens are in the cache, with ``token`` as the root. Used to time steps."""
         self._finish_keeping()
         self._text.pretend([token] * (length + 1), length)
         self._place.write(length, 1)
@@ -111,14 +117,14 @@ class DraftModel(LevelDrafter):
         return len(self._text.tokens)
 
     def _draft_head(self) -> None:
-        """The last tokens, root included, are read in the head step."""
+        """Prefill pending tokens until one head step can read the rest, then run it."""
         self._finish_keeping()
         widest = self.head_widths[-1]
         while len(self._text.tokens) - self._text.num_rows > widest:
             self._prefill(len(self._text.tokens) - self._text.num_rows - widest)
         start = min(
             self._text.num_rows, len(self._text.tokens) - 1
-        )  # the root's logits are wanted even if it was read before
+        )  # the root's logits are needed even if its KV entry exists
         pending = self._text.tokens[start:]
         self._tokens.write(*pending)
         self._span.write(start, len(pending))
@@ -153,15 +159,15 @@ class DraftModel(LevelDrafter):
         sources = [root + row for row in rows]
         if guess is not None:
             self._last.write(guess)
-            self._headed = self._text.num_rows  # certain tokens once ``extend`` has brought those of this iteration
-            if isinstance(self._move, CapturedMover):  # the next draft does it, in its own launch
+            self._headed = self._text.num_rows  # committed tokens after the next ``extend``
+            if isinstance(self._move, CapturedMover):  # deferred: the next draft's capture begins with it
                 self._move.write(sources, root + 1)
                 self._is_waiting = True
                 if at_once:
                     self._finish_keeping()
                 return
             self.runner.step("plant", 1)()
-        if rows and rows[-1] > len(rows):  # they ascend: else every one is where it belongs
+        if rows and rows[-1] > len(rows):  # rows ascend: otherwise each is already at its slot
             self._move(sources, root + 1)
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
@@ -174,13 +180,13 @@ class DraftModel(LevelDrafter):
             yield self._keep
 
     def _move_and_plant(self) -> Sequence[Tensor]:
-        """What ``keep`` left waiting; part of captures."""
+        """Move the rows that ``keep`` deferred and plant the root; captured, alone and in drafts."""
         assert isinstance(self._move, CapturedMover)
         self._move.move()
         return self.runner.step("plant", 1)()
 
     def _finish_keeping(self) -> None:
-        """Do what ``keep`` left for a draft that did not come."""
+        """Run the work that ``keep`` deferred, if no draft has run it."""
         if self._is_waiting and self._keep is not None:
             self._is_waiting = False
             self._keep()
@@ -196,9 +202,9 @@ class DraftModel(LevelDrafter):
 
 
 class Guesses(NamedTuple):
-    """Possible next roots, a row for each verified node, each with its K candidates."""
+    """Table of possible next roots: R drafted successors of verified nodes, each with its K candidates."""
 
-    nodes: Tensor  # [R] int64, the node that each guess follows
+    nodes: Tensor  # [R] int64, the node that each token follows
     tokens: Tensor  # [R] int64
     edges: Tensor  # [R, K] float32, the drafter's log-probabilities
     candidates: Tensor  # [R, K] int64
@@ -212,10 +218,10 @@ class Guesses(NamedTuple):
         return cls(integers(rows), integers(rows), edges, integers(rows, candidates))
 
     def tensors(self) -> list[Tensor]:
-        """All tables in field order."""
+        """Return the tensors in field order."""
         return list(self)
 
 
 def identity_knots() -> Tensor:
-    """Calibration table that trusts the drafter's own probabilities (bounded below 1)."""
+    """Return a calibration table [128] float32 that maps each draft log-probability to itself, bounded below 0."""
     return torch.linspace(-12.0, -1e-4, 128)

@@ -1,4 +1,4 @@
-"""The compiled steps of a draft model: read what is certain, grow one level.
+"""The compiled steps of a draft model: head draft, tree growth by level, and tail drafts.
 
 Dims: W rows, N tree nodes, M calibration knots.
 """
@@ -13,7 +13,7 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class RowsStep(CallStep[ModelCall]):
-    """Read W tokens, wherever in the text or the tree they are."""
+    """Forward pass over W tokens at any positions of the text or the tree."""
 
     def forward(
         self,
@@ -24,7 +24,7 @@ class RowsStep(CallStep[ModelCall]):
         mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
         offsets: Tensor,  # [2] int64: context length, first slot written
     ) -> tuple[Tensor]:
-        """Returns (logits [W, V])."""
+        """Return (logits [W, V],)."""
         return (self._call(weights, caches, tokens, positions, mask, offsets).logits,)
 
 
@@ -37,9 +37,10 @@ def read_nodes(
     nodes: Tensor,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Logits [R, V] after the attached ``nodes`` [W], of all or of ``rows`` [R]; their keys go to the nodes' slots.
+    """Run the attached ``nodes`` [W] and return their logits [R, V], of all nodes or only of ``rows`` [R].
 
-    ``place``: the root's position [1] and the number of the first node [1]; node i lives in slot root + i.
+    ``place`` has the root's position [1] and the index of the first node [1]. The KV entry of node i is written to
+    slot root + i.
     """
     root, first = place
     offsets = torch.cat([root, root + first])
@@ -48,10 +49,10 @@ def read_nodes(
 
 
 class HeadStep(CallStep[ModelCall]):
-    """Read the newly certain tokens (padded to W), plant the last as root, offer its continuations.
+    """Run the newly committed tokens (padded to W), plant the last as root, offer its top-k continuations.
 
-    The rows before the root are tokens whose keys the drafter may lack or hold at a tree slot; reading them all again
-    costs a memory-bound model the price of one token and spares it moving its cache.
+    Tokens before the root may have no KV entry, or one at a tree slot. For a memory-bound model, recomputing all of
+    them costs about as much as one token, and saves moving cache rows.
     """
 
     def forward(
@@ -59,7 +60,7 @@ class HeadStep(CallStep[ModelCall]):
         weights: list[Tensor],
         caches: list[Tensor],
         tokens: Tensor,  # [W] int64
-        span: Tensor,  # [2] int64: position of the first row, rows that count
+        span: Tensor,  # [2] int64: position of the first row, number of rows without padding
         knots: Tensor,  # [M] float32
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
@@ -76,14 +77,14 @@ class HeadStep(CallStep[ModelCall]):
 
 
 class GrowStep(CallStep[ModelCall]):
-    """Attach the W best candidates, run them through the drafter, offer their continuations."""
+    """Attach the W best candidates, run them through the draft model, offer their top-k continuations."""
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
-        place: Tensor,  # [2] int64: the root's position, number of the first new node
-        rows: Tensor,  # [W] int64; only its size is read
+        place: Tensor,  # [2] int64: the root's position, index of the first new node
+        rows: Tensor,  # [W] int64; only its size is used
         knots: Tensor,  # [M] float32
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
@@ -96,7 +97,7 @@ class GrowStep(CallStep[ModelCall]):
 
 
 class FinishStep(StepModule):
-    """Attach the last level: its nodes are leaves, so the drafter need not read them."""
+    """Attach the last level. Its nodes are leaves, so the draft model does not run them."""
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], place: Tensor, rows: Tensor, *tree_buffers: Tensor
@@ -105,13 +106,13 @@ class FinishStep(StepModule):
 
 
 class ReadStep(CallStep[ModelCall]):
-    """Run W attached nodes through the drafter for their keys and values alone: the tail draft."""
+    """Tail draft: run W attached nodes through the draft model, only for their keys and values."""
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
-        place: Tensor,  # [2] int64: the root's position, number of the first node
+        place: Tensor,  # [2] int64: the root's position, index of the first node
         rows: Tensor,  # [W] int64, 0 .. W-1
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
@@ -124,9 +125,10 @@ class ReadStep(CallStep[ModelCall]):
 
 
 class GuessStep(CallStep[ModelCall]):
-    """Read a possible successor of each of W nodes before acceptance: the head draft ahead of time.
+    """Head draft before acceptance: run a possible successor of each of W nodes.
 
-    Row r lives in the slot behind the tree's, N + r. Candidates go to a table of their own, not into the tree.
+    The KV entry of row r is written after the tree's, to slot root + N + r. The top-k candidates are written to
+    ``edges`` and ``candidates``, not into the tree.
     """
 
     def forward(
@@ -135,9 +137,9 @@ class GuessStep(CallStep[ModelCall]):
         caches: list[Tensor],
         place: Tensor,  # [1] int64: the root's position
         nodes: Tensor,  # [W] int64
-        tokens: Tensor,  # [W] int64, the guessed successor of each
-        edges: Tensor,  # [W, K] float32, written
-        candidates: Tensor,  # [W, K] int64, written
+        tokens: Tensor,  # [W] int64, the drafted successor of each node
+        edges: Tensor,  # [W, K] float32, output: log-probabilities
+        candidates: Tensor,  # [W, K] int64, output: token ids
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
         tree = TokenTree(*tree_buffers)
@@ -153,13 +155,13 @@ class GuessStep(CallStep[ModelCall]):
 
 
 class PlantStep(StepModule):
-    """Plant the accepted successor as the next root, with the candidates read ahead of time."""
+    """Plant the accepted successor as the next root, with the candidates that ``GuessStep`` computed for it."""
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
-        row: Tensor,  # [1] int64
+        row: Tensor,  # [1] int64, the accepted successor's row of the table
         knots: Tensor,  # [M] float32
         tokens: Tensor,  # [R] int64
         edges: Tensor,  # [R, K] float32

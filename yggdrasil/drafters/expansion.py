@@ -1,7 +1,7 @@
-"""A draft model driven from the host, node by node: k-ary trees, and trees drawn at random with their distributions.
+"""A draft model driven from the host: k-ary trees of top-k tokens, and sampled trees with their distributions.
 
-Slower than ``DraftModel``, whose steps never leave the device: it reads a whole row of logits a node. It is for rules
-that need those rows, and for comparisons.
+Slower than ``DraftModel``, whose steps stay on the device: it copies a row of logits per node to the host. It serves
+acceptance rules that need those rows, and comparisons.
 
 Dims: W rows of a step, N tree nodes, V vocabulary of the target.
 """
@@ -21,15 +21,16 @@ from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting
 
-_ORDER_STEP = 1e-3  # scores fall by this from one sibling to the next: they follow the structure, never the tokens
+_ORDER_STEP = 1e-3  # score difference between siblings: scores depend on the structure only, never on the tokens
 
 
 class ExpansionDrafter:
-    """Gives every node of level i ``expansion[i]`` children.
+    """Drafter that gives every node of level i ``expansion[i]`` children.
 
-    With a ``kind`` they are drawn from the draft model's distribution, processed like the target's, and ``drawn``
-    says how; else they are the likeliest, and ``drawn`` is None. The runner may be shared with a ``DraftModel``, one
-    request at a time. Verify every node: leaving out a drawn child because of what it is would bias the output.
+    With a ``kind`` the children are sampled from the draft model's distribution, processed like the target's, and
+    ``drawn`` records the draws. Otherwise they are the top-k tokens and ``drawn`` is None. The runner may be shared
+    with a ``DraftModel``, one request at a time. Every node must be verified: to drop a sampled child because of its
+    token would bias the output.
     """
 
     capabilities = Capabilities()
@@ -51,7 +52,7 @@ class ExpansionDrafter:
         self._text = runner.text
 
     def prepare(self, sampler: Sampler, expansion: Sequence[int], kind: DrawKind | None) -> None:
-        """How the next request drafts."""
+        """Set how the next request drafts."""
         self._sampler, self._expansion, self._kind = sampler, tuple(expansion), kind
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -61,7 +62,7 @@ class ExpansionDrafter:
         self._text.tokens.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Grow the first ``budget.depth`` levels of the expansion, which gives their widths."""
+        """Grow the first ``budget.depth`` levels. Their widths follow from the expansion, not from ``budget.width``."""
         self._read_text()
         self._grow(tree, budget.depth)
 
@@ -69,7 +70,7 @@ class ExpansionDrafter:
         return [Step("rows", budget.width or 1)] * budget.depth
 
     def _read_text(self) -> None:
-        """Read every certain token not read yet, the root included."""
+        """Run the committed tokens that have no KV entry, and always the root, for its logits."""
         start = min(self._text.num_rows, len(self._text.tokens) - 1)
         while start < len(self._text.tokens):
             chunk = self._text.tokens[start : start + self.widths[-1]]
@@ -97,7 +98,7 @@ class ExpansionDrafter:
                 self._read_level(tree, frontier, root)
 
     def _children(self, node: int, path: Sequence[int], count: int, coins: Coins) -> list[int]:
-        """Distinct tokens below ``node``; draws are noted with their distribution."""
+        """Return at most ``count`` distinct tokens below ``node``. Draws are recorded in ``drawn``."""
         if path and self._sampler.ends(path[-1]):
             return []
         if self.drawn is None or self._kind is None:
@@ -118,19 +119,22 @@ class ExpansionDrafter:
             self._rows.update(zip(part, logits, strict=True))
 
     def _read(self, tokens: Sequence[int], positions: Sequence[int], mask: Tensor, context: int, first: int) -> Tensor:
-        """Logits [len(tokens), V] of rows written to slots ``first`` on; ``mask`` covers slots from ``context``."""
+        """Run ``tokens`` and return logits [len(tokens), V] on the CPU.
+
+        KV entries are written to slots ``first`` onwards. ``mask`` [len(tokens), T] covers the slots from ``context``.
+        """
         count = len(tokens)
         width = fitting(self.widths, count)
         buffer = self._masks[width]
         buffer.zero_()
         buffer[:count, : mask.shape[1]] = mask
-        for row in range(count, width):  # padding sees itself alone
+        for row in range(count, width):  # padding attends only to itself
             buffer[row, min(first - context + row, buffer.shape[1] - 1)] = True
         self._tokens.write(*tokens)
         self._positions.write(*positions)
         self._offsets.write(context, first)
-        logits: Tensor = self._runner.step("rows", width)()[0][:count].cpu()  # children are drawn on the host
-        # A token that only the target knows is never drafted.
+        logits: Tensor = self._runner.step("rows", width)()[0][:count].cpu()  # children are sampled on the host
+        # Tokens that only the target's vocabulary has are never drafted.
         missing = self._vocab_size - logits.shape[1]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits.clone()
 

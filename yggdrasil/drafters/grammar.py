@@ -1,7 +1,7 @@
-"""Drafting under a constraint: the tokens that a grammar forces, and other drafters' candidates that it allows.
+"""Drafting under a grammar: drafts forced tokens and removes other drafters' candidates that the grammar forbids.
 
-The target's choice at every node is masked anyway, so this changes no output; it keeps rows of verification from being
-spent on candidates that cannot be accepted.
+The target's logits are masked at every node in any case, so this does not change the output. It only saves verifying
+candidates that cannot be accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.drafters.protocol import Budget, Capabilities, Drafter, Step, is_model_free, propose_in
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
-_FORCED = -0.02  # log-probability of a forced token: the target may still spell the same text otherwise
+_FORCED = -0.02  # log-probability of a forced token: the target may tokenise the same text differently
 
 
 class GrammarDrafter:
-    """Proposes the nodes of ``inner`` that the grammar of one request allows.
+    """Drafter that filters the proposals of ``inner`` by the grammar of one request.
 
-    Beside a model-free drafter, or without one, forced tokens come first: where there are any, nothing else is
-    proposed, and trees of other drafters are left as they are.
+    If ``inner`` is model-free or None, forced tokens come first: if there are any, nothing else is proposed. It then
+    adds nothing to trees that other drafters have grown.
     """
 
     def __init__(self, sampler: Sampler, inner: Drafter | None) -> None:
@@ -44,7 +44,7 @@ class GrammarDrafter:
             self._inner.extend(tokens, states)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach forced tokens, or what ``inner`` proposes without the nodes that break the grammar."""
+        """Attach forced tokens, or the nodes that ``inner`` proposes, without those that violate the grammar."""
         root = self._sampler.tokens[-1]
         if self._forces:
             if not budget.from_root:
@@ -63,7 +63,10 @@ class GrammarDrafter:
 
 
 def prune_forbidden(tree: TokenTree, grammar: Grammar, text: Sequence[int]) -> int:
-    """Take every node out of ``tree`` whose path breaks ``grammar`` after ``text``; returns how many were."""
+    """Remove the nodes whose path violates ``grammar`` after ``text`` by setting their score to NO_SCORE.
+
+    Return the number of removed nodes.
+    """
     size = tree.size
     tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()
     children: list[list[int]] = [[] for _ in range(size)]
@@ -71,7 +74,7 @@ def prune_forbidden(tree: TokenTree, grammar: Grammar, text: Sequence[int]) -> i
         children[parents[node]].append(node)
     forbidden: list[int] = []
     pending: list[tuple[int, list[int]]] = [(child, list(text)) for child in children[0]]
-    while pending:  # depth first: neighbouring questions share most of their path
+    while pending:  # depth first, because consecutive queries then share most of their path
         node, prefix = pending.pop()
         path = [*prefix, tokens[node]]
         if grammar.allows(path):

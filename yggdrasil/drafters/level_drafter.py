@@ -1,4 +1,4 @@
-"""Base of drafters with compiled steps: a head draft, then levels of a fixed number of nodes."""
+"""Base class of drafters with compiled steps: a head draft, then levels with a fixed number of nodes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class LevelSteps:
-    """Runs the level steps that ``runner`` defines.
+    """Launcher of the grow and finish steps that ``runner`` defines, by level or as one capture.
 
     Args:
-        place: [2] int64, which the steps read: the root's position or slot, and the number of a level's first node.
-        before: work that drafts may begin with, in the same capture; None where there is none.
+        place: [2] int64 input of the steps: the root's position or slot, and the index of a level's first node.
+        before: optional work that a draft may begin with, in the same capture.
     """
 
     def __init__(self, runner: ModelRunner, place: HostBuffer, before: Launch | None = None) -> None:
@@ -25,7 +25,10 @@ class LevelSteps:
         self._captures: dict[tuple[int, int, bool], Capture] = {}
 
     def run(self, root: int, width: int, depth: int, *, after_work: bool = False) -> None:
-        """Attach ``depth`` levels of ``width`` nodes; the nodes of the last level are not read."""
+        """Attach ``depth`` levels of ``width`` nodes. The draft model does not run the last level.
+
+        ``root`` is the root's position or slot. With ``after_work`` the capture begins with ``before``.
+        """
         if self._runner.recorder is not None:
             self._place.write(root)
             self.capture(width, depth, after_work=after_work)()
@@ -38,7 +41,7 @@ class LevelSteps:
         self._runner.step("finish", width)()
 
     def capture(self, width: int, depth: int, *, after_work: bool = False) -> Capture:
-        """All levels as one capture; the number of the next level's first node is counted on the device."""
+        """Return one capture of all levels. The index of a level's first node is incremented on the device."""
         found = self._captures.get((width, depth, after_work))
         if found is None:
             assert self._runner.recorder is not None
@@ -58,9 +61,9 @@ class LevelSteps:
         return found
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """Every capture that drafts of ``depths`` launch, those of the other steps of the runner among them.
+        """Yield every capture that drafts of ``depths`` launch, including those of the runner's other steps.
 
-        To be prepared between requests, as that runs each once.
+        Prepare them between requests, because preparing a capture runs it once.
         """
         for name, width in self._runner.defined:
             if name == "grow":
@@ -73,36 +76,36 @@ class LevelSteps:
 
 
 class LevelDrafter(ABC):
-    """Grows the tree that its steps were defined over.
+    """Drafter that grows the token tree for which its steps were compiled.
 
-    A schedule may run the head draft early (``head``); ``propose`` runs it where the root has no candidates yet.
+    A schedule may run the head draft early (``head``). Otherwise ``propose`` runs it.
     """
 
     levels: LevelSteps
 
     def __init__(self, head_width: int) -> None:
-        self._head_width = head_width  # rows that most head drafts read
-        self._headed: int | None = None  # certain tokens when the root's candidates were put into the tree
+        self._head_width = head_width  # rows of the head draft as ``cost`` prices it
+        self._headed: int | None = None  # committed tokens at the last head draft; None if the tree has grown since
 
     def head(self) -> None:
-        """Read every certain token not read yet, plant the last one as root, and put its candidates into the tree."""
+        """Run the pending committed tokens, plant the last one as root, and put its candidates into the tree."""
         self._draft_head()
         self._headed = self._num_certain
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach ``budget.width`` nodes to each of ``budget.depth`` levels."""
+        """Attach ``budget.depth`` levels of ``budget.width`` nodes."""
         assert budget.width is not None, "steps attach a fixed number of nodes"
         self.head_once()
         self.grow(budget.width, budget.depth)
 
     def head_once(self) -> None:
-        """Run the head draft, unless it was run for this root; the tree is about to grow."""
+        """Run the head draft unless it has run for the current root. Call this before the tree grows."""
         if self._headed != self._num_certain:
             self.head()
         self._headed = None
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """The nodes of the last level are attached and not read."""
+        """Return the steps of a proposal: head, a grow step per level but the last, finish."""
         width = budget.width or 1
         levels = [Step("grow", width)] * (budget.depth - 1)
         return [Step("head", self._head_width), *levels, Step("finish", width)]
@@ -110,19 +113,19 @@ class LevelDrafter(ABC):
     @property
     @abstractmethod
     def _num_certain(self) -> int:
-        """Certain tokens of the request."""
+        """Return the number of committed tokens of the request."""
 
     @abstractmethod
     def _draft_head(self) -> None:
-        """Run the head draft, for ``head``."""
+        """Run the steps of the head draft. Called by ``head``."""
 
     @property
     def root_position(self) -> int:
-        """The root's position or slot that the level steps read; 0 where they read none."""
+        """Return the root's position or slot, an input of the level steps; 0 if they do not use it."""
         return 0
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """What drafts of ``depths`` launch, to be prepared between requests."""
+        """Yield the captures that drafts of ``depths`` launch, to be prepared between requests."""
         return self.levels.captures(depths)
 
     def grow(self, width: int, depth: int) -> None:

@@ -1,4 +1,4 @@
-"""Options of drafters without a model, as plans keep them. Imports no torch."""
+"""Options of model-free drafters, as stored in plans. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -6,16 +6,16 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class NGramOptions:
-    """Options with the names and meanings of TensorRT-LLM's NGram.
+    """Options of the n-gram drafter, with the names and meanings of TensorRT-LLM's NGram.
 
-    Only the default of ``is_public_pool`` differs: a request's text stays its own unless asked otherwise.
+    Only the default of ``is_public_pool`` differs: requests do not share their text.
     """
 
-    max_draft_len: int = 8  # longest candidate continuation
-    max_matching_ngram_size: int = 3  # longest suffix of the text that is looked up
-    is_keep_all: bool = True  # keep every candidate of an n-gram, else only the longest (the first among equals)
-    is_use_oldest: bool = True  # prefer the oldest candidate, else the newest; no choice unless is_keep_all
-    is_public_pool: bool = False  # one pool for all requests, else one for each
+    max_draft_len: int = 8  # the most tokens of a candidate continuation
+    max_matching_ngram_size: int = 3  # the most tokens of the suffix that is looked up
+    is_keep_all: bool = True  # keep all candidates of an n-gram, else only the longest (the first of equals)
+    is_use_oldest: bool = True  # prefer the oldest candidate, else the newest; only used with is_keep_all
+    is_public_pool: bool = False  # one pool for all requests, else one per request
 
     def __post_init__(self) -> None:
         faults = [
@@ -32,9 +32,9 @@ class NGramOptions:
 
 @dataclass(frozen=True)
 class StatisticsOptions:
-    """Sources of the n-gram statistics: the request's text, a static ``table``, and token ``recycling``.
+    """Options of the n-gram statistics: counts of the request's text, a static ``table``, and token ``recycling``.
 
-    Recycling adds the target's last runners-up after a token as candidates.
+    Recycling adds the target's most recent top-k tokens after a token as candidates.
     """
 
     text: bool = True
@@ -51,8 +51,8 @@ class LookaheadOptions:
     """Options of lookahead decoding, with TensorRT-LLM's names."""
 
     max_window_size: int = 4  # columns of the window
-    max_ngram_size: int = 3  # tokens of an n-gram: the window has a level fewer
-    max_verification_set_size: int = 4  # n-grams that are verified at once
+    max_ngram_size: int = 3  # tokens of an n-gram; the window has one level fewer
+    max_verification_set_size: int = 4  # the most n-grams verified per pass
 
     def __post_init__(self) -> None:
         least = {"max_window_size": 1, "max_ngram_size": 2, "max_verification_set_size": 1}
@@ -67,7 +67,7 @@ class LookaheadOptions:
 
 @dataclass(frozen=True)
 class ClassOptions:
-    """A model-free drafter without options: a registered name, or ``module:Class`` for a user's own."""
+    """A model-free drafter without options: a registered name, or ``module:Class`` of a user's drafter."""
 
     drafter: str
 

@@ -1,8 +1,8 @@
-"""N-gram lookup as drafter: what followed the last tokens earlier in prompt and output is guessed to follow again.
+"""N-gram prompt lookup as drafter: drafts the tokens that followed the last n-gram earlier in prompt and output.
 
-Needs no model. The pool maps each n-gram to the places where it was followed by something; the text from such a place
-on is a candidate continuation. A candidate that runs into the end of the current text goes on with its own first
-tokens, as an LZ77 copy does, so a short period is drafted at any length.
+Needs no model. The pool maps each n-gram to the text indices after its occurrences. The text from such an index on is
+a candidate continuation. A candidate that reaches the end of the current text continues with its own first tokens, as
+an LZ77 copy does, so a short period is drafted at any length.
 """
 
 import math
@@ -15,13 +15,13 @@ from yggdrasil.drafters.model_free_options import NGramOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.tree.token_tree import TokenTree
 
-_BOUNDARY = -1  # parts the texts of a public pool; no token has this id
-_BRANCHES = 4  # continuations in a tree that no draft width bounds
-_MEMORY = 64  # guesses of one match size after which older ones count half
+_BOUNDARY = -1  # separator of the texts of a public pool; no token has this id
+_BRANCHES = 4  # continuations in a tree if the budget has no width
+_MEMORY = 64  # drafts per match size after which the weight of earlier ones is halved
 
 
 class NGramDrafter:
-    """Looks the end of the text up in the text, longest match first."""
+    """Drafter that looks up the last tokens of the text in the text, longest match first."""
 
     name = "n-gram"
     capabilities = Capabilities()
@@ -29,10 +29,10 @@ class NGramDrafter:
     def __init__(self, options: NGramOptions | None = None) -> None:
         self.options = options or NGramOptions()
         self._pool = _Pool(self.options)
-        self._pending: list[int] = []  # certain tokens that the pool does not have yet
+        self._pending: list[int] = []  # committed tokens that are not in the pool yet
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Where ``tokens`` go on with the pool's text, as a chat's next turn does, it is kept; else another begins."""
+        """Start a request. The pool's text is kept if ``tokens`` continue it, as the next turn of a chat does."""
         if not self._pool.begins(tokens):
             self._pool.open_text(self._pending)
         self._pending = list(tokens[self._pool.length :])
@@ -41,10 +41,10 @@ class NGramDrafter:
         self._pending.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach the ``budget.width`` best different continuations, merged where they begin alike.
+        """Attach the ``budget.width`` best distinct continuations, merged where they share a prefix.
 
-        Each adds at most one node a level. A match of s tokens has grown to s + i where i more were accepted, so the
-        edge at level i + 1 gets the agreement seen for that size; a later sibling shares what earlier ones left over.
+        Each adds at most one node per level. After i accepted tokens a match of s tokens has s + i, so the edge at
+        level i + 1 has the measured acceptance of that size. Later siblings share the residual probability.
         """
         self._read()
         guesses, width = _Trie(), budget.width or _BRANCHES
@@ -58,13 +58,13 @@ class NGramDrafter:
         return ()
 
     def _read(self) -> None:
-        # Not before: the last tokens of a request, which may lie behind its end, hardly ever come here.
+        # Deferred to the next draft: the last tokens of a request may be after its end, and never get here.
         self._pool.append(self._pending)
         self._pending = []
 
 
 class _Pool:
-    """The text so far, where each of its n-grams was followed by something, and how often the pool was right."""
+    """The text so far, the indices after each of its n-grams, and acceptance counts by match size."""
 
     def __init__(self, options: NGramOptions) -> None:
         self._options = options
@@ -72,24 +72,24 @@ class _Pool:
 
     def _clear(self) -> None:
         self._text: list[int] = []
-        self._start = 0  # of the current request's text
-        self._is_sound = True  # no interrupt has left a token half added
+        self._start = 0  # index at which the current request's text begins
+        self._is_sound = True  # False while a token is being added: an interrupt may leave it half added
         self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> indices of the tokens after it, ascending
-        self._whole: dict[tuple[int, ...], int] = {}  # n-gram with a candidate of full length -> the candidate's place
+        self._whole: dict[tuple[int, ...], int] = {}  # n-gram + candidate of full length -> the candidate's index
         sizes = self._options.max_matching_ngram_size + 1
         self._num_right, self._num_guessed = [0.0] * sizes, [0.0] * sizes  # by match size
 
     @property
     def length(self) -> int:
-        """Tokens of the current text."""
+        """Return the number of tokens of the current text."""
         return len(self._text) - self._start
 
     def begins(self, tokens: Sequence[int]) -> bool:
-        """Whether ``tokens`` begin with the whole current text, and there is one."""
+        """Return whether the current text is not empty and is a prefix of ``tokens``."""
         return self._is_sound and self.length > 0 and self._text[self._start :] == list(tokens[: self.length])
 
     def open_text(self, rest: Sequence[int]) -> None:
-        """Another text: forget all, or add the ``rest`` of the last one to a public pool and close it."""
+        """Begin another text. A private pool is cleared; a public pool first gets the ``rest`` of the last text."""
         if not self._options.is_public_pool or not self._is_sound:
             self._clear()
         elif self._start:
@@ -98,7 +98,7 @@ class _Pool:
         self._start = len(self._text)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add certain tokens to the text, in two dictionary look-ups a token and n-gram size."""
+        """Add committed tokens to the text, with two dictionary lookups per token and n-gram size."""
         self._is_sound = False
         for token in tokens:
             self._note_continuation(token)
@@ -108,27 +108,28 @@ class _Pool:
         self._is_sound = True
 
     def continuations(self, length: int) -> Iterator[tuple[int, list[int]]]:
-        """Candidate continuations of the text, best first, with the size of the match behind each; with repeats."""
+        """Yield (match size, candidate of at most ``length`` tokens), best first. Candidates may repeat."""
         for key in self._suffixes():
             for place in self._ranked(self._places.get(key, [])):
                 yield len(key), self._continuation(place, length)
 
     def agreement(self, match_size: int) -> float:
-        """Estimated probability that the preferred candidate of a match is right; a longer match counts as the longest.
+        """Estimate the probability that the next token of a match's preferred candidate is accepted.
 
-        Laplace-smoothed share of right guesses on the text so far, prior 1/2, 2/3, 3/4, ... for sizes 1, 2, 3, ...
+        This is the Laplace-smoothed share of correct drafts on the text so far, with prior size / (size + 1). Sizes
+        above the longest n-gram count as the longest.
         """
         size = min(match_size, self._options.max_matching_ngram_size)
         return (self._num_right[size] + size) / (self._num_guessed[size] + size + 1)
 
     def _suffixes(self) -> Iterator[tuple[int, ...]]:
-        """The n-grams at the end of the current text, longest first."""
+        """Yield the n-grams at the end of the current text, longest first."""
         end = len(self._text)
         for size in range(min(self._options.max_matching_ngram_size, end - self._start), 0, -1):
             yield tuple(self._text[end - size :])
 
     def _note_continuation(self, token: int) -> None:
-        """Grade the guess that the longest match would have made for ``token``, then remember where it follows."""
+        """Update the acceptance counts of the longest match, then add the index of ``token`` to its n-grams."""
         place = len(self._text)
         is_graded = False
         for key in self._suffixes():
@@ -142,12 +143,12 @@ class _Pool:
             if self._options.is_keep_all:
                 places.append(place)
             elif self._length(longest := self._preferred(places)) < self._options.max_draft_len:
-                places[:] = longest, place  # which of them is the longer is known when this text ends
+                places[:] = longest, place  # the text's end decides which is longer
 
     def _drop_repeat(self, place: int) -> None:
-        """Of two places where an n-gram goes on alike keep the preferred; ``place`` has just got its full length.
+        """Drop the less preferred of two equal candidates of an n-gram, one of them at ``place``, now of full length.
 
-        Candidates are a set: a text that loops would else be looked through again and again for a different one.
+        Without this a text that loops would have many equal candidates, and each draft would search all of them.
         """
         end = place + self._options.max_draft_len
         for size in range(1, min(self._options.max_matching_ngram_size, place - self._start) + 1):
@@ -167,7 +168,7 @@ class _Pool:
         self._num_right[size] += is_right
 
     def _ranked(self, places: list[int]) -> Iterable[int]:
-        """Candidates of one n-gram, the preferred first."""
+        """Return the candidates of one n-gram, preferred first."""
         if self._options.is_keep_all:
             return places if self._options.is_use_oldest else reversed(places)
         return [max(places, key=self._length)] if places else places
@@ -176,7 +177,7 @@ class _Pool:
         return next(iter(self._ranked(places)))
 
     def _length(self, place: int) -> int:
-        """Length of the candidate at ``place``: the longest allowed unless the end of a closed text cuts it short."""
+        """Return the length of the candidate at ``place``: ``max_draft_len``, or less at the end of a closed text."""
         return len(self._continuation(place, self._options.max_draft_len))
 
     def _continuation(self, place: int, length: int) -> list[int]:
@@ -190,18 +191,18 @@ class _Pool:
 
 
 class _Trie:
-    """Continuations merged where they begin alike, in the form that ``TokenTree.graft`` takes; 0 is the root."""
+    """Trie of continuations as arguments of ``TokenTree.graft``. Node 0 is the root."""
 
     def __init__(self) -> None:
-        self.num_chains = 0  # continuations that added something
+        self.num_chains = 0  # continuations that added a node
         self.parents: list[int] = []
         self.tokens: list[int] = []
         self.log_probabilities: list[float] = []
         self._children: dict[tuple[int, int], int] = {}
-        self._left_over = [1.0]  # probability not yet given to a node's children
+        self._left_over = [1.0]  # residual probability of each node
 
     def add(self, tokens: Sequence[int], probabilities: Sequence[float]) -> None:
-        """Add one continuation; ``probabilities`` (below 1) are those of its tokens if they were only children."""
+        """Add one continuation. ``probabilities`` (below 1) are its tokens' shares of the residual probability."""
         node, is_new = 0, False
         for token, probability in zip(tokens, probabilities, strict=True):
             child = self._children.get((node, token))

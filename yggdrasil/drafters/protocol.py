@@ -1,9 +1,9 @@
 """The drafter protocol: drafters propose tokens, the target verifies them.
 
-For one request the engine calls ``begin`` once, ``propose`` before a verification, and ``extend`` whenever tokens
-become certain. A drafter may keep state of its own, read the target's hidden states, run a model, or look tokens up.
-Several drafters propose into one tree (``DrafterGroup``). A drafter never sees the target's output of the current
-iteration before the tree is fixed: this keeps every drafter lossless.
+For each request the engine calls ``begin`` once, ``propose`` before each verification, and ``extend`` whenever tokens
+are committed. A drafter may keep its own state, read the target's hidden states, run a model, or look up n-grams.
+Several drafters may propose into one tree (``DrafterGroup``). A drafter never sees the target's output of the current
+iteration before the tree is fixed, so that every drafter is lossless.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,110 +28,111 @@ class Step(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How much one proposal may add to a tree."""
+    """Limits of one proposal."""
 
-    depth: int  # levels below the root, at most
-    width: int | None = None  # nodes a level, at most; None: as many as the tree has room for
-    bound: StoppingBound = (
-        UNBOUNDED  # early-stopping bound of the policy; a drafter that grows best first may stop by it
-    )
+    depth: int  # the most levels below the root
+    width: int | None = None  # the most nodes per level; None: limited by the tree's capacity
+    bound: StoppingBound = UNBOUNDED  # early-stopping bound of the policy, for drafters that grow best first
     from_root: bool = True  # no other drafter has proposed below this root yet
 
 
 class TailDrafts(Protocol):
-    """Variants of a drafter's head and tail drafts that a schedule may place (paper section 5.1).
+    """Tail drafts, and head drafts before acceptance, that a schedule may place (Yggdrasil paper, section 5.1).
 
-    After ``keep`` the drafter holds a row for every token that ``extend`` then brings, but the last.
+    After ``keep`` the drafter has a KV entry for every token of the next ``extend`` but the last.
     """
 
     def read_leaves(self) -> None:
-        """Read all nodes of the last level."""
+        """Compute the KV entries of all nodes of the last level."""
 
     def read_leaf(self, node: int) -> None:
-        """Read ``node`` if it was attached and never read."""
+        """Compute the KV entry of ``node`` if it is on the last level."""
 
     def guess(self, nodes: Tensor, tokens: Tensor, *, reads_leaves: bool) -> None:
-        """Read ``tokens[i]`` as the successor of ``nodes[i]``, [W] int64 each, and remember its candidates.
+        """Run ``tokens[i]`` as the successor of ``nodes[i]``, [W] int64 each, and store its top-k candidates.
 
-        ``reads_leaves``: read all nodes of the last level first.
+        With ``reads_leaves``, first compute the KV entries of all nodes of the last level.
         """
 
     def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
-        """Keep the rows of accepted ``nodes``, a path below the root.
+        """Keep the KV entries of accepted ``nodes``, a path below the root.
 
-        Where ``guess`` names the guess that follows the last one and came true, keep its row too and plant it as the
-        next root: now where ``at_once``, else before the next draft.
+        If the token that ``guess`` ran in row number ``guess`` was accepted after them, keep its KV entry too and plant
+        it as the next root: immediately if ``at_once``, else with the next draft.
         """
 
 
 @dataclass(frozen=True)
 class DraftSteps:
-    """Compiled steps over weights of the drafter's own. Nodes come in the order in which steps attach them."""
+    """Compiled steps of a drafter that has weights. Nodes are numbered in the order in which steps attach them."""
 
     runner: "ModelRunner"
-    knots: Tensor  # [M] float32, acceptance by the drafter's probabilities; calibration writes them
-    head: Callable[[], None]  # the head draft; ``propose`` runs it where no schedule has done so
-    place_at: Callable[[int, int], None]  # stand behind so many tokens, with this root; for timing steps
-    tail: TailDrafts | None = None  # None: the next head draft reads all that was accepted
+    knots: Tensor  # [M] float32 calibration table, written by a calibration
+    head: Callable[[], None]  # runs the head draft; ``propose`` does so unless the schedule has
+    place_at: Callable[[int, int], None]  # (length, root token): pretends a context, to time steps
+    tail: TailDrafts | None = None  # None: the next head draft runs all accepted tokens
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Optional inputs and abilities of a drafter; the defaults have none."""
+    """Optional inputs and abilities of a drafter. The defaults are for a drafter without any."""
 
-    layers: tuple[int, ...] = ()  # target layers whose outputs `extend` gets; -1 is the input of the output layer
+    layers: tuple[int, ...] = ()  # target layers whose outputs `extend` gets; -1: the LM head's input
     steps: DraftSteps | None = None
-    plants_root: bool = False  # `propose` plants the last certain token itself where ``budget.from_root``
-    # How many of a prompt's first tokens need no states any more. None: states of all tokens are needed.
+    plants_root: bool = False  # `propose` itself plants the root if ``budget.from_root``
+    # Returns how many first tokens of a prompt need no hidden states. None: all tokens need them.
     num_kept: Callable[[Sequence[int]], int] | None = None
-    # Reads verified rows, refused ones included: of a tree, ``nodes`` and the tokens that the target chose after them.
+    # Called with (tree, nodes, choices): all verified nodes, rejected ones too, and the target's token after each.
     read_choices: Callable[[TokenTree, Sequence[int], Sequence[int]], None] | None = None
-    # Reads runners-up: the target's likeliest tokens [len(tokens), K] int64, best first, after each of ``tokens``.
+    # Called with (tokens, runners_up): the target's top-k tokens [len(tokens), K] int64 after each of ``tokens``.
     read_runners_up: Callable[[Sequence[int], Tensor], None] | None = None
 
 
 class Drafter(Protocol):
-    """Proposes candidates into a token tree, each with an estimate of its acceptance."""
+    """Protocol of drafters, which attach nodes to a token tree, each with an estimate of its acceptance."""
 
     name: str
     capabilities: Capabilities
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request: these tokens (never empty) are certain; ``extend`` brings the rest of the prompt.
+        """Start a request with the committed ``tokens`` (never empty). ``extend`` passes the rest of the prompt.
 
-        A drafter may keep its state of the last request's text up to the first token that differs.
+        A drafter may keep its state for the prefix shared with the last request's text.
         """
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """More tokens are certain. ``states[layer]`` [len(tokens), H] are the target's states before each of them."""
+        """Append committed ``tokens``.
+
+        ``states[layer]`` [len(tokens), H] are the target's hidden states at the position before each of them.
+        """
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach candidates below any node of ``tree``, whose root is the last certain token; or none."""
+        """Attach any number of nodes to ``tree``, whose root is the last committed token."""
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """The steps that such a proposal runs; none for a model-free drafter, which then proposes in every iteration.
+        """Return the steps that a proposal with ``budget`` runs; empty for a model-free drafter.
 
-        For every budget of one width the steps are of the same kinds, or none.
+        A drafter without steps proposes in every iteration. Budgets of equal width have steps of the same kinds.
         """
 
 
 def is_model_free(drafter: Drafter) -> bool:
-    """Whether proposals of ``drafter`` run no step that would have to be priced."""
+    """Return whether proposals of ``drafter`` run no priced step."""
     return not drafter.cost(Budget(depth=1, width=1))
 
 
 def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> None:
-    """Let ``drafter`` propose below ``root``, the last certain token."""
+    """Let ``drafter`` propose below ``root``, the last committed token, and plant the root if needed."""
     if budget.from_root and not drafter.capabilities.plants_root:
         tree.plant(root)
     drafter.propose(tree, budget)
 
 
 def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
-    """Refuse a tree of the drafter ``name`` that no target could verify below ``root``.
+    """Check that the tree of the drafter ``name`` can be verified below ``root``.
 
     Raises:
-        YggdrasilError: the tree has another root, or a token outside the vocabulary.
+        YggdrasilError: the tree has another root, or a token is outside the vocabulary.
     """
     tokens = tree.tokens[: tree.size]
     if not len(tokens) or int(tokens[0]) != root:
@@ -142,7 +143,7 @@ def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
 
 
 def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
-    """How many of the first ``tokens`` need no states any more: all where the drafter reads none."""
+    """Return how many of the first ``tokens`` need no hidden states: all of them if the drafter reads none."""
     capabilities = drafter.capabilities
     if not capabilities.layers:
         return len(tokens)
@@ -150,9 +151,9 @@ def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
 
 
 class DrafterGroup:
-    """A drafter that calls each of ``drafters`` in turn: each adds to what those before it have proposed.
+    """Drafter that lets each of ``drafters`` add nodes to the same tree, in order.
 
-    Drafters that read rejected rows come last, since nodes that they add for later take only free places.
+    Drafters with ``read_choices`` come last, because nodes that they add for later iterations only fill free slots.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -166,7 +167,7 @@ class DrafterGroup:
             read_choices=self._read_choices if self._choice_readers else None,
             read_runners_up=self._read_runners_up if self._runner_up_readers else None,
         )
-        self._last = 0  # certain token
+        self._last = 0  # last committed token
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._last = tokens[-1] if tokens else 0  # a recorded answer may have no prompt
@@ -199,5 +200,5 @@ class DrafterGroup:
 
 
 def group_of(drafters: Sequence[Drafter]) -> DrafterGroup | None:
-    """The group of ``drafters``; None where there are none."""
+    """Return the group of ``drafters``; None if the sequence is empty."""
     return DrafterGroup(drafters) if drafters else None

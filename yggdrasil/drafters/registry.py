@@ -1,6 +1,6 @@
-"""Model-free drafters by name, in commands and plans: a new one is a file and a line in ``REGISTERED``.
+"""Registry of model-free drafters by their names in commands and plans. A new drafter needs an entry in ``REGISTERED``.
 
-Imports no torch before a drafter is made.
+Imports no torch before a drafter is created.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ USUAL = (TEXT, TABLE)
 
 
 class DrafterEntry(NamedTuple):
-    """How the drafter of a name is made."""
+    """A registered drafter: its factory and the class of its options."""
 
-    maker: str  # ``module:name``, called with the options, or without arguments where there are none
+    maker: str  # ``module:name`` of the factory, called with the options unless they are ClassOptions
     options: type[ModelFreeOptions] = ClassOptions
 
 
-# One drafter with three sources of tokens.
+# One drafter with three sources of candidates.
 _STATISTICS = DrafterEntry("yggdrasil.drafters.statistics.drafter:untrained", StatisticsOptions)
 REGISTERED = {
     TEXT: _STATISTICS,
@@ -47,25 +47,25 @@ _PROTOCOL = ("name", "capabilities", "begin", "extend", "propose", "cost")
 
 
 def is_model_free_name(name: str) -> bool:
-    """Whether ``name`` is a model-free drafter or ``none``; else it is a model's folder or hub id."""
+    """Return whether ``name`` is a model-free drafter or ``none``; otherwise it is a model's folder or hub id."""
     return name == PLAIN or name in REGISTERED or is_own(name)
 
 
 def is_own(name: str) -> bool:
-    """Whether ``name`` is ``module:Class`` of a user's own drafter."""
+    """Return whether ``name`` is ``module:Class`` of a user's drafter."""
     return not name.startswith(PREFIX) and is_own_class(name)
 
 
 def missing_names(drafter: object) -> list[str]:
-    """Names of the protocol that an object, or a class, lacks."""
+    """Return the attributes of the drafter protocol that an object or a class lacks."""
     return [name for name in _PROTOCOL if not hasattr(drafter, name)]
 
 
 def make_drafter(options: ModelFreeOptions) -> "Drafter":
-    """Make the drafter of ``options``, before anything is learned for it.
+    """Create the drafter of ``options``, uncalibrated.
 
     Raises:
-        YggdrasilError: a user's class that cannot be imported, or that is no model-free drafter.
+        YggdrasilError: a user's class cannot be imported or is not a model-free drafter.
     """
     if isinstance(options, ClassOptions):
         if options.drafter not in REGISTERED:
@@ -76,15 +76,15 @@ def make_drafter(options: ModelFreeOptions) -> "Drafter":
 
 
 def own_drafter(name: str) -> "Drafter":
-    """An instance of the class that ``module:Class`` names; its module may lie in the working directory.
+    """Create a user's drafter from ``module:Class``. The module may be in the working directory.
 
     Raises:
-        YggdrasilError: it cannot be imported or made, or is no model-free drafter.
+        YggdrasilError: the class cannot be imported, or is not a model-free drafter.
     """
     kind = own_class("drafter", name)
-    # Looked at before it is called: a plan may name anything.
+    # Checked before it is called, because a plan may name any object.
     lacking = missing_names(kind) if isinstance(kind, type) else list(_PROTOCOL)
-    if set(lacking) - {"name", "capabilities"}:  # these two may be set when it is made
+    if set(lacking) - {"name", "capabilities"}:  # __init__ may set these two
         raise YggdrasilError(f"the drafter {name} lacks {', '.join(lacking)}; docs/drafters.md has an example")
     made = kind()
     if lacking := missing_names(made):
@@ -105,30 +105,30 @@ def _found(place: str) -> Any:
 
 
 class NamedDrafters(NamedTuple):
-    """The model or head that drafts, if any, and the model-free drafters beside it or alone."""
+    """The drafters of a configuration: an optional draft model or draft head, and model-free drafters."""
 
     drafter: str | None
     model_free: tuple[ModelFreeOptions, ...] = ()
 
     @property
     def has_table(self) -> bool:
-        """Whether the target is to write text for a table."""
+        """Return whether an n-gram table is used, for which a calibration generates text."""
         return any(isinstance(each, StatisticsOptions) and each.table for each in self.model_free)
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is no drafter at all."""
+        """Return whether there is no drafter."""
         return self.drafter is None and not self.model_free
 
 
 def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
-    """The drafters that ``--drafter``, given once or more, stands for: they draft in one tree.
+    """Parse the values of ``--drafter``, whose drafters share one tree, and of ``--ngram``.
 
-    ``text`` is always added to a model, a table and recycling.
+    ``text`` is implied by a model, ``table`` and ``recycling``.
 
     Raises:
-        YggdrasilError: names that do not go together, or that no shipped head has, or ``ngram`` options where none are
-            meant.
+        YggdrasilError: names cannot be combined, no such head is shipped, or ``ngram`` is given without the n-gram
+            drafter.
     """
     if ngram and NGRAM not in names:
         raise YggdrasilError(f"--ngram is for --drafter ngram, the drafter is {' and '.join(names)}")
@@ -152,7 +152,7 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
 
 
 def names_of(model_free: Sequence[ModelFreeOptions]) -> set[str]:
-    """The names of these model-free drafters; ``none`` where there are none."""
+    """Return the names of model-free drafters; ``none`` if there are none."""
     names = {PLAIN} if not model_free else set()
     for each in model_free:
         if isinstance(each, StatisticsOptions):
@@ -165,7 +165,11 @@ def names_of(model_free: Sequence[ModelFreeOptions]) -> set[str]:
 
 
 def ngram_options(text: str) -> NGramOptions:
-    """Read ``name=value,name=value``; what is not named keeps its default. YggdrasilError names what is wrong."""
+    """Parse n-gram options from ``name=value,name=value``. Options that are left out have their defaults.
+
+    Raises:
+        YggdrasilError: a part is not an option with a valid value.
+    """
     given: dict[str, object] = dataclasses.asdict(NGramOptions())
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")

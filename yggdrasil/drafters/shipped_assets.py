@@ -1,6 +1,6 @@
-"""Heads and n-gram tables that come with the package.
+"""Paths of the draft heads and n-gram tables that the package includes.
 
-A head is named after the model whose states it reads, a table after the fingerprint of the model that wrote its text.
+A head is named after its target model, a table after the fingerprint of the model that generated its text.
 """
 
 from pathlib import Path
@@ -13,10 +13,10 @@ _HEADS, _TABLES = _ASSETS / "heads", _ASSETS / "tables"
 
 
 def whole_name(name: str) -> str:
-    """The folder that ``yggdrasil:NAME`` stands for; any other name as it is.
+    """Return the folder of the shipped head ``yggdrasil:NAME``; any other name unchanged.
 
     Raises:
-        YggdrasilError: no such head is shipped.
+        YggdrasilError: the package has no such head.
     """
     if not name.startswith(PREFIX):
         return name
@@ -29,6 +29,6 @@ def whole_name(name: str) -> str:
 
 
 def table_folder(fingerprint: str) -> Path | None:
-    """The folder with the n-gram table of a model and its scorer; None where none is shipped."""
+    """Return the folder with a model's n-gram table and scorer; None if the package has none."""
     folder = _TABLES / fingerprint
     return folder if folder.is_dir() else None

@@ -1,1 +1,1 @@
-"""N-gram statistics: counts of which tokens follow a context in the text or in a static table, as a drafter."""
+"""N-gram statistics as drafter: counts of the tokens that follow a context, in the text or in a static table."""

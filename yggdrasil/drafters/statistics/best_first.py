@@ -1,4 +1,4 @@
-"""A tree that is grown best first: the nodes that it has, and the candidates that may become nodes."""
+"""Best-first growth of a token tree: its nodes, the queue of candidates, and early stopping."""
 
 import heapq
 import math
@@ -12,13 +12,13 @@ from torch import Tensor
 from yggdrasil.policy.objective import StoppingBound
 from yggdrasil.tree.token_tree import NO_SCORE
 
-BRANCHES = 8  # children that a node may get
+BRANCHES = 8  # the most children per node
 LEAST_LIKELY = 1e-6
-_ROUNDING = 1.0 + 1e-6  # scores are kept as float32
+_ROUNDING = 1.0 + 1e-6  # tolerance, because scores are float32
 
 
 class Guess(NamedTuple):
-    """A candidate that may become a node; the least is the best, the earlier first among equals."""
+    """A candidate node. Ordered by cost (negative log-probability of its path), then by insertion."""
 
     cost: float
     serial: int
@@ -28,7 +28,7 @@ class Guess(NamedTuple):
 
 
 class OpenGuesses:
-    """Candidates that may become nodes, the best first."""
+    """Priority queue of candidate nodes."""
 
     def __init__(self) -> None:
         self._guesses: list[Guess] = []
@@ -39,17 +39,17 @@ class OpenGuesses:
         return self._guesses[0] if self._guesses else None
 
     def pop(self) -> None:
-        """Take the best away."""
+        """Remove the best candidate."""
         heapq.heappop(self._guesses)
 
     def add(self, node: int, score: float, children: Sequence[tuple[float, int]]) -> None:
-        """``children`` (log-probability, token) below ``node``, whose score is ``score``."""
+        """Add ``children`` (log-probability, token) below ``node``, whose path has log-probability ``score``."""
         for edge, token in children:
             heapq.heappush(self._guesses, Guess(-score - edge, next(self._serial), edge, node, token))
 
 
 class Nodes:
-    """The buffers of a tree, and the path of tokens below the root that leads to each of its nodes."""
+    """The buffers of a token tree, with the path of tokens below the root of each node."""
 
     def __init__(
         self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor
@@ -63,7 +63,7 @@ class Nodes:
         return len(self.paths)
 
     def read(self) -> None:
-        """Take the nodes that are there."""
+        """Read the paths of the nodes that the buffers have."""
         tokens, parents, _, scores, _, _ = self._buffers
         size = 1 + int(torch.isfinite(scores).nonzero().max())
         for node in range(size):
@@ -76,7 +76,7 @@ class Nodes:
         return int(self._buffers[1][node])
 
     def put(self, guess: Guess) -> None:
-        """Attach a node, the root first."""
+        """Write a candidate to the buffers as the next node. The first one is the root."""
         tokens, parents, depths, scores, edges, ancestors = self._buffers
         node = self.size
         self.paths.append([*self.paths[guess.parent], guess.token] if node else [])
@@ -86,29 +86,31 @@ class Nodes:
         ancestors[node, node] = True
 
     def clear(self) -> None:
-        """Clear the buffers from ``size`` on, which may hold nodes of an earlier tree."""
+        """Clear the buffers from node ``size`` on, which may have nodes of an earlier tree."""
         self._buffers[3][self.size :] = NO_SCORE
         ancestors = self._buffers[5]
         ancestors[self.size :] = torch.eye(self.capacity, dtype=torch.bool)[self.size :]
 
 
 class EarlyStopping:
-    """Decides whether a tree may stop, while nodes come in falling order of score. ``native/tree`` has it in C++.
+    """Early stopping of growth in falling order of score. ``native/tree`` has the C++ implementation.
 
-    A limit on the tokens that may be accepted changes nothing: it takes more from the wider passes.
+    A limit on accepted tokens need not be considered: it only lowers the value of wider passes.
 
-    ``existing``: log-probabilities of nodes that are in the tree already. Each counts before the first node that has
-    less.
+    Args:
+        bound: (width, base value, value per expected accepted token) for each verify width.
+        existing: log-probabilities of nodes that the tree already has. Each is counted before the first new node with
+            a lower one.
     """
 
     def __init__(self, bound: StoppingBound, existing: Iterable[float] = ()) -> None:
         self._wider = list(zip(bound[::3], bound[1::3], bound[2::3], strict=True))
-        self._best = -math.inf  # objective value of the widths that the tree has reached
-        self._size, self._accepted = 0, 0.0  # nodes, the root included, and what they are expected to have accepted
-        self._existing = sorted(existing)  # not counted yet, the best last
+        self._best = -math.inf  # highest objective value of the widths reached so far
+        self._size, self._accepted = 0, 0.0  # nodes with the root, their expected accepted tokens
+        self._existing = sorted(existing)  # not counted yet, ascending
 
     def add(self, score: float) -> None:
-        """Count a new node; the first one is the root, whose score is 0."""
+        """Count a new node with log-probability ``score``. The first one is the root, with score 0."""
         self._count_existing(score)
         self._count(score)
 
@@ -134,7 +136,10 @@ class EarlyStopping:
 
 
 def shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[float, int]]:
-    """The likeliest (token, probability) with their log-probabilities, best first; together no more than ``left``."""
+    """Return the top ``BRANCHES`` candidates as (log-probability, token), best first.
+
+    Their probabilities are cut off where the sum would exceed ``left``.
+    """
     children = []
     for token, probability in sorted(candidates, key=lambda candidate: -candidate[1])[:BRANCHES]:
         share = min(probability, left)
@@ -146,9 +151,10 @@ def shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[f
 
 
 def offered(tokens: Tensor, scores: Tensor, node: int, capacity: int, above: float) -> dict[int, float]:
-    """Candidates of a drafter below ``node`` that are not attached, with their probabilities; empty if it read none.
+    """Return the probability of each candidate of another drafter below ``node`` that is not attached.
 
-    ``tokens``, ``scores``: the pool of a tree with ``capacity`` nodes; ``above``: the node's score at that time.
+    ``tokens`` and ``scores`` are the candidate pool of a tree with ``capacity`` nodes. ``above`` is the log-probability
+    of the node when its candidates were added. The result is empty if the drafter did not run the node.
     """
     count = tokens.numel() // capacity
     entries = range(node * count, (node + 1) * count)

@@ -1,9 +1,8 @@
-"""Drafters ``text``, ``table`` and ``recycling`` in one tree: continuations that were counted, and runners-up.
+"""Drafters ``text``, ``table`` and ``recycling`` in one tree: counted continuations and the target's top-k tokens.
 
-They need no model pass. The text's contexts are counted as tokens become certain; the table's were counted in the
-target's own text when it was calibrated; recycling keeps what the target found likeliest after each token that it
-verified (Token Recycling, arXiv 2408.08696). Candidates of all compete for the tree's nodes by one scorer, below any
-node, drafted ones too.
+They need no model pass. Contexts of the text are counted as tokens are committed. The table was counted on text that
+the target generated for its calibration. Recycling stores the target's top-k tokens after each token that it verified
+(Token Recycling, arXiv 2408.08696). One n-gram scorer ranks the candidates of all three, below any node of the tree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,13 +23,13 @@ from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 SCORER_FILE, TABLE_FILE = "scorer.safetensors", "table.safetensors"
-POOL_TOKENS = 1 << 17  # of earlier requests, at most; some 65 MB of counts
+POOL_TOKENS = 1 << 17  # the most tokens of earlier requests, about 65 MB of counts
 
 
 def table_origin(folder: Path) -> str | None:
-    """One line on the n-gram table in a predictor's ``folder``: how much it counts and where it comes from.
+    """Describe the n-gram table in a predictor's ``folder`` in one line: its number of tokens and its origin.
 
-    None where the folder has no table, or one that its own calibration counted.
+    Return None if the folder has no table, or if the folder's own calibration counted it.
     """
     file = folder / TABLE_FILE
     table = Table.load(file) if file.is_file() else None
@@ -42,9 +41,10 @@ def table_origin(folder: Path) -> str | None:
 
 
 class StatisticsDrafter:
-    """Grows the tree of the likeliest counted continuations, best node first, until it is full.
+    """Drafter that grows the tree of the most probable counted continuations, best first, until it is full.
 
-    ``is_public_pool``: the counts of earlier requests are kept, up to ``POOL_TOKENS``, and then all are dropped.
+    With ``is_public_pool`` the counts of earlier requests are kept until they exceed ``POOL_TOKENS`` tokens; then all
+    are dropped.
     """
 
     def __init__(
@@ -58,12 +58,16 @@ class StatisticsDrafter:
 
     @classmethod
     def load(cls, folder: Path, options: StatisticsOptions) -> "StatisticsDrafter":
-        """Load the scorer and table of a calibration from ``folder``; ArtifactError where one is missing or damaged."""
+        """Load the scorer and table of a calibration from ``folder``.
+
+        Raises:
+            ArtifactError: a file is missing or damaged.
+        """
         table = Table.load(folder / TABLE_FILE) if options.table else None
         return cls(NGramScorer.load(folder / SCORER_FILE), table, recycles=options.recycling)
 
     def learn(self, scorer: NGramScorer, table: Table | None) -> None:
-        """Replace scorer and table; the counts of the text are dropped."""
+        """Replace scorer and table, and drop the counts of the text."""
         names = ["text", *(["table"] if table is not None else []), *(["recycling"] if self.recycles else [])]
         self.name = " + ".join(names)
         self._counts: Any = self._make(*scorer.tensors())
@@ -71,23 +75,23 @@ class StatisticsDrafter:
         self.has_table = table is not None
         if table is not None:
             self.set_table(table)
-        self._grown: TokenTree | None = None  # the tree of ``grow``
-        self._filled: TokenTree | None = None  # the drafted tree of ``fill``
-        self._text: list[int] = []  # what is counted
-        self._pending: list[int] = []  # certain tokens that are not counted yet
-        self._pooled = 0  # counted tokens of other texts
+        self._grown: TokenTree | None = None  # the tree whose buffers ``grow`` uses
+        self._filled: TokenTree | None = None  # the tree whose buffers ``fill`` uses
+        self._text: list[int] = []  # the current text as far as it is counted
+        self._pending: list[int] = []  # committed tokens that are not counted yet
+        self._pooled = 0  # counted tokens of earlier texts
 
     def set_table(self, table: Table) -> None:
-        """Replace the table; the counts of the text stay."""
+        """Replace the table and keep the counts of the text."""
         self._counts.set_table(*table.tensors())
 
     def leave_out_below(self, likely: float) -> None:
-        """Grow no path of a probability below ``likely``: at the plan's costs no pass gains by verifying it."""
+        """Set the least probability of a path: at the plan's costs it does not pay to verify less probable ones."""
         self._least_path = max(LEAST_PATH, log(likely)) if likely > 0.0 else LEAST_PATH
         self._counts.leave_out_below(self._least_path)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Where ``tokens`` go on with the counted text, as a chat's next turn does, its counts are kept."""
+        """Start a request. Counts are kept if ``tokens`` continue the counted text, as the next turn of a chat does."""
         known = len(self._text)
         if self._text != list(tokens[:known]):
             self._pooled += known
@@ -101,11 +105,11 @@ class StatisticsDrafter:
         self._pending.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach the likeliest continuations to ``tree``, which is on the host, best first.
+        """Attach the most probable continuations to ``tree``, which must be on the host, best first.
 
-        Stops where ``budget.bound`` shows that no further node can be verified. In a tree that another drafter has
-        grown, both estimates are mixed, each weighted by the sum of its probabilities; the remaining nodes go to new
-        continuations and to candidates that the other drafter has not attached.
+        Growth stops when ``budget.bound`` shows that no further node would be verified. In a tree that another drafter
+        has grown, the two estimates are averaged, each weighted by the sum of its probabilities. Free nodes are filled
+        with new continuations and with candidates that the other drafter has not attached.
         """
         if budget.from_root:
             self._propose_alone(tree, budget)
@@ -128,20 +132,21 @@ class StatisticsDrafter:
         return ()
 
     def read_runners_up(self, tokens: Sequence[int], runners_up: Tensor) -> None:
-        """After ``tokens[i]`` the target found ``runners_up[i]`` likeliest, [len(tokens), K] int64, best first."""
+        """Store the target's top-k tokens ``runners_up[i]`` after ``tokens[i]``: [len(tokens), K] int64, best first."""
         self._counts.recycle(list(tokens), runners_up)
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Counts of the candidates behind the text and then ``path``, [n, 2 + 2 K] int64.
+        """Return the features of the candidates after the text and ``path``, [n, 2 + 2 K] int64.
 
-        Rows: token, place among the runners-up (0: none), how often it followed each context, how often each was seen.
+        Columns: token id, rank in the target's top-k tokens (0: none), count after each of K contexts, count of each
+        context.
         """
         self._count()
         rows: Tensor = self._counts.features([*self._text[-LONGEST:], *path])
         return rows
 
     def _count(self) -> None:
-        # Not before: the last tokens of a request, which may lie behind its end, hardly ever come here.
+        # Deferred to the next draft: the last tokens of a request may be after its end, and never get here.
         if self._pending:
             self._counts.append(self._pending)
             self._text += self._pending
@@ -149,19 +154,19 @@ class StatisticsDrafter:
 
 
 def default_statistics(*, recycles: bool = False) -> StatisticsDrafter:
-    """The drafter before anything is learned of a target: counts of the text alone, and the usual scorer."""
+    """Return a drafter for an uncalibrated target: counts of the text only, and the default scorer."""
     return StatisticsDrafter(NGramScorer.usual(with_table=False), recycles=recycles)
 
 
 def untrained(options: StatisticsOptions) -> StatisticsDrafter:
-    """The drafter of ``options`` before a calibration, which makes the table."""
+    """Return the drafter of ``options`` without a table, which only a calibration generates."""
     return default_statistics(recycles=options.recycling)
 
 
 class _NativeStatistics:
-    """The native counts; trees are grown and extended by a plain C call."""
+    """The native counts, whose ``grow`` and ``fill`` are called as plain C functions."""
 
-    _MOST = 128  # tokens that one call passes in a buffer; a prompt has more
+    _MOST = 128  # the most tokens passed in the buffer of one call
 
     def __init__(self, *weights: Tensor) -> None:
         self._counts = NativeStatistics(*weights)
@@ -181,7 +186,7 @@ class _NativeStatistics:
         numbers = self._mail.numbers
         if bound is not self._bound:
             self._counts.grow_for(*bound.buffer_info())
-            self._bound = bound  # kept: they are read where they are
+            self._bound = bound  # keeps its memory alive, which the native code reads
         if len(certain) > self._MOST:
             self._counts.append(certain)
             certain = ()

@@ -1,8 +1,8 @@
-"""N-gram table of a model's answers to its user, which grows with use.
+"""N-gram table that grows with use, from a model's answers to its user.
 
-A decoder writes the counts of its answers as small files. Once they hold ``MERGE_TOKENS`` tokens, a process of its own
-adds them to all counts so far and to a base table (a calibration's, or that of the shipped text), and running decoders
-load the sum between two requests. No text is stored, but counts of up to four tokens in a row may reveal parts of it.
+A decoder writes the counts of its answers to small files. Once these have ``MERGE_TOKENS`` tokens, a separate process
+adds them to all earlier counts and to a base table (of a calibration, or of the shipped text). Running decoders load
+the sum between two requests. No text is stored, but counts of up to four consecutive tokens may reveal parts of it.
 
     python -m yggdrasil.drafters.statistics.grown_table FOLDER BASE
 """
@@ -24,18 +24,18 @@ from yggdrasil.drafters.statistics.table_files import NICENESS, start_process, t
 from yggdrasil.errors import ArtifactError
 
 MERGE_TOKENS = 4_096
-MOST_KEPT = 1 << 20  # continuations, some 25 MB; beyond them rare contexts are dropped, then all counts are halved
-OWN_WEIGHT = 4  # factor of the counts of answers in the sum: a model repeats its own text more than the base's
+MOST_KEPT = 1 << 20  # continuations, about 25 MB; if exceeded, rare contexts are dropped, then all counts halved
+OWN_WEIGHT = 4  # weight of the answers' counts in the sum: a model repeats its own text more often
 _ALL = "all.safetensors"
 
 
 def answers_folder(fingerprint: str, weights: str) -> Path:
-    """Where the counts of the answers of one model are kept."""
+    """Return the folder with the counts of one model's answers."""
     return tables_folder() / "answers" / f"{fingerprint}-{weights}-{SCHEMA_VERSION}"
 
 
 def forget_answers(fingerprint: str | None = None) -> int:
-    """Remove the counts of a model's answers, or of all models'; returns the bytes that they took."""
+    """Remove the counts of a model's answers, or of all models. Return the bytes freed."""
     size, parent = 0, tables_folder() / "answers"
     for folder in parent.glob("*" if fingerprint is None else f"{fingerprint}-*"):
         size += sum(file.stat().st_size for file in folder.iterdir())
@@ -44,7 +44,7 @@ def forget_answers(fingerprint: str | None = None) -> int:
 
 
 class AnswerCounts:
-    """Counts the answers of one model in ``folder``, to be merged with the table in the file ``base``."""
+    """Counter of one model's answers. Counts are stored in ``folder`` and merged with the table file ``base``."""
 
     def __init__(self, folder: Path, base: Path) -> None:
         self._folder, self._base = folder, base
@@ -54,11 +54,11 @@ class AnswerCounts:
 
     @property
     def merged(self) -> Path:
-        """The file of the base table with all answers, written by the merging process."""
+        """Return the path of the merged table, which the merging process writes."""
         return _merged_file(self._folder, self._base)
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Queue an answer; once ``MERGE_TOKENS`` tokens wait, write their counts and start the merging process."""
+        """Queue an answer. At ``MERGE_TOKENS`` queued tokens, write their counts and start the merging process."""
         if not answer:
             return
         self._new.append((list(prompt[-TABLE_LENGTH:]), list(answer)))
@@ -67,7 +67,7 @@ class AnswerCounts:
             self.keep()
 
     def keep(self) -> None:
-        """Write the counts of what is queued. Where that fails, a warning says so and they are lost."""
+        """Write the counts of the queued answers. If writing fails, warn and drop them."""
         if not self._new:
             return
         counts, size = Table.of(self._new), self._num_new
@@ -83,7 +83,7 @@ class AnswerCounts:
         if not self._base.exists():
             return
         with suppress(OSError):
-            if self.merged.stat().st_mtime_ns < self._base.stat().st_mtime_ns:  # the model was calibrated again
+            if self.merged.stat().st_mtime_ns < self._base.stat().st_mtime_ns:  # the model was recalibrated
                 self.merged.unlink()
         waiting = sum(map(_num_tokens, self._folder.glob("new-*.safetensors")))
         if waiting >= MERGE_TOKENS or (not self.merged.exists() and (self._folder / _ALL).exists()):
@@ -91,12 +91,12 @@ class AnswerCounts:
 
 
 def merge(folder: Path, base: Path) -> None:
-    """Add the new counts in ``folder`` to all that were kept there, and write their sum with the table in ``base``.
+    """Add the new counts in ``folder`` to the stored ones, and write the sum with the table in ``base``.
 
-    Nothing happens where another process is at it. Damaged files of counts are left out and removed.
+    Damaged files of counts are removed.
 
     Raises:
-        ArtifactError: ``base`` is no table, or nothing can be written.
+        ArtifactError: ``base`` is not a table, a file cannot be written, or another process holds the lock.
     """
     with locked(folder / "merge.lock", f"merging n-gram counts in {folder}"):
         new = sorted(folder.glob("new-*.safetensors"))

@@ -1,9 +1,9 @@
-"""Counted contexts in Python: what `features.h` and `counts.h` (``native``) do natively, without a compiler.
+"""N-gram counts in Python, equivalent to the native `features.h` and `counts.h`, for use without a compiler.
 
-A context's continuations are kept by count, the newer first among equals. The features of a candidate are how often it
-followed each context (of the text and of the table) that ends at the last token, and its rank among the target's last
-runners-up after that token. The n-gram scorer (`scorer.py`) turns them into probabilities. Trees are grown best first:
-nodes come in falling order of score, and the first n of them are the best tree of n nodes.
+Continuations of a context are sorted by count, newer ones first among equals. The features of a candidate are its
+counts after each context (of the text and of the table) that ends at the last token, and its rank in the target's most
+recent top-k tokens after that token. The n-gram scorer (`scorer.py`) turns features into probabilities. Trees are
+grown best first: nodes are added in falling order of score, and the first n are the best tree of n nodes.
 """
 
 import math
@@ -18,40 +18,40 @@ from torch import Tensor
 from yggdrasil.drafters.statistics.best_first import EarlyStopping, Guess, Nodes, OpenGuesses, offered, shares
 from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 
-MAX_CONTINUATIONS = 16  # of a context of the text that are looked at
-MOST_LIKELY = 0.98  # of all children together: none is certain
-LEAST_PATH = -6.2  # log-probability of a node below which no pass verifies it, until the costs of a plan say so
-LONGEST = 6  # tokens of the longest context of the text
-TABLE_LENGTH = 3  # tokens of the longest context of a table
+MAX_CONTINUATIONS = 16  # the most continuations considered per context of the text
+MOST_LIKELY = 0.98  # the most probability of all children of a node together
+LEAST_PATH = -6.2  # least log-probability of a node's path; a plan's costs may raise it
+LONGEST = 6  # the most tokens of a context of the text
+TABLE_LENGTH = 3  # the most tokens of a context of a table
 NUM_CONTEXTS = LONGEST + TABLE_LENGTH
-HIDDEN = 16  # units of a scorer
-RUNNERS_UP = 8  # of a token that are kept at most
-_BITS = 21  # of a token in a context's key
+HIDDEN = 16  # hidden units of a scorer
+RUNNERS_UP = 8  # the most top-k tokens stored per token
+_BITS = 21  # bits per token in a context's key
 MOST_TOKEN = (1 << _BITS) - 2
 
 Tokens = TypeVar("Tokens", int, npt.NDArray[np.int64])
 
 
 class ContextCounts(NamedTuple):
-    """How often each candidate has followed the contexts at the end of a text.
+    """Counts of the candidates after the contexts at the end of a text.
 
-    Dims: K contexts, those of the text from one token on and then those of the table.
+    Dims: K contexts: of the text by ascending length, then of the table by ascending length.
     """
 
-    seen: list[int]  # [K] how often each was
-    followed: dict[int, list[int]]  # how often each candidate has followed each of them, [K]
-    places: dict[int, int]  # of candidates among the runners-up, from 1 on
+    seen: list[int]  # [K] count of each context
+    followed: dict[int, list[int]]  # candidate -> its count after each context, [K]
+    places: dict[int, int]  # candidate -> its rank in the target's top-k tokens, from 1
 
 
 class Continuations:
-    """Continuations of one context, by count."""
+    """Continuations of one context, sorted by count."""
 
     def __init__(self) -> None:
         self.total = 0
         self.ranked: list[tuple[int, int]] = []  # (token, count)
 
     def add(self, token: int) -> None:
-        """``token`` has followed once more."""
+        """Count ``token`` once more."""
         self.total += 1
         place = next((i for i, (known, _) in enumerate(self.ranked) if known == token), None)
         seen = 1 if place is None else self.ranked.pop(place)[1] + 1
@@ -60,7 +60,7 @@ class Continuations:
 
 
 class PortableStatistics:
-    """The interface of the native ``Counts``."""
+    """N-gram counts and tree growth, with the interface of the native ``Counts``."""
 
     def __init__(self, *weights: Tensor) -> None:
         shapes = [tuple(each.shape) for each in weights]
@@ -69,15 +69,15 @@ class PortableStatistics:
             raise RuntimeError("weights are not those of a scorer")
         self._least_path = LEAST_PATH
         self._weights = [each.numpy() for each in weights]
-        self._recycled: dict[int, list[int]] = {}  # token -> its runners-up the last time, best first
+        self._recycled: dict[int, list[int]] = {}  # token -> the target's most recent top-k tokens after it, best first
         self._text: list[int] = []
         self._contexts: dict[tuple[int, ...], Continuations] = {}
         self._table: dict[int, Continuations] = {}
-        self._bed: tuple[Tensor, ...] = ()  # buffers of the tree that is grown
-        self._given: tuple[Tensor, ...] = ()  # of one that a drafter grows, with its pool
+        self._grow_buffers: tuple[Tensor, ...] = ()  # buffers of ``grow``
+        self._fill_buffers: tuple[Tensor, ...] = ()  # buffers of ``fill``, with the pool
 
     def set_table(self, keys: Tensor, totals: Tensor, starts: Tensor, tokens: Tensor, counts: Tensor) -> None:
-        """Contexts of one to three tokens, as ``Table`` keeps them."""
+        """Set the static table. The arguments are the fields of ``Table``."""
         continuations, places = list(zip(tokens.tolist(), counts.tolist(), strict=True)), starts.tolist()
         self._table.clear()
         for i, (key, total) in enumerate(zip(keys.tolist(), totals.tolist(), strict=True)):
@@ -85,19 +85,19 @@ class PortableStatistics:
             entry.total, entry.ranked = total, continuations[places[i] : places[i + 1]]
 
     def recycle(self, tokens: Sequence[int], continuations: Tensor) -> None:
-        """After ``tokens[i]`` the target found ``continuations[i]`` likeliest, best first."""
+        """Store the target's top-k tokens ``continuations[i]`` after ``tokens[i]``, [len(tokens), K] int64."""
         if continuations.ndim != 2 or len(continuations) != len(tokens) or continuations.shape[1] > RUNNERS_UP:
             raise RuntimeError(f"runners-up must be [tokens, {RUNNERS_UP}] at most")
         self._recycled.update(zip(tokens, continuations.tolist(), strict=True))
 
     def forget(self) -> None:
-        """Another text begins."""
+        """Drop the text, its counts and the recycled tokens."""
         self._recycled.clear()
         self._contexts.clear()
         self._text.clear()
 
     def append(self, tokens: Sequence[int]) -> None:
-        """More tokens are certain."""
+        """Append committed tokens to the text and count them."""
         for token in tokens:
             end = len(self._text)
             for length in range(1, min(LONGEST, end) + 1):
@@ -109,22 +109,25 @@ class PortableStatistics:
         self._least_path = score
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Counts of the candidates behind ``path``, [n, 2 + 2 K] int64.
+        """Return the features of the candidates after ``path``, [n, 2 + 2 K] int64.
 
-        Rows: token, place among the runners-up (0: none), how often it followed each context, how often each was seen.
+        Columns: token id, rank in the target's top-k tokens (0: none), count after each context, count of each context.
         """
         seen, followed, places = self._gather(list(path))
         rows = [[token, places.get(token, 0), *counts, *seen] for token, counts in followed.items()]
         return torch.tensor(rows, dtype=torch.int64).reshape(-1, 2 + 2 * NUM_CONTEXTS)
 
     def grow_in(self, *buffers: Tensor) -> None:
-        """Set the buffers of the tree to grow: tokens, parents, depths, scores, edges, ancestors."""
-        self._bed = buffers
+        """Set the buffers for ``grow``: tokens, parents, depths, scores, edges, ancestors of a tree."""
+        self._grow_buffers = buffers
 
     def grow(self, certain: Sequence[int], depth: int, bound: StoppingBound = UNBOUNDED) -> int:
-        """Count ``certain`` tokens, plant the text's last one, grow a tree as deep as ``depth`` and ``bound`` want."""
+        """Count the committed tokens ``certain`` and grow a tree below the text's last token.
+
+        The tree has at most ``depth`` levels. Growth stops by ``bound``. Return the number of nodes.
+        """
         self.append(certain)
-        nodes = self._nodes(*self._bed)
+        nodes = self._nodes(*self._grow_buffers)
         nodes.put(Guess(0.0, -1, 0.0, 0, self._text[-1]))
         open_guesses = OpenGuesses()
         self._open_children(nodes, 0, 0.0, depth, open_guesses)
@@ -133,17 +136,17 @@ class PortableStatistics:
         return self._complete(nodes, depth, open_guesses, stopping)
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """Set the buffers of the drafted tree to extend: as for ``grow_in``, then the pool's tokens and scores."""
-        self._given = buffers
+        """Set the buffers for ``fill``: those of ``grow_in``, then tokens and scores of the candidate pool."""
+        self._fill_buffers = buffers
 
     def fill(self, depth: int, bound: StoppingBound = UNBOUNDED) -> int:
-        """Extend a tree that another drafter has grown below the text's last token; returns its size.
+        """Extend a tree that another drafter has grown below the text's last token, and return its number of nodes.
 
-        Free nodes take the best continuations, down to ``depth`` levels, until ``bound`` ends it. Below a node that the
-        drafter has read, whose candidates are in the pool then, both estimates are averaged, each weighted by the sum
-        of its probabilities. Elsewhere the higher estimate of a token counts.
+        Free nodes are filled with the best continuations, down to ``depth`` levels, until ``bound`` stops growth.
+        Below a node that the drafter has run, whose candidates are in the pool, the two estimates are averaged, each
+        weighted by the sum of its probabilities. Elsewhere the higher estimate of a token is used.
         """
-        *buffers, pool_tokens, pool_scores = self._given
+        *buffers, pool_tokens, pool_scores = self._fill_buffers
         tokens, scores = buffers[0], buffers[3]
         nodes = self._nodes(*buffers)
         nodes.read()
@@ -161,8 +164,8 @@ class PortableStatistics:
             children = [c for c in range(1, nodes.size) if nodes.parent(c) == node and math.isfinite(falls[c])]
             theirs = offered(pool_tokens, pool_scores, node, nodes.capacity, drafted[node])
             candidates = pool_tokens.numel() // nodes.capacity
-            is_read = bool(theirs) or (1 < candidates <= len(children))  # or all that it keeps is attached
-            for child in children:  # others may have attached what it says
+            is_read = bool(theirs) or (1 < candidates <= len(children))  # or all its candidates are attached
+            for child in children:  # another drafter may have attached a candidate
                 theirs.pop(int(tokens[child]), None)
             share = 0.0
             if is_read:
@@ -188,7 +191,7 @@ class PortableStatistics:
         return Nodes(*buffers)
 
     def _complete(self, nodes: Nodes, depth: int, open_guesses: OpenGuesses, stopping: EarlyStopping) -> int:
-        """Attach the best of the open guesses and what follows them, until the tree is full; returns its size."""
+        """Attach the best candidates and open their children until the tree is full. Return its number of nodes."""
         while nodes.size < nodes.capacity and (guess := open_guesses.best) is not None:
             if -guess.cost < self._least_path or stopping.is_over(-guess.cost):
                 break
@@ -205,11 +208,11 @@ class PortableStatistics:
             open_guesses.add(node, score, shares(self._likely(self._behind(path)), MOST_LIKELY))
 
     def _behind(self, path: list[int]) -> list[int]:
-        """The last tokens of the text and ``path``."""
+        """Return the last ``LONGEST`` tokens of the text followed by ``path``."""
         return [*self._text[-LONGEST:], *path][-LONGEST:]
 
     def _likely(self, path: list[int]) -> list[tuple[int, float]]:
-        """All candidates after ``path`` with their probabilities, in the order of their features."""
+        """Return all candidates after ``path`` as (token, probability), in the order of ``features``."""
         counts, totals, recycled, bias, out, nothing = self._weights
         seen, followed, places = self._gather(path)
         if not followed:
@@ -229,11 +232,11 @@ class PortableStatistics:
         most = max(*numbers, float(nothing[0]))
         likely = [math.exp(number - most) for number in numbers]
         whole = sum(likely) + math.exp(float(nothing[0]) - most)
-        # As float32: sums that are added up otherwise, as the native form does, come to the same.
+        # Rounded to float32, so that the native code, which sums in another order, gives the same result.
         return [(token, float(np.float32(each / whole))) for token, each in zip(followed, likely, strict=True)]
 
     def _gather(self, path: list[int]) -> ContextCounts:
-        """Candidates come in the order of the longest context that they have followed, first the text's."""
+        """Collect the candidates after ``path``: by falling context length, first of the text, then of the table."""
         found = ContextCounts([0] * NUM_CONTEXTS, {}, {})
         for length in range(min(LONGEST, len(path)), 0, -1):
             _add(found, length - 1, self._contexts.get(tuple(path[-length:])), MAX_CONTINUATIONS)
@@ -254,7 +257,7 @@ def _add(found: ContextCounts, context: int, continuations: Continuations | None
 
 
 def table_key(context: Sequence[Tokens]) -> Tokens:
-    """A context of one to three tokens, none above ``MOST_TOKEN``, as one number; of arrays those of many contexts."""
+    """Return the key of a context of one to three tokens up to ``MOST_TOKEN``; of arrays, the keys of many contexts."""
     key = context[0] + 1
     for token in context[1:]:
         key = key << _BITS | token + 1
@@ -262,12 +265,12 @@ def table_key(context: Sequence[Tokens]) -> Tokens:
 
 
 def has_one_token(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which of these keys are contexts of one token: every counted token follows just one of them."""
+    """Return which keys are contexts of one token. Every counted token follows exactly one of these."""
     found: npt.NDArray[np.bool_] = keys < 1 << _BITS
     return found
 
 
 def is_longest(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which of these keys are contexts of as many tokens as there are."""
+    """Return which keys are contexts of ``TABLE_LENGTH`` tokens, the longest."""
     found: npt.NDArray[np.bool_] = keys >= 1 << _BITS * (TABLE_LENGTH - 1)
     return found

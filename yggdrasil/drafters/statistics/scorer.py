@@ -1,11 +1,10 @@
-"""N-gram scorer: how likely each counted candidate is to be what the target says next.
+"""N-gram scorer: a small network that estimates the probability of each counted candidate as the target's next token.
 
-A layer of hidden units reads, of every context that could be looked up, how often it was seen, how often the candidate
-followed it and which share of the times that is, and the candidate's place among the target's runners-up. One number
-for each candidate comes of it, and their softmax, beside a number for what no candidate is, is their probability: so
-those of one place know of each other, and together they say how much is known there.
+The inputs of a candidate are, for every known context, the context's count, the candidate's count after it and the
+ratio of both, and the candidate's rank in the target's top-k tokens. One hidden layer maps them to a logit. The softmax
+over the candidates and a constant logit for all other tokens gives the probabilities.
 
-Dims: K contexts, those of the text from one token on and then those of the table; H hidden units; R runners-up.
+Dims: K contexts (of the text by ascending length, then of the table); H hidden units; R top-k tokens.
 """
 
 from __future__ import annotations
@@ -39,46 +38,54 @@ SHAPES = {
 
 @dataclass(frozen=True, eq=False)
 class NGramScorer:
-    """The network's weights.
+    """The weights of an n-gram scorer.
 
-    A candidate's number is ``out`` · relu(``bias`` + ``recycled[place]`` + a sum over the contexts k that were seen:
+    A candidate's logit is ``out`` · relu(``bias`` + ``recycled[rank]`` + a sum over the contexts k that were seen:
     ``totals[k]`` · log(1 + seen) + ``counts[k, 0]`` · log(1 + followed) + ``counts[k, 1]`` · followed / seen), and
-    ``nothing`` is that of all other tokens.
+    ``nothing`` is the logit of all other tokens.
     """
 
     counts: FloatArray  # [K, 2, H]
     totals: FloatArray  # [K, H]
-    recycled: FloatArray  # [1 + R, H]; place 0 is none
+    recycled: FloatArray  # [1 + R, H]; rank 0: not in the top-k tokens
     bias: FloatArray  # [H]
     out: FloatArray  # [H]
     nothing: FloatArray  # [1]
 
     @classmethod
     def none(cls) -> NGramScorer:
-        """A scorer that gives all candidates of a context, and none of them, the same probability."""
+        """Return a scorer with zero weights: each candidate, and all other tokens together, are equally probable."""
         return cls(**{name: np.zeros(shape) for name, shape in SHAPES.items()})
 
     @classmethod
     def usual(cls, *, with_table: bool) -> NGramScorer:
-        """The scorer fitted to a chat model's answers; serves until a target has text of its own."""
+        """Load the default scorer, fitted to a chat model's answers, for targets without a calibration."""
         return cls.load(_USUAL / f"{'table' if with_table else 'text'}.safetensors")
 
     @classmethod
     def of_shipped_text(cls) -> NGramScorer:
-        """The scorer fitted beside the table of shipped text; without a table it scores as ``usual`` does."""
+        """Load the scorer fitted with the table of the shipped text. Without a table it scores as ``usual`` does."""
         return cls.load(_USUAL / "shipped-text.safetensors")
 
     def tensors(self) -> list[Tensor]:
-        """The fields in order, float64, as ``Counts`` takes them."""
+        """Return the fields in order as float64 tensors, the arguments of ``Counts``."""
         return [torch.from_numpy(getattr(self, field.name).copy()) for field in fields(self)]
 
     def save(self, path: Path) -> None:
-        """Write a safetensors artefact; ArtifactError where that fails."""
+        """Write the weights to a safetensors artefact.
+
+        Raises:
+            ArtifactError: the file cannot be written.
+        """
         write_tensors(path, KIND, SCHEMA_VERSION, {name: getattr(self, name) for name in SHAPES})
 
     @classmethod
     def load(cls, path: Path) -> NGramScorer:
-        """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
+        """Load the weights that ``save`` wrote.
+
+        Raises:
+            ArtifactError: the file is missing, damaged or of another kind.
+        """
         arrays = read_tensors(path, KIND, SCHEMA_VERSION)
         if {name: array.shape for name, array in arrays.items()} != SHAPES or not all(
             np.isfinite(array).all() for array in arrays.values()

@@ -1,8 +1,8 @@
-"""N-gram table of the text that the package ships, in the tokens of a user's own model.
+"""N-gram table of the text that the package includes, for the tokenizer of any model.
 
-A model that nobody has calibrated has no n-gram table of its own text. Tokenising and counting the shipped text takes
-some seconds, so a process of its own does it, once a tokenizer, when such a model is first opened. It may outlive the
-process that started it. The table is kept in the user's cache.
+A model without a calibration has no n-gram table of its own text. Tokenising and counting the shipped text takes some
+seconds, so a separate process does it, once per tokenizer, when such a model is first opened. It may outlive the
+process that started it. The table is stored in the user's cache.
 
     python -m yggdrasil.drafters.statistics.shipped_table TOKENIZER_JSON TABLE
 """
@@ -20,27 +20,27 @@ from yggdrasil.drafters.statistics.table import SCHEMA_VERSION, Table
 from yggdrasil.drafters.statistics.table_files import NICENESS, start_process, tables_folder
 from yggdrasil.errors import ArtifactError
 
-TEXT = Path(__file__).parents[2] / "assets" / "corpus" / "text.xz"  # its README names the licences
-CODE_CHARACTERS = 1_500_000  # of Python's standard library, as much as is counted
-LEAST_BYTES = 32 << 20  # of a model's weights: below, a pass is so short that a table in memory slows it
-_PIECE = 4_096  # characters that are tokenised together
+TEXT = Path(__file__).parents[2] / "assets" / "corpus" / "text.xz"  # its README lists the licences
+CODE_CHARACTERS = 1_500_000  # characters of Python's standard library to count
+LEAST_BYTES = 32 << 20  # of a model's weights; passes of smaller models are so short that a table slows them
+_PIECE = 4_096  # characters per tokenised piece
 
 
 def table_file(tokenizer_fingerprint: str) -> Path:
-    """Where the table for a tokenizer is kept."""
+    """Return the path of the table for a tokenizer."""
     return tables_folder() / f"shipped-{tokenizer_fingerprint}-{SCHEMA_VERSION}.safetensors"
 
 
 def make_in_background(tokenizer: Path, file: Path) -> None:
-    """Start a process that makes the table, unless it is there or the model has no ``tokenizer.json``."""
+    """Start a process that writes the table, unless ``file`` exists or there is no ``tokenizer.json``."""
     if not file.exists() and tokenizer.is_file():
         start_process(__name__, tokenizer, file)
 
 
 def make_table(tokenizer: Path, file: Path) -> None:
-    """Count the shipped text in the tokens of ``tokenizer`` (a tokenizer.json), and write the table to ``file``.
+    """Tokenise the shipped text with ``tokenizer`` (a tokenizer.json), count it and write the table to ``file``.
 
-    Nothing happens where another process is at it or has done it.
+    Do nothing if another process is writing the table or has written it.
     """
     from tokenizers import Tokenizer
 
@@ -60,7 +60,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _code() -> str:
-    """Source text of the first modules of Python's standard library, by name; empty where it has no sources."""
+    """Return source text of Python's standard library, modules by name; empty if its sources are not installed."""
     folder, found, size = Path(sysconfig.get_paths()["stdlib"]), list[str](), 0
     for file in sorted(folder.glob("*.py")):
         with suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
-"""N-gram table: which tokens follow contexts of one to three tokens in text that the target wrote.
+"""N-gram table: counts of the tokens that follow contexts of one to three tokens, in text of the target.
 
-The file holds five packed columns (``artifacts.columns``); keys are stored as differences, starts as numbers of
-continuations. A table of two million tokens takes some 3 MB and loads in a tenth of a second.
+The file has five packed columns (``artifacts.columns``). Keys are stored as differences, starts as numbers of
+continuations. A table of two million tokens takes about 3 MB and loads in about 0.1 s.
 
 Dims: C contexts, F continuations of all contexts together.
 """
@@ -35,14 +35,14 @@ _ORIGIN = "origin"
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Counted continuations of contexts; of each context the most frequent, best first."""
+    """The most frequent continuations of each context, sorted by count."""
 
     keys: IntArray  # [C] contexts, ascending; see ``table_key``
-    totals: IntArray  # [C] how often each was seen
-    starts: IntArray  # [C + 1] where its continuations begin
-    tokens: IntArray  # [F]
+    totals: IntArray  # [C] count of each context
+    starts: IntArray  # [C + 1] index of each context's first continuation
+    tokens: IntArray  # [F] token ids
     counts: IntArray  # [F]
-    origin: str = ""  # where a calibration took the table from; empty where it counted the text itself
+    origin: str = ""  # where the table comes from; empty if its own calibration counted the text
 
     def __post_init__(self) -> None:
         sizes_fit = len(self.totals) == len(self.keys) == len(self.starts) - 1 and len(self.tokens) == len(self.counts)
@@ -59,10 +59,10 @@ class Table:
 
     @classmethod
     def of(cls, documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Table:
-        """Count the answers of ``documents``, pairs of a prompt and the target's own tokens.
+        """Count the answers of ``documents``, pairs of prompt tokens and tokens that the target generated.
 
         Raises:
-            ValueError: a token that no context could hold, of two million or more.
+            ValueError: a token id is above ``MOST_TOKEN`` (about two million).
         """
         keys, tokens = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for prompt, answer in documents:
@@ -80,19 +80,19 @@ class Table:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens were counted."""
+        """Return the number of counted tokens."""
         return int(self.totals[has_one_token(self.keys)].sum())
 
     def plus(self, other: Table) -> Table:
-        """Return the sum of both tables; of each context the most frequent continuations are kept."""
+        """Return the sum of both tables, with the most frequent continuations of each context."""
         return self._with(other, 1)
 
     def times(self, factor: int) -> Table:
-        """The same text counted ``factor`` times."""
+        """Return the table with every count multiplied by ``factor``."""
         return replace(self, totals=self.totals * factor, counts=self.counts * factor)
 
     def minus(self, other: Table) -> Table:
-        """Return the table without the counts of ``other``, as far as they are part of it."""
+        """Return the table with the counts of ``other`` subtracted, at least 0."""
         return self._with(other, -1)
 
     def _with(self, other: Table, times: int) -> Table:
@@ -104,13 +104,13 @@ class Table:
         counts = np.zeros(len(both), dtype=np.int64)
         np.add.at(counts, places, np.concatenate([self.counts, times * other.counts]))
         known = totals > 0
-        counts = np.minimum(counts, totals[both >> 32])  # of what is taken away not every continuation was kept
+        counts = np.minimum(counts, totals[both >> 32])  # the subtracted table may lack rare continuations
         left = counts > 0
         renamed = np.cumsum(known) - 1
         return _ranked(keys[known], totals[known], renamed[both[left] >> 32], both[left] & (1 << 32) - 1, counts[left])
 
     def halved(self) -> Table:
-        """Return the table with every count halved; counts of one are dropped."""
+        """Return the table with every count halved. Counts of one are dropped."""
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         known = self.totals >= 2
         kept = (self.counts >= 2) & known[row]
@@ -120,22 +120,26 @@ class Table:
         )
 
     def without_rare(self) -> Table:
-        """Without the longest contexts that were seen once: they are more than all others, and tell next to nothing."""
+        """Return the table without the longest contexts that were seen once: they are the most and predict little."""
         known = ~is_longest(self.keys) | (self.totals > 1)
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         kept, renamed = known[row], np.cumsum(known) - 1
         return _ranked(self.keys[known], self.totals[known], renamed[row[kept]], self.tokens[kept], self.counts[kept])
 
     def taken_from(self, origin: str) -> Table:
-        """The same counts, said to come from ``origin``."""
+        """Return the table with its ``origin`` set."""
         return replace(self, origin=origin)
 
     def tensors(self) -> list[Tensor]:
-        """The fields in order, as ``Counts.set_table`` takes them."""
+        """Return the fields in order, the arguments of ``Counts.set_table``."""
         return [torch.from_numpy(getattr(self, name)) for name in _FIELDS]
 
     def save(self, path: Path) -> None:
-        """Write a safetensors artefact; ArtifactError where that fails."""
+        """Write the table to a safetensors artefact.
+
+        Raises:
+            ArtifactError: the file cannot be written.
+        """
         steps = (np.diff(self.keys, prepend=0), self.totals, np.diff(self.starts), self.tokens, self.counts)
         columns = {name: pack_column(values) for name, values in zip(_COLUMNS, steps, strict=True)}
         origin = np.frombuffer(self.origin.encode(), dtype=np.uint8)
@@ -143,7 +147,11 @@ class Table:
 
     @classmethod
     def load(cls, path: Path) -> Table:
-        """Read what ``save`` wrote; ArtifactError if the file is missing, damaged or something else."""
+        """Load the table that ``save`` wrote.
+
+        Raises:
+            ArtifactError: the file is missing, damaged or of another kind.
+        """
         arrays = read_tensors(path, KIND, SCHEMA_VERSION)
         is_ours = set(arrays) == {*_COLUMNS, _ORIGIN}
         if not is_ours or any(array.ndim != 1 or array.dtype != np.uint8 for array in arrays.values()):
@@ -157,7 +165,7 @@ class Table:
 
 
 def _ranked(keys: IntArray, totals: IntArray, row: IntArray, tokens: IntArray, counts: IntArray) -> Table:
-    """The table in which ``tokens[i]`` followed context ``keys[row[i]]`` ``counts[i]`` times."""
+    """Build the table in which ``tokens[i]`` followed context ``keys[row[i]]`` ``counts[i]`` times."""
     order = np.lexsort((tokens, -counts, row))
     row = row[order]
     starts = np.searchsorted(row, np.arange(len(keys) + 1))

@@ -1,4 +1,4 @@
-"""N-gram tables that other processes write while a decoder runs."""
+"""Files of n-gram tables that other processes write while a decoder runs."""
 
 import subprocess
 import sys
@@ -10,23 +10,23 @@ from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.errors import ArtifactError
 
-NICENESS = 10  # of processes that write tables
+NICENESS = 10  # niceness of processes that write tables
 
 
 def tables_folder() -> Path:
-    """Where the user's cache keeps n-gram tables."""
+    """Return the folder of n-gram tables in the user's cache."""
     return cache_root() / "tables"
 
 
 class WatchedTable:
-    """Hands the table in the first of ``files`` that exists to ``use``, and again whenever that file has changed."""
+    """Watcher of table files: ``look`` passes the table in the first existing file to ``use`` if it is new."""
 
     def __init__(self, files: tuple[Path, ...], use: Callable[[Table], None]) -> None:
         self._files, self._use = files, use
         self._used: tuple[Path, int, int] | None = None
 
     def look(self) -> bool:
-        """Load the table if it has changed; returns whether one is in use. A damaged file is removed."""
+        """Load the table if it has changed, and return whether one is in use. Damaged files are removed."""
         for file in self._files:
             try:
                 status = file.stat()
@@ -46,9 +46,9 @@ class WatchedTable:
 
 
 def start_process(module: str, *arguments: object) -> None:
-    """Run a module of this package in a process of its own, which may outlive this one.
+    """Run a module of this package in a separate process, which may outlive this one.
 
-    Where none can be started, decoding is as right, and slower.
+    If no process can be started, decoding is still correct but slower.
     """
     with suppress(OSError):
         subprocess.Popen(
