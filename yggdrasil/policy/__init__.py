@@ -1,1 +1,1 @@
-"""The run-time policy: which tree an iteration drafts and verifies, by tokens per millisecond. Imports no torch."""
+"""The run-time policy, which chooses the tree that an iteration drafts and verifies. Imports no torch."""

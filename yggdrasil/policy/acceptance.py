@@ -1,8 +1,8 @@
-"""Acceptance estimates, followed online: of trees by what the last ones had accepted, of a drafter's before it drafts.
+"""Online acceptance estimates: correction factors of tree scores and of a drafter's survival by level.
 
-Scores are products of calibrated probabilities, as if edges were independent and every text like the calibration's. On
-one kind of text they estimate too little, on another too much; a correction factor, kept across requests, follows it.
-Both sides of it are moving averages that begin with a few tokens in which the estimate was right.
+Scores are products of calibrated probabilities. They assume that edges are independent and that every text is like the
+calibration's. Some texts are accepted more often, some less, so a correction factor, kept across requests, tracks the
+ratio of accepted to estimated tokens. Both are moving averages with a prior of ``PRIOR`` correct estimates.
 
 Dims: D depth levels.
 """
@@ -19,38 +19,38 @@ from yggdrasil.policy.regret import RegretBudget
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.features import Features, FeatureSizes, read_features
 
-DECAY = 0.98  # of the moving averages, an iteration
-PRIOR = 4.0  # tokens, or trees, in which the estimate was right before any was seen
-_TINY = 1e-9  # nothing is divided by zero
+DECAY = 0.98  # factor of the moving averages per iteration
+PRIOR = 4.0  # tokens, or trees, with a correct estimate: the weight of the prior
+_TINY = 1e-9  # avoids division by zero
 
 
 class AcceptanceCorrection:
-    """Correction factor of the tokens that the scores of a tree expect."""
+    """Correction factor of a tree's expected accepted tokens."""
 
     def __init__(self) -> None:
         self._estimated = self._accepted = 0.0
         self.factor = 1.0
 
     def observe(self, estimated: float, accepted: float) -> None:
-        """A tree had ``accepted`` tokens accepted where its scores expected ``estimated``, both without the bonus."""
+        """Update the factor by a tree's accepted tokens and its scores' estimate, both without the bonus token."""
         self._estimated = DECAY * self._estimated + estimated
         self._accepted = DECAY * self._accepted + accepted
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
 
     def decay(self) -> None:
-        """Count an iteration without such a tree: the factor returns to 1."""
+        """Count an iteration without such a tree, by which the factor moves towards 1."""
         self.observe(0.0, 0.0)
 
     def corrected(self, tokens: float) -> float:
-        """Return the tokens to expect, bonus included, where the scores say ``tokens``."""
+        """Return ``tokens``, the scores' estimate, corrected. Both include the bonus token."""
         return 1.0 + max(tokens - 1.0, 0.0) * self.factor
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned, as plain data."""
+        """Return the online estimates as plain data."""
         return {"estimated": self._estimated, "accepted": self._accepted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned."""
+        """Restore the estimates that ``state`` returned."""
         self._estimated, self._accepted = state["estimated"], state["accepted"]
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
 
@@ -58,57 +58,57 @@ class AcceptanceCorrection:
 class SurvivalCorrection:
     """Correction factor of the survival of each level of a drafter's trees.
 
-    Plain lists hold the averages: they change in every iteration, and a pass waits for it.
+    The averages are plain lists, because they are updated between passes and numpy calls would take longer.
     """
 
     def __init__(self, max_depth: int) -> None:
         self._estimated, self._accepted = [0.0] * max_depth, [0.0] * max_depth
 
     def observe(self, estimated: Sequence[float], accepted: int) -> None:
-        """A tree whose levels were estimated to survive with ``estimated`` [<= D] had ``accepted`` tokens accepted."""
+        """Update the averages by a tree's survival ``estimated`` [<= D] and its number of accepted tokens."""
         self.decay()
         for level, share in enumerate(estimated):
             self._estimated[level] += share
             self._accepted[level] += level < accepted
 
     def decay(self) -> None:
-        """Count an iteration without such a tree: the correction fades."""
+        """Count an iteration without such a tree, by which the correction decays."""
         self._estimated = [DECAY * share for share in self._estimated]
         self._accepted = [DECAY * share for share in self._accepted]
 
     def corrected(self, survival: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
-        """Return the survival [D] to expect where ``survival`` [D] is estimated; it never rises with the level."""
+        """Return the corrected ``survival`` [D], clipped to be at most 1 and not to rise with the level."""
         prior = PRIOR * survival
         kept: npt.NDArray[np.float64] = survival * (self._accepted + prior) / (self._estimated + prior + _TINY)
         return np.minimum.accumulate(np.minimum(kept, 1.0))
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned, as plain data."""
+        """Return the online estimates as plain data."""
         return {"estimated": list(self._estimated), "accepted": list(self._accepted)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned."""
+        """Restore the estimates that ``state`` returned."""
         self._estimated, self._accepted = list(state["estimated"]), list(state["accepted"])
 
 
 class DepthPrediction(NamedTuple):
-    """A depth predictor and the sizes of the features that it reads."""
+    """A depth predictor and the sizes of its input features."""
 
     predictor: DepthPredictor
     sizes: FeatureSizes
 
 
 class DraftedTrees:
-    """Shapes of a drafter's trees at each of ``costs``, for the survival that their levels have now.
+    """Chooser of the best shape of a drafter's trees, for each of ``costs`` and the present survival by level.
 
-    Without a predictor the calibration's mean survival stands for a prediction; either is corrected by what trees had
-    accepted. ``added_tokens``: tokens that a drafter adds where model-free drafts expect none; None: a typical tree
-    gives the same whatever they expect.
+    The survival comes from the depth predictor, or without one from the calibration's mean, and is corrected online.
+    ``added_tokens`` is the number of tokens that the drafter adds to model-free drafts that expect none. If it is None,
+    a typical tree has the same expected tokens with any model-free drafts.
 
-    ``budget`` is what drafting may lose against plain steps.
+    ``budget`` limits the loss of drafting against plain steps.
     """
 
-    _TYPICAL_EVERY = 16  # iterations, between two looks at which tree is typically best
+    _TYPICAL_EVERY = 16  # iterations between updates of the typically best trees
 
     def __init__(
         self,
@@ -129,18 +129,21 @@ class DraftedTrees:
 
     @property
     def reads_features(self) -> bool:
-        """Whether the depth is predicted."""
+        """Return whether a depth predictor is used."""
         return self._depth is not None
 
     def begin(self) -> None:
-        """A request begins."""
+        """Begin a request."""
         self.budget.begin()
 
     def typically(self, here: int, model_free: Decision | None) -> Candidate:
-        """The tree that is best at the survival of now, and its tokens where ``model_free`` could be verified alone.
+        """Return the best tree at the present mean survival, with its expected tokens.
 
-        A drafted tree holds those drafts too. So it gives their tokens and what drafting adds: the less, the surer
-        they are.
+        A drafted tree also contains the model-free drafts. If ``model_free`` could be verified alone, the expected
+        tokens are its own plus those that drafting adds, which are fewer the more ``model_free`` expects.
+
+        Args:
+            here: index of the costs in use.
         """
         tree = self._typical[here]
         if model_free is None or self._added_tokens is None:
@@ -149,7 +152,7 @@ class DraftedTrees:
         return Candidate(shape, model_free.tokens + self._added_tokens / model_free.tokens, tree.value)
 
     def best(self, features: Features, here: int) -> tuple[Candidate, npt.NDArray[np.float64] | None]:
-        """The best tree for the survival that ``features`` predict, and that prediction [D], where there is one."""
+        """Return (best tree, predicted survival [D]) for ``features``; the survival is None without a predictor."""
         if self._depth is None:
             return self._typical[here], None
         predicted = self._depth.predictor.survival(read_features(features, self._depth.sizes))
@@ -157,7 +160,7 @@ class DraftedTrees:
         return self._tables[here].best_tree(self._correction.corrected(survival)), survival
 
     def settle(self, decision: Decision, here: int, tokens: int, gained: float) -> None:
-        """An iteration gave ``tokens``, ``gained`` more than plain steps would have in its time."""
+        """Update the estimates by an iteration with ``tokens`` tokens, ``gained`` more than plain steps in its time."""
         if not decision.is_drafting:
             self._correction.decay()
             self.budget.earn()
@@ -177,11 +180,11 @@ class DraftedTrees:
         return [table.best_tree(survival) for table in self._tables]
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned, as plain data."""
+        """Return the online estimates as plain data."""
         return {"survival": self._correction.state(), "budget": self.budget.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned."""
+        """Restore the estimates that ``state`` returned."""
         self._correction.restore(state["survival"])
         self.budget.restore(state["budget"])
         self._typical = self._find_typical()

@@ -1,4 +1,4 @@
-"""What one iteration costs in milliseconds: measured by kind of step, then followed online by latency scales."""
+"""Cost of one iteration in milliseconds: measured by kind of step, then corrected online by latency scales."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]
     """Map each width to the cheapest way to run it: (milliseconds, compiled width that serves it, padded).
 
     Costs are not assumed monotone: a width whose own graph is slower than a wider one is served by the wider one.
-    Ties go to the narrower graph. Raises ValueError on an empty table or a cost that is not positive.
+    Ties go to the narrower graph.
+
+    Raises:
+        ValueError: the table is empty or a cost is not positive.
     """
     faults = _positive_faults("measured", measured)
     if faults:
@@ -33,11 +36,11 @@ class StepCosts:
     """Measured costs of one decode iteration.
 
     ``verify_ms`` is already the lower envelope (see ``lower_envelope``), so it never falls as the width grows.
-    ``head_ms`` is the first draft step, which also reads the bonus token; the other ``depth - 1`` cost ``draft_ms``
-    (empty where no pass drafts).
-    ``plain_ms`` is a whole step without speculation, its own overhead included. ``model_free_overhead_ms`` is that of
-    an iteration with model-free drafts alone, where others draft too. ``reading_ms`` is what the drafter takes for each
-    token that it has not drafted through: the prompt's, and those that model-free drafts covered.
+    ``head_ms`` is the first draft step, which also processes the bonus token; each of the other ``depth - 1`` costs
+    ``draft_ms`` (empty if no draft step is priced).
+    ``plain_ms`` is a whole step without speculation, including its overhead. ``model_free_overhead_ms`` is the overhead
+    of an iteration with model-free drafts only, if a draft model exists too. ``reading_ms`` is the drafter's prefill
+    time per token that it has not drafted: the prompt's, and those accepted from model-free drafts.
     """
 
     head_ms: float
@@ -68,12 +71,12 @@ class StepCosts:
 
     @cached_property
     def draft_widths(self) -> tuple[int, ...]:
-        """All draft widths that have a cost, ascending."""
+        """Return all draft widths that have a cost, ascending."""
         return tuple(sorted(self.draft_ms))
 
     @cached_property
     def verify_widths(self) -> tuple[int, ...]:
-        """All verify widths that have a cost, ascending."""
+        """Return all verify widths that have a cost, ascending."""
         return tuple(sorted(self.verify_ms))
 
     def drafting_ms(self, width: int, depth: int) -> float:
@@ -97,15 +100,16 @@ class StepCosts:
 
 
 class LatencyScales:
-    """How slow the machine is now, as factors on measured costs: one common to all iterations, one of each kind.
+    """Factors of the present latency over the measured costs: one for all iterations, and one for each kind.
 
-    Both are moving averages. An iteration of one kind moves the common factor most, so a kind that is not tried follows
-    the machine too; what is its own fades. A step that takes several times its prediction is a pause of the machine.
+    Both are moving averages. An iteration mostly moves the common factor, so kinds that are not tried follow the
+    machine too, and their own factors decay towards 1. A step that takes several times its prediction counts as a pause
+    of the machine.
     """
 
-    COMMON_RATE, OWN_RATE = 0.1, 0.05  # of a deviation from the prediction
-    PAUSE = 3.0  # times the prediction, or less than one over it: counts as no more than that
-    FARTHEST = 10.0  # that the first step may set the common factor from 1
+    COMMON_RATE, OWN_RATE = 0.1, 0.05  # share of a deviation from the prediction
+    PAUSE = 3.0  # ratios to the prediction are clipped to 1/PAUSE .. PAUSE
+    FARTHEST = 10.0  # the first step sets the common factor within 1/FARTHEST .. FARTHEST
 
     def __init__(self) -> None:
         self._common = 1.0
@@ -117,10 +121,10 @@ class LatencyScales:
         return self._common * self._own[kind]
 
     def observe(self, kind: Kind, predicted_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
-        """An iteration, predicted with the factors of now, took ``milliseconds``.
+        """Update the factors by an iteration's time and its prediction with the present factors.
 
-        ``is_cold``: it came right after a prefill, whose buffers fill the caches, so no later one is slower. The first
-        plain step that is not cold sets the common factor: the machine may be busy, or not the one that was measured.
+        ``is_cold``: the iteration follows a prefill, whose buffers fill the CPU caches, so it can only lower the
+        factors. The first plain step that is not cold sets the common factor: the machine may be busy, or another.
         """
         ratio = milliseconds / predicted_ms
         if not self._is_known and kind == "plain" and not is_cold:
@@ -134,11 +138,11 @@ class LatencyScales:
             self._own[each] = own * (1.0 + rate)
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned, as plain data."""
+        """Return the latency scales as plain data."""
         return {"common": self._common, "own": dict(self._own), "is_known": self._is_known}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned."""
+        """Restore the latency scales that ``state`` returned."""
         self._common, self._own, self._is_known = state["common"], dict(state["own"]), state["is_known"]
 
 

@@ -1,4 +1,4 @@
-"""Policies that decide the same in every iteration: for comparisons, and where nothing was calibrated."""
+"""Policies with the same decision in every iteration, for comparisons and uncalibrated models."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 
 class FixedPolicy:
-    """One shape for every iteration; a width of 1 drafts a chain."""
+    """Policy with one shape for every iteration. A width of 1 drafts a chain."""
 
     wants_model_free = False
 
@@ -16,7 +16,7 @@ class FixedPolicy:
         self._decision = Decision(shape, is_drafting=shape.depth > 0)
 
     def begin(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: the policy has no state."""
 
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
@@ -30,11 +30,11 @@ class FixedPolicy:
         return decision._replace(shape=decision.shape._replace(verify_width=self._decision.shape.verify_width))
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """Nothing is learned."""
+        """Do nothing: the policy has no estimates."""
 
 
 class ModelFreePolicy(FixedPolicy):
-    """As many nodes of every model-free tree; plain steps where there is none."""
+    """Policy that verifies ``verify_width`` nodes of every model-free tree, and uses plain steps if it is empty."""
 
     wants_model_free = True
 

@@ -1,4 +1,4 @@
-"""Equation 3 of the paper, the one objective of every decision, its argmax over tree shapes, and its bound on growth.
+"""The objective of every decision (equation 3 of the paper), its argmax over tree shapes, and its early-stopping bound.
 
     speedup = AAL * T_verify(1) / (T_draft + T_verify(W_v) + T_overhead)
 
@@ -18,13 +18,13 @@ import numpy.typing as npt
 from yggdrasil.policy.costs import Kind, StepCosts
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
-# A tree of low scores is accepted more often than they say, by up to this factor.
+# Trees with low scores are accepted up to this factor more often than estimated.
 UNDERESTIMATE = 2.0
 Objective: TypeAlias = Literal["latency", "aal"]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Number = TypeVar("Number", float, npt.NDArray[np.float64])
-# Per verify width above 1, ascending: the width, the objective value of its pass with nothing accepted, and what each
-# expected accepted token adds. Empty: trees are grown in full. C++ reads the same float64 numbers.
+# Three float64 values per verify width above 1, ascending: width, objective value of a pass with no accepted token,
+# value per expected accepted token. Empty: trees are grown in full. C++ reads the same memory.
 StoppingBound: TypeAlias = "array[float]"
 UNBOUNDED: StoppingBound = array("d")
 
@@ -38,15 +38,15 @@ def objective_value(tokens: Number, milliseconds: Number, objective: Objective =
 
 
 def speedup(tokens: float, shape: TreeShape, costs: StepCosts) -> float:
-    """Return equation 3 itself: how many times as fast as passes of one row; ``tokens`` counts the bonus token."""
+    """Return equation 3 itself, the speedup over passes of one row. ``tokens`` counts the bonus token."""
     return objective_value(tokens, costs.iteration_ms(*shape)) * costs.verify_ms[1]
 
 
 def expected_tokens_by_width(sorted_acceptance: FloatArray, verify_widths: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return 1 + the acceptance of the best ``W_v - 1`` nodes for each verify width.
 
-    ``sorted_acceptance`` holds path products (probabilities, not logs) of the drafted nodes, best first, along the
-    last axis; leading axes are kept. Widths beyond the tree add nothing.
+    ``sorted_acceptance`` [..., N] are path probabilities (not logs) of the drafted nodes, best first. The result is
+    [..., V]. Widths beyond the tree add nothing.
     """
     num_nodes = sorted_acceptance.shape[-1]
     totals = np.empty((*sorted_acceptance.shape[:-1], num_nodes + 1))
@@ -92,22 +92,22 @@ class Decision(NamedTuple):
     """A tree shape with the expected tokens and milliseconds of its iteration; 0 ms where no costs are known."""
 
     shape: TreeShape
-    tokens: float = 1.0  # bonus included
+    tokens: float = 1.0  # expected, bonus token included
     milliseconds: float = 0.0
-    is_drafting: bool = False  # the drafter was asked: features were read, maybe its head ran, whatever the shape
-    survival: npt.NDArray[np.float64] | None = None  # [D], as a depth predictor gave it
-    estimated: float = 1.0  # tokens by the scores of a model-free tree, before correction
+    is_drafting: bool = False  # features were read or the head draft ran, even if the shape is a plain step
+    survival: npt.NDArray[np.float64] | None = None  # [D], of the depth predictor, uncorrected
+    estimated: float = 1.0  # tokens estimated by a model-free tree's scores, uncorrected
 
     @property
     def kind(self) -> Kind:
-        """The kind of iteration, by which budgets and latency scales are kept."""
+        """Return the kind of iteration, for regret budgets and latency scales."""
         if self.is_drafting:
             return "drafted"
         return "model_free" if self.shape.depth else "plain"
 
 
 class ModelFree(NamedTuple):
-    """A tree of model-free drafts: the tokens that its scores expect at each verify width, and its levels."""
+    """A tree of model-free drafts: expected tokens at each verify width, bonus included, and number of levels."""
 
     expected: Sequence[float]
     depth: int
@@ -116,7 +116,7 @@ class ModelFree(NamedTuple):
 def stopping_bound(widths: Sequence[int], values: Sequence[float], correction: float = 1.0) -> StoppingBound:
     """Return the bound of ``widths`` above 1, given the objective value of a token at each (``value_per_token``).
 
-    ``correction``: accepted tokens per token that the scores expect.
+    ``correction`` is the ratio of accepted tokens to those expected by the scores.
     """
     return array(
         "d", [each for width, value in zip(widths, values, strict=True) for each in (width, value, value * correction)]
@@ -124,14 +124,14 @@ def stopping_bound(widths: Sequence[int], values: Sequence[float], correction: f
 
 
 def update_correction(bound: StoppingBound, correction: float) -> StoppingBound:
-    """Change the correction of ``bound`` in place, since C++ holds its address; returns it."""
+    """Set the correction of ``bound`` in place, because C++ keeps its address, and return it."""
     for index in range(1, len(bound), 3):
         bound[index + 1] = bound[index] * correction
     return bound
 
 
 class Candidate(NamedTuple):
-    """A shape, the tokens expected of it (bonus included), and its objective value."""
+    """A tree shape with its expected tokens (bonus included) and objective value."""
 
     shape: TreeShape
     tokens: float
@@ -151,7 +151,7 @@ class ShapeTable:
     Ties go to the plain step, then to the smaller (width, depth, verify width) in that order.
 
     Raises:
-        ValueError: tables and costs do not fit each other; every fault is named.
+        ValueError: ``ratios`` and ``costs`` are incompatible; the message lists every fault.
     """
 
     def __init__(self, costs: StepCosts, ratios: Mapping[int, FloatArray], objective: Objective = "latency") -> None:
@@ -182,7 +182,7 @@ class ShapeTable:
         return self.shapes[int((self.expected_tokens(survival) * self._value).argmax())]
 
     def best_tree(self, survival: FloatArray) -> Candidate:
-        """Return the best shape for ``survival`` [D] that drafts at all."""
+        """Return the best shape for ``survival`` [D] other than a plain step."""
         expected = self.expected_tokens(survival)
         values = expected * self._value
         best = 1 + int(values[1:].argmax())  # the plain step comes first

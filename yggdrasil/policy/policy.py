@@ -1,7 +1,7 @@
-"""The run-time policy: one choice among plain steps, model-free drafts and drafted trees, and its online estimates.
+"""The run-time policy: chooses among plain steps, model-free drafts and drafted trees, with online estimates.
 
-``choose`` is equation 3's argmax before anything is drafted, ``prune`` over the verify widths of a drafted tree. Costs,
-acceptance and regret budgets are followed by ``settle``.
+``choose`` maximises equation 3 before drafting, ``prune`` over the verify widths of a drafted tree. ``settle`` updates
+latency scales, acceptance corrections and regret budgets.
 
 Dims: D depth levels, V verify widths.
 """
@@ -31,36 +31,36 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 
 class Policy(Protocol):
-    """Decides the tree shapes of one request at a time."""
+    """Protocol of policies, which choose the tree shapes of one request at a time."""
 
-    wants_model_free: bool  # whether model-free drafts are made at all
+    wants_model_free: bool  # whether the engine grows model-free trees
 
     def begin(self) -> None:
-        """A request begins."""
+        """Begin a request."""
 
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return the next iteration's shape behind ``context`` tokens; None: call again with ``features``.
+        """Return the next iteration's shape after ``context`` tokens; None: call again with ``features``.
 
-        A shape of depth 0 is a plain step; one of width 0 verifies ``model_free`` alone.
+        A shape of depth 0 is a plain step. A shape of width 0 verifies only ``model_free``.
         """
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
         """Return the early-stopping bound of model-free drafts, alone or below a tree drafted as ``shape``."""
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        """Return ``decision`` with the width to verify its tree at.
+        """Return ``decision`` with the best verify width of its drafted tree.
 
-        ``expected``: tokens by the tree's scores at each verify width, bonus included.
+        ``expected`` [V] are the tokens expected by the tree's scores at each verify width, bonus included.
         """
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """An iteration by ``decision`` made ``tokens`` certain in ``milliseconds``."""
+        """Update the estimates by an iteration that committed ``tokens`` tokens in ``milliseconds``."""
 
 
 class _Passes(NamedTuple):
-    """Objective value of a token at each verify width once the rest of an iteration is known, and its bound."""
+    """Objective value per token at each verify width, given the time of the rest of an iteration, and its bound."""
 
     values: list[float]  # [V]
     bound: StoppingBound
@@ -72,11 +72,12 @@ class _Passes(NamedTuple):
 
 
 class ObjectivePolicy:
-    """Chooses the iteration with the highest objective value, within a regret budget for each kind of speculation.
+    """Policy of the highest objective value, within a regret budget for each kind of speculation.
 
-    ``costs`` maps context lengths to the step costs measured there; the nearest one serves, at the latency scales of
-    now. ``ratios``, ``mean_survival``, ``depth`` and ``added_tokens`` describe the drafter's trees (``DraftedTrees``);
-    without ratios only model-free drafts are verified. ``is_head_first``: a refused tree has cost a head draft already.
+    ``costs`` maps context lengths to the step costs measured there. The nearest one is used, multiplied by the present
+    latency scales. ``ratios``, ``mean_survival``, ``depth`` and ``added_tokens`` describe the drafter's trees
+    (``DraftedTrees``); without ratios only model-free drafts are verified. ``is_head_first``: the head draft runs
+    before the depth is chosen, so a plain step that is chosen then has cost a head draft.
     """
 
     def __init__(
@@ -101,12 +102,12 @@ class ObjectivePolicy:
             DraftedTrees(self._costs, ratios, mean_survival, depth, objective, added_tokens) if ratios else None
         )
         self._model_free = [_Passes.of(each, each.model_free_iteration_overhead_ms, objective) for each in self._costs]
-        self._pruning: dict[tuple[int, int, int], _Passes] = {}  # by context's index, draft width and depth
+        self._pruning: dict[tuple[int, int, int], _Passes] = {}  # by (index of costs, draft width, depth)
         self._scales, self._probe = LatencyScales(), PlainProbe()
         self._correction, self._budget = AcceptanceCorrection(), RegretBudget()  # of model-free drafts
-        self._here = 0  # index of the costs that served last
+        self._here = 0  # index of the costs in use
         self._steps = 0  # iterations of this request
-        self._drafter_lags = False  # the drafter has tokens to read before its next tree
+        self._drafter_lags = False  # the drafter must prefill tokens before its next tree
 
     # ==== decisions ====
 
@@ -127,7 +128,7 @@ class ObjectivePolicy:
         room = typical.tokens if model_free is None else min(typical.tokens, model_free.depth + 1.0)
         drafted = self._priced(typical.shape, room)
         is_better = self._value(drafted) > self._value(best)
-        # A predictor may expect more here than of a typical tree.
+        # With features a predictor may expect more tokens than of a typical tree.
         if is_better or (self._drafted.reads_features and best is plain):
             return None if self._drafted.reads_features else drafted
         return best
@@ -145,13 +146,13 @@ class ObjectivePolicy:
         return self._pruned(here, shape).bound
 
     def best_model_free(self, tree: ModelFree) -> Decision | None:
-        """Return the verify width above 1 that is best for ``tree``; None: it is empty, or not to be tried."""
+        """Return the decision with the best verify width above 1; None if ``tree`` is empty or the budget is closed."""
         if tree.expected[-1] <= 1.0 or not self._budget.is_open:
             return None
         widths, values = self._costs[self._here].verify_widths, self._model_free[self._here].values
         factor, most = self._correction.factor, tree.depth + 1.0
         best, likely, value = 1, 1.0, 0.0
-        for index in range(1, len(widths)):  # no calls: a pass waits for this
+        for index in range(1, len(widths)):  # without function calls, because the next pass waits for this
             tokens = 1.0 + (tree.expected[index] - 1.0) * factor
             if tokens > most:
                 tokens = most
@@ -162,7 +163,7 @@ class ObjectivePolicy:
         return Decision(shape, likely, milliseconds, estimated=tree.expected[best])
 
     def _with_features(self, features: Features, plain: Decision) -> Decision:
-        """The tree that a depth predictor wants here, or a plain step after all."""
+        """Return the best drafted tree for ``features``, or a plain step if that is better."""
         assert self._drafted is not None, "there is nothing to draft"
         tree, survival = self._drafted.best(features, self._here)
         drafted = self._priced(tree.shape, tree.tokens)._replace(survival=survival)
@@ -172,7 +173,7 @@ class ObjectivePolicy:
         return plain._replace(milliseconds=plain.milliseconds + head_ms, is_drafting=True)
 
     def _pruned(self, here: int, shape: TreeShape) -> _Passes:
-        """Values and bound that decide how many nodes of a tree drafted as ``shape`` are verified."""
+        """Return values and bound to prune a tree drafted as ``shape``."""
         key = here, shape.width, shape.depth
         if (found := self._pruning.get(key)) is None:
             costs = self._costs[here]
@@ -181,12 +182,12 @@ class ObjectivePolicy:
         return found
 
     def _verified_at(self, decision: Decision, expected: Sequence[float], index: int) -> Decision:
-        """``decision`` with its tree verified at the width of this index."""
+        """Return ``decision`` with the verify width at ``index``."""
         shape = decision.shape._replace(verify_width=self._costs[self._here].verify_widths[index])
         return self._priced(shape, expected[index])._replace(survival=decision.survival)
 
     def _priced(self, shape: TreeShape, tokens: float) -> Decision:
-        """A drafted tree of ``tokens`` at the latency scale of now."""
+        """Return a drafted tree's decision, with its milliseconds at the present latency scale."""
         milliseconds = self._costs[self._here].iteration_ms(*shape) * self._scales.of("drafted")
         return Decision(shape, tokens, milliseconds, is_drafting=True)
 
@@ -216,7 +217,7 @@ class ObjectivePolicy:
             self._budget.earn()
         if self._drafted is not None:
             self._drafted.settle(decision, self._here, tokens, gained)
-        # The first tree reads the prompt, one after model-free drafts what they covered: no price of every tree.
+        # Trees before which the drafter prefills tokens are not representative, and are left out.
         if kind != "drafted" or (shape.depth and not self._drafter_lags):
             predicted_ms = plain_ms if kind == "plain" else decision.milliseconds
             self._scales.observe(kind, predicted_ms, milliseconds, is_cold=self._steps == 0)
@@ -225,7 +226,7 @@ class ObjectivePolicy:
         self._steps += 1
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned online, as plain data."""
+        """Return the online estimates as plain data."""
         return {
             "scales": self._scales.state(),
             "model_free": self._correction.state(),
@@ -234,7 +235,7 @@ class ObjectivePolicy:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` of a policy over the same shapes returned."""
+        """Restore the estimates that ``state`` of a policy over the same shapes returned."""
         self._scales.restore(state["scales"])
         self._correction.restore(state["model_free"])
         self._budget.restore(state["model_free_budget"])

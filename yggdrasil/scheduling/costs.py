@@ -1,6 +1,7 @@
-"""What each stage costs by variant and size, read from measured samples. Milliseconds; pandas, no torch.
+"""Costs of the stages by variant and size, in milliseconds, from measured samples. Uses pandas, no torch.
 
-Means (the outer twentieths left out) add up to an iteration where medians do not; quantiles are kept for the spread.
+Costs are means without the lowest and highest 5 %, because means add up to an iteration and medians do not. Quantiles
+are stored for the spread.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
-LOOP = "loop"  # what an iteration spends between stages
-TIMES = ("iteration", LOOP, *STAGES)  # milliseconds; nothing for a stage that did not run
-COLUMNS = ("context", "cycle", "schedule", "width", "depth", "verify_width", *TIMES)  # one row an iteration
+LOOP = "loop"  # time of an iteration between stages
+TIMES = ("iteration", LOOP, *STAGES)  # milliseconds; NaN for a stage that did not run
+COLUMNS = ("context", "cycle", "schedule", "width", "depth", "verify_width", *TIMES)  # one row per iteration
 _MEASURE = "run `yggdrasil search` with --prompts and --measure-again to measure it"
 _QUANTILES = np.linspace(0.0, 1.0, 21)
 
@@ -31,7 +32,7 @@ def _any_shape(_: TreeShape) -> tuple[int, ...]:
     return ()
 
 
-# Which of a shape's sizes a cost follows; everything else costs the same for every shape.
+# The sizes of a shape on which a cost depends. Other costs are the same for every shape.
 _SIZES: dict[str, Callable[[TreeShape], tuple[int, ...]]] = {
     "draft_steps": lambda shape: (shape.width, shape.depth),
     "verify": lambda shape: (shape.verify_width,),
@@ -41,23 +42,23 @@ _SIZES: dict[str, Callable[[TreeShape], tuple[int, ...]]] = {
     "tail_draft=ahead": lambda shape: (shape.width,),
 }
 _NO_COST = ("tail_draft=superset",)
-_DERIVED = {"tail_draft=conditional": "tail_draft=ahead"}  # of which it is a share
+_DERIVED = {"tail_draft=conditional": "tail_draft=ahead"}  # a share of another cost
 
 
 class Spread(NamedTuple):
-    """One measured cost."""
+    """A measured cost: trimmed mean and quantiles."""
 
     mean_ms: float
-    quantiles_ms: Array  # [21], from the least to the greatest sample
+    quantiles_ms: Array  # [21], from the minimum to the maximum
 
 
 def schedule_code(schedule: Schedule) -> str:
-    """How samples name the schedule they were taken under."""
+    """Return the name of a schedule's variants in the samples' ``schedule`` column."""
     return " ".join(f"{name}={variant}" for name, variant in sorted(schedule.variants.items()))
 
 
 def cost_key(schedule: Schedule, stage: str) -> str:
-    """The table in which a stage's cost stands; a few stages do other work where another stage's variant differs."""
+    """Return the key of a stage's cost table. The work of some stages depends on other stages' variants."""
     variants = schedule.variants
     if stage == "head_draft" and variants[stage] == "after":
         return "head_draft of the path" if variants["tail_draft"] == "superset" else "head_draft of the bonus"
@@ -65,21 +66,23 @@ def cost_key(schedule: Schedule, stage: str) -> str:
         return "commit and plant"
     if stage == "commit" and variants["tail_draft"] != "superset":
         return "commit and keep"
-    is_same_work = stage in ("depth_prediction", "bookkeeping")  # whenever it is done
+    is_same_work = stage in ("depth_prediction", "bookkeeping")  # in every variant
     return stage if is_same_work or stage not in variants else f"{stage}={variants[stage]}"
 
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Tables of costs: key -> sizes -> spread. ``executor`` overheads between stages are the key "loop"."""
+    """Cost tables: key -> sizes -> spread. The executor's overhead between stages has the key "loop"."""
 
     tables: Mapping[str, Mapping[tuple[int, ...], Spread]]
     plain_ms: float
-    source: str = "the profile"  # what a sentence about a missing cost names
+    source: str = "the profile"  # the samples' source, for error messages
 
     @classmethod
     def from_samples(cls, frame: pd.DataFrame, source: str = "the profile") -> StageCosts:
-        """Read samples with ``COLUMNS`` at one context; rows of depth 0 are plain steps. ``source`` is their file.
+        """Build the tables from samples with ``COLUMNS``, at one context length.
+
+        Rows of depth 0 are plain steps. ``source`` is the name of the samples' file.
 
         Raises:
             YggdrasilError: there are no samples of iterations, or none of plain steps.
@@ -95,7 +98,7 @@ class StageCosts:
             for stage in (*schedule.predecessors, LOOP):
                 key = LOOP if stage == LOOP else cost_key(schedule, stage)
                 if key == "head_draft=ahead" and schedule.variants["tail_draft"] != "ahead":
-                    continue  # the leaves' share is in it; the sum of its parts stands for it
+                    continue  # includes the tail draft; ``_stage`` adds both instead
                 ran = samples[stage].dropna()
                 if not ran.empty:
                     size = _SIZES.get(key, _any_shape)(shape)
@@ -107,26 +110,29 @@ class StageCosts:
         return cls(tables, _spread(plain.to_numpy()).mean_ms, source)
 
     def knows(self, schedule: Schedule) -> bool:
-        """Whether all that its stages cost was measured: what runs ahead of time never is with a head."""
+        """Return whether all costs of its stages were measured. With a draft head, no ahead-of-time variant is."""
         keys = {cost_key(schedule, stage) for stage in schedule.predecessors} - {*_NO_COST}
         return {_DERIVED.get(key, key) for key in keys} <= self.tables.keys()
 
     def durations(
         self, schedule: Schedule, shapes: Sequence[TreeShape], leaf_shares: Array, quantile: Array | None = None
     ) -> dict[str, Array]:
-        """Duration of every stage for every shape, [N]; ``LOOP`` has its own entry.
+        """Return the milliseconds [N] of every stage, and of ``LOOP``, for every shape.
 
-        ``leaf_shares`` [N] is how often the accepted path ends in a node of the last level: how often a conditional
-        tail draft runs. With ``quantile`` [S], one shape and one of each stage's quantiles a draw.
+        Args:
+            leaf_shares: [N] probability that the accepted path ends on the last level, so that a conditional tail
+                draft runs.
+            quantile: [S] in 0 .. 1; if given, there must be one shape, and the result has S draws, each with one
+                quantile per stage.
 
         Raises:
-            YggdrasilError: a cost was never measured.
+            YggdrasilError: a cost was not measured.
         """
         draws = None if quantile is None else np.asarray(quantile)
         stages = [stage.name for stage in schedule.stages]
         durations = {}
         for i, stage in enumerate([*stages, LOOP]):
-            at = None if draws is None else np.roll(draws, 7 * i)  # stages vary independently
+            at = None if draws is None else np.roll(draws, 7 * i)  # decorrelates the stages
             durations[stage] = self._stage(schedule, stage, shapes, leaf_shares, at)
         return durations
 
@@ -166,17 +172,21 @@ class StageCosts:
 
 
 def _along_depth(table: Mapping[tuple[int, ...], Spread], shape: TreeShape) -> Spread:
-    """The line through the shallowest and the deepest measured draft of this width; KeyError where there is none."""
+    """Interpolate linearly between the shallowest and the deepest measured draft of the shape's width.
+
+    Raises:
+        KeyError: no draft of this width was measured.
+    """
     depths = [depth for width, depth in table if width == shape.width]
     if not depths:
         raise KeyError((shape.width, shape.depth))
     low, high = min(depths), max(depths)
     first, last = table[shape.width, low], table[shape.width, high]
     share = (shape.depth - low) / (high - low) if high > low else 0.0
-    if high == low:  # one depth measured: every level costs the same
+    if high == low:  # only one depth measured: cost proportional to the levels
         scale = max(shape.depth - 1, 0.2) / max(low - 1, 0.2)
         return Spread(first.mean_ms * scale, first.quantiles_ms * scale)
-    floor = 0.2 * first.mean_ms / low  # a line may cross zero, a cost may not
+    floor = 0.2 * first.mean_ms / low  # extrapolated costs must stay positive
     mean = max(first.mean_ms + share * (last.mean_ms - first.mean_ms), floor)
     near = first if abs(shape.depth - low) < abs(shape.depth - high) else last
     return Spread(mean, near.quantiles_ms * (mean / near.mean_ms))

@@ -1,7 +1,7 @@
-"""Executors run the stages of a schedule: one after the other, by the host's clock or a GPU's, or on threads.
+"""Executors, which run the stages of a schedule: in order, timed by the host or by a GPU, or on threads.
 
-All three honour the same dependencies, those that follow from inputs and outputs, so a schedule gives the same tokens
-under each.
+All three respect the dependencies that follow from inputs and outputs, so a schedule generates the same tokens under
+each.
 """
 
 from collections import Counter
@@ -14,20 +14,20 @@ from typing import Any, Protocol, TypeVar
 from yggdrasil.scheduling.stages import STAGES, Schedule
 
 State = TypeVar("State")
-Actions = Mapping[str, Callable[[State], None]]  # by stage name; a stage that is not there has nothing to do
+Actions = Mapping[str, Callable[[State], None]]  # by stage name; stages without an entry do nothing
 
 
 class Executor(Protocol):
-    """Runs one iteration."""
+    """Protocol of executors, which run one iteration."""
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Call every stage's action on ``state`` once and return when all are done; ``times`` grows by nanoseconds."""
+        """Call every stage's action on ``state`` once and wait for all. Add their nanoseconds to ``times``."""
 
 
 class InOrderExecutor:
-    """Runs stages on one thread in the schedule's order: fastest on a CPU, whose cores verification already fills.
+    """Executor on one thread, in the schedule's order. Fastest on a CPU, where verification uses all cores.
 
-    Times are the host's: on a GPU those of launches, and of what waits for the device.
+    Times are the host's: on a GPU they are those of launches and of waiting for the device.
     """
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
@@ -42,11 +42,11 @@ class InOrderExecutor:
 
 
 class ThreadedExecutor:
-    """Every stage on a thread of its own, waiting for declared dependencies alone.
+    """Executor with one thread per stage, which waits only for declared dependencies. Used to test schedules.
 
-    It is there to prove schedules: ``delay`` gives the seconds that a stage sleeps before it runs, and with random
-    ones a dependency that is not declared shows as a wrong token, or as a worse draft. To see that it does, pairs
-    (stage, its predecessor) may be ``forgotten``: there the stage does not wait, and its predecessor waits for it.
+    ``delay`` returns the seconds that a stage sleeps before it runs. With random delays an undeclared dependency leads
+    to a wrong token or a worse draft. To test that, pairs (stage, predecessor) may be ``forgotten``: the stage then
+    does not wait for its predecessor, and the predecessor waits for the stage.
     """
 
     def __init__(self, delay: Callable[[str], float], forgotten: Collection[tuple[str, str]] = ()) -> None:
@@ -69,15 +69,15 @@ class ThreadedExecutor:
                 actions.get(name, _nothing)(state)
             return perf_counter_ns() - start
 
-        for name in TopologicalSorter(waits).static_order():  # each waits for those submitted before it
+        for name in TopologicalSorter(waits).static_order():  # each waits only for stages submitted before it
             running[name] = self._pool.submit(one, name)
-        wait(running.values())  # a stage that failed leaves none behind that still works on ``state``
+        wait(running.values())  # also if a stage failed: no other may still be using ``state``
         for name, future in running.items():
             times[name] += future.result()
 
 
 def _waits(schedule: Schedule, forgotten: Collection[tuple[str, str]]) -> dict[str, set[str]]:
-    """For each stage what it waits for. What is forgotten waits itself, unless others imply that it is first."""
+    """Return the stages for which each stage waits. Forgotten pairs are reversed unless that makes a cycle."""
     waits = {
         stage: {each for each in before if (stage, each) not in forgotten}
         for stage, before in schedule.predecessors.items()
@@ -94,9 +94,9 @@ def _waits(schedule: Schedule, forgotten: Collection[tuple[str, str]]) -> dict[s
 
 
 class EventExecutor:
-    """In order, with stage times by a GPU's clock: what each adds to the device's timeline, work and waiting for work.
+    """Executor in order, with stage times on the GPU's timeline, which include waiting for work.
 
-    The host waits once, at the end of an iteration. ``make_event`` gives events that note the time.
+    The host waits once, at the end of an iteration. ``make_event`` creates a timing event, such as torch.cuda.Event.
     """
 
     def __init__(self, make_event: Callable[[], Any]) -> None:

@@ -1,7 +1,7 @@
-"""A plan: everything the runtime needs to decode with one pair on one machine, readable by a person.
+"""A plan: a YAML file with all settings to decode with one target and its drafters on one machine.
 
-Imports no torch. What does not fit in text (predictor weights, acceptance tables) lies in the predictor folder that the
-plan names.
+Imports no torch. Binary data (predictor weights, acceptance tables) is stored in the predictor folder that the plan
+refers to.
 """
 
 from dataclasses import dataclass, field
@@ -17,28 +17,28 @@ from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import Objective
 from yggdrasil.scheduling.stages import check_order, is_head_first
 
-KIND, SCHEMA_VERSION = "plan", 6  # 6: model_free_overhead_ms, and scorer.safetensors beside it
-PACKAGE_PREFIX = "yggdrasil:"  # sources inside the installed package, whatever its place
-CACHE_PREFIX = "cache:"  # sources inside the user's cache folder, whatever its place
+KIND, SCHEMA_VERSION = "plan", 6  # 6: model_free_overhead_ms; scorer.safetensors in the predictor folder
+PACKAGE_PREFIX = "yggdrasil:"  # prefix of sources relative to the installed package
+CACHE_PREFIX = "cache:"  # prefix of sources relative to the user's cache folder
 
-_MOST_DEPTH = 1024  # levels; what a tree is sized for, many times what any text gives
+_MOST_DEPTH = 1024  # levels; far more than any text accepts
 
-# "head": the predictor reads the head draft's candidates too, so that draft comes before the depth.
+# "head": the predictor also reads the head draft's candidates, so the head draft runs before the depth is chosen.
 DepthSource = Literal["predictor", "head", "mean"]
 DeviceName = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Every size that is fixed before the first token."""
+    """All sizes that are fixed before decoding."""
 
     max_length: int = 2048  # tokens of a request, prompt included
-    draft_widths: tuple[int, ...] = (1, 2, 4, 8)  # none where no pass drafts
+    draft_widths: tuple[int, ...] = (1, 2, 4, 8)  # empty if there is no draft model or head
     max_depth: int = 8
-    candidates: int = 8  # continuations remembered a drafted node
+    candidates: int = 8  # top-k continuations stored per drafted node
     verify_widths: tuple[int, ...] = (1, 2, 4, 6, 8, 16, 32, 64)
-    prefill_widths: tuple[int, ...] = (16, 32, 64, 128)  # a short turn behind a long chat reads few padded rows
-    spare_nodes: int = 0  # room in the tree beyond what equal growth fills, for other trees and further drafters
+    prefill_widths: tuple[int, ...] = (16, 32, 64, 128)  # narrow ones for short turns of a chat
+    spare_nodes: int = 0  # nodes beyond those of equal growth, for other trees and drafters
 
     def __post_init__(self) -> None:
         for name in ("draft_widths", "verify_widths", "prefill_widths"):
@@ -58,19 +58,19 @@ class Shapes:
 
     @property
     def widest_draft(self) -> int:
-        """Nodes of the widest level, 0 where no pass drafts."""
+        """Return the nodes of the widest level; 0 if there are no draft widths."""
         return max(self.draft_widths, default=0)
 
     @property
     def num_nodes(self) -> int:
-        """Capacity of the tree, root included."""
+        """Return the capacity of the tree in nodes, root included."""
         return max(1 + self.max_depth * self.widest_draft, self.verify_widths[-1]) + self.spare_nodes
 
     @property
     def cache_capacity(self) -> int:
-        """KV cache slots: the longest text, and after it the temporary rows of the widest step.
+        """Return the number of KV cache slots: the longest text, then the temporary rows of the widest step.
 
-        Rows of an early head draft lie behind the tree, which begins at the last but one position of the text at most.
+        Rows of an early head draft are after the tree, whose root is at most at the last but one position of the text.
         """
         guesses = self.num_nodes + self.verify_widths[-1] - 2
         return self.max_length + max(self.num_nodes, guesses, self.prefill_widths[-1], self.max_depth + 1)
@@ -78,7 +78,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A checkpoint and its fingerprint."""
+    """A checkpoint with its fingerprint, CPU threads and weight format."""
 
     source: str
     fingerprint: str
@@ -90,13 +90,13 @@ class ModelRef:
             raise ValueError(f"threads must be 0 to {MOST_THREADS}, got {self.threads}")
 
     def path(self) -> str:
-        """Folder or hub id to load."""
+        """Return the folder or hub id to load."""
         return resolve_source(self.source)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured step costs at one context length, milliseconds."""
+    """Measured step costs in milliseconds, at one context length in tokens."""
 
     context: int
     head_ms: float
@@ -104,8 +104,8 @@ class Costs:
     verify_ms: dict[int, float]
     overhead_ms: float
     plain_ms: float
-    model_free_overhead_ms: float | None = None  # of trees that cost no pass, where a drafter's do
-    reading_ms: float = 0.0  # of a token that the drafter reads and has not drafted through
+    model_free_overhead_ms: float | None = None  # of iterations with model-free drafts only
+    reading_ms: float = 0.0  # drafter's prefill time per token
 
     def steps(self) -> StepCosts:
         return StepCosts(
@@ -122,24 +122,24 @@ class Expectation:
     aal: float
     tpot_ms: float
     speedup: float  # over plain compiled decoding
-    repeats: float | None = None  # share of that text that an earlier place of it foretells, where it was counted
+    repeats: float | None = None  # share of the text predictable from earlier repetitions; None: not measured
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Return a one-line description."""
         repeats = "" if self.repeats is None else f", on text of which {self.repeats:.0%} repeats itself"
         return f"{self.speedup:.2f} x plain decoding, AAL {self.aal:.2f}, {self.tpot_ms:.3g} ms a token{repeats}"
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A requested drafter that the plan leaves out, since in simulation it does not surely pay."""
+    """A requested drafter that the plan omits, because simulation found no reliable gain."""
 
     drafter: ModelRef
     drafting: Expectation
     without: Expectation
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Return a one-line description."""
         return (
             f"{self.drafter.source}, which does not surely pay: {self.drafting.tpot_ms:.3g} ms a token with it, "
             f"{self.without.tpot_ms:.3g} without"
@@ -148,7 +148,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Searched:
-    """One plan of a schedule search; measured figures are absent where it was only predicted."""
+    """A candidate plan of a schedule search. Measured fields are None if it was only predicted."""
 
     name: str
     stages: tuple[str, ...]
@@ -165,10 +165,10 @@ class Searched:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The chosen plan of a schedule search, and its candidates, best prediction first."""
+    """Result of a schedule search: the chosen plan, and all candidates, best prediction first."""
 
     objective: Objective
-    chosen: str  # name of the entry whose stages the plan has
+    chosen: str  # name of the entry whose stages the plan uses
     entries: list[Searched]
     calibrated: list[Costs]  # the plan's costs before the search, under the default schedule
 
@@ -178,15 +178,15 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to decode with one pair on one machine."""
+    """Settings to decode with one target and its drafters on one machine."""
 
     name: str
     machine: Machine
     versions: dict[str, str]
     dtype: Literal["bfloat16", "float32"]
     target: ModelRef
-    drafters: list[ModelRef | ModelFreeOptions]  # at most one model, the first; they guess in one tree
-    tokenizer: str  # fingerprint
+    drafters: list[ModelRef | ModelFreeOptions]  # at most one model or head, which is first; all draft in one tree
+    tokenizer: str  # fingerprint of the tokenizer
     shapes: Shapes
     stages: tuple[str, ...]
     objective: Objective
@@ -194,12 +194,12 @@ class Plan:
     predictor: str  # folder, relative to the plan file
     costs: list[Costs]
     predicted: Expectation
-    rejected: list[Expectation] = field(default_factory=list)  # what else was considered
-    device: DeviceName = "cpu"  # where both models run
-    search: SearchResult | None = None  # where a schedule search chose the stages
+    rejected: list[Expectation] = field(default_factory=list)  # other policies that were simulated
+    device: DeviceName = "cpu"  # device of both models
+    search: SearchResult | None = None  # set if a schedule search chose the stages
     left_out: LeftOut | None = None
-    draft_vocabulary: int | None = None  # of a head: tokens that it drafts among, kept beside; None: all that it can
-    is_provisional: bool = False  # made at a model's first use, not by a calibration
+    draft_vocabulary: int | None = None  # size of a head's restricted vocabulary; None: not restricted
+    is_provisional: bool = False  # created at a model's first use, not by a calibration
 
     def __post_init__(self) -> None:
         check_order(self.stages)
@@ -227,27 +227,27 @@ class Plan:
 
     @property
     def drafter(self) -> ModelRef | None:
-        """The model that drafts."""
+        """Return the draft model or head, if there is one."""
         return next((each for each in self.drafters if isinstance(each, ModelRef)), None)
 
     @property
     def model_free(self) -> tuple[ModelFreeOptions, ...]:
-        """Options of the model-free drafters, beside a model or alone."""
+        """Return the options of the model-free drafters."""
         return tuple(each for each in self.drafters if not isinstance(each, ModelRef))
 
     def save(self, path: Path) -> None:
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
 
     def weights_in(self, dtype: str, model: ModelRef | None = None) -> Weights:
-        """The weights of ``model``, else of the target, for arithmetic in ``dtype``.
+        """Return the weight format of ``model``, by default the target, for arithmetic in ``dtype``.
 
-        Where that is not the plan's own, a file's blocks are dequantised.
+        If ``dtype`` is not the plan's, a GGUF file's blocks are dequantised.
         """
         weights = (model or self.target).weights
         return "full" if weights == "file" and dtype != self.dtype else weights
 
     def describe(self) -> str:
-        """One line for a person: where it was made, in which arithmetic and on which weights."""
+        """Return a one-line description: machine, dtype and weight format."""
         kept = {"full": "", "file": "; weights as the GGUF file has them"}.get(
             self.target.weights, f"; weights rounded to {self.target.weights.upper()}"
         )
@@ -255,12 +255,16 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
-        """Read a plan; ArtifactError where it is missing, damaged, edited or has unknown keys."""
+        """Load a plan.
+
+        Raises:
+            ArtifactError: the file is missing, damaged, inconsistent or has unknown keys.
+        """
         return parse_dataclass(cls, read_yaml(path, KIND, SCHEMA_VERSION), str(path))
 
 
 def resolve_source(source: str) -> str:
-    """The folder or hub id that a plan's source names."""
+    """Resolve a plan's source to a folder or hub id."""
     if source.startswith(PACKAGE_PREFIX):
         return str(Path(__file__).parent.parent / source.removeprefix(PACKAGE_PREFIX))
     if source.startswith(CACHE_PREFIX):
@@ -269,7 +273,7 @@ def resolve_source(source: str) -> str:
 
 
 def portable_source(source: str) -> str:
-    """A source as plans keep it: relative to the package or the cache if inside, else absolute, or a hub id."""
+    """Return a source as stored in plans: relative to package or cache if inside, else an absolute path or hub id."""
     path = Path(source)
     if not path.exists():
         return source
@@ -281,7 +285,7 @@ def portable_source(source: str) -> str:
 
 
 def check_plan(plan: Plan, machine: Machine, *, force_machine: bool) -> None:
-    """Refuse a plan made on another machine."""
+    """Check that a plan was made on ``machine``."""
     if plan.machine.fingerprint != machine.fingerprint and not force_machine:
         raise YggdrasilError(
             f"plan {plan.name} was calibrated on {plan.machine.describe()}, this machine is {machine.describe()}; "

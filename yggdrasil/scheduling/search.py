@@ -1,6 +1,6 @@
-"""Search the grid of schedules, shapes and backends for the least predicted latency per token (paper section 5.2).
+"""Grid search over schedules, shapes and backends for the least predicted latency per token (paper section 5.2).
 
-Pure: the same costs and acceptance give the same ranking. Numpy only, no torch.
+Deterministic: the same costs and acceptance give the same ranking. Uses numpy, no torch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from yggdrasil.scheduling.timeline import ExecutorKind, critical_path, lay_out
 from yggdrasil.tree.shape import TreeShape
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
-_BLOCK = 32  # shapes laid out at once
-_DIGITS = 9  # predictions that agree so far are the same
+_BLOCK = 32  # shapes per call of lay_out
+_DIGITS = 9  # decimals to which equal predictions agree
 
 
 class AcceptedLengths:
-    """Average accepted length of each tree shape in the traces of a calibration, bonus included."""
+    """Average accepted length (AAL) of each tree shape, bonus included, from a calibration's traces."""
 
     def __init__(self, mean_survival: Array, ratios: Mapping[int, Array], verify_widths: Sequence[int]) -> None:
         self._survival = np.asarray(mean_survival, dtype=np.float64)
@@ -35,22 +35,22 @@ class AcceptedLengths:
         self.verify_widths = tuple(verify_widths)
 
     def survival(self, shape: TreeShape) -> Array:
-        """P(accepted length >= d) for d = 1 .. depth."""
-        levels = self._ratios[shape.width][shape.depth - 1]  # of [D budget, D level, V]
+        """Return P(accepted length >= d) for d = 1 .. depth, [depth]."""
+        levels = self._ratios[shape.width][shape.depth - 1]  # [D level, V] of [D depth budget, D level, V]
         reached: Array = (self._survival * levels[:, self._columns[shape.verify_width]])[: shape.depth]
         return np.minimum(reached, 1.0)
 
     def aal(self, shape: TreeShape) -> float:
-        """Average accepted length."""
+        """Return the average accepted length, bonus included."""
         return 1.0 + float(self.survival(shape).sum())
 
     def leaf_share(self, shape: TreeShape) -> float:
-        """How often the accepted path is as deep as the tree: an estimate of how often it ends in its last level."""
+        """Return the probability that the accepted path reaches the last level."""
         return float(self.survival(shape)[-1])
 
 
 class Candidate(NamedTuple):
-    """A schedule and shape with the predicted milliseconds and AAL."""
+    """A schedule, shape and backend, with predicted AAL and milliseconds per iteration."""
 
     backend: str
     stages: tuple[str, ...]
@@ -75,10 +75,10 @@ class Space:
     def of(
         cls, lengths: AcceptedLengths, executor: ExecutorKind, *, reads_head: bool = False, reads_states: bool = False
     ) -> Space:
-        """All variants, and every shape that a calibration knows, verified beyond the root.
+        """Return the space of all variants and all calibrated shapes with a verify width above 1.
 
-        ``reads_head``: the depth predictor takes the drafter's first guesses, so it runs after them and not otherwise.
-        ``reads_states``: the drafter is a head on the target's states.
+        ``reads_head``: the depth predictor reads the head draft's candidates, so only schedules with the head draft
+        first are included. ``reads_states``: the drafter is a draft head on the target's hidden states.
         """
         shapes = tuple(
             TreeShape(width, depth, verify_width)
@@ -92,7 +92,7 @@ class Space:
         return cls(shapes, tuple(fitting), executor)
 
     def schedules(self) -> Iterator[Schedule]:
-        """Every schedule once; orders that give each resource the same sequence are one."""
+        """Yield every schedule once. Orders with the same sequence on each resource count as one."""
         for chosen in self.variants:
             seen = set()
             for schedule in Schedule.of(chosen).orders():
@@ -108,7 +108,7 @@ class Space:
 def predict_ms(
     schedule: Schedule, shapes: Sequence[TreeShape], costs: StageCosts, lengths: AcceptedLengths, executor: ExecutorKind
 ) -> Array:
-    """Predicted duration of one iteration for every shape, [N]."""
+    """Return the predicted milliseconds of one iteration for every shape, [N]."""
     shares = np.array([lengths.leaf_share(shape) for shape in shapes])
     durations = costs.durations(schedule, shapes, shares)
     makespan: Array = lay_out(schedule, durations, executor).makespan_ms + durations[LOOP]
@@ -124,10 +124,10 @@ def search(
     keep: int = 10,
     prune: bool = True,
 ) -> list[Candidate]:
-    """The best ``keep`` plans, best first; plans of one shape with equal predictions are listed once, the simplest.
+    """Return the best ``keep`` candidates, best first. Of equal predictions of one shape only the simplest is listed.
 
-    Shapes are laid out in the order of what no schedule can beat. Once that is worse than the worst plan kept, so is
-    every plan that is left: with ``prune`` they are not laid out, and nothing is lost.
+    Shapes are processed in the order of their lower bounds. Once a bound is worse than the worst kept candidate, so are
+    all remaining ones. With ``prune`` these are skipped, which does not change the result.
     """
     schedules = list(space.schedules())
     best: list[Candidate] = []
@@ -152,7 +152,7 @@ class _Bound(NamedTuple):
 
 
 def _bounds(space: Space, schedules: Sequence[Schedule], costs: StageCosts, lengths: AcceptedLengths) -> list[_Bound]:
-    """For each shape what no schedule beats: the least critical path over all variants."""
+    """Return each shape's lower bound: the shortest critical path over all variants."""
     shares = np.array([lengths.leaf_share(shape) for shape in space.shapes])
     least = np.full(len(space.shapes), np.inf)
     seen = set()
@@ -178,7 +178,7 @@ def _rank(candidate: Candidate, objective: Objective) -> tuple[Any, ...]:
 
 
 def _complexity(stages: tuple[str, ...]) -> int:
-    """How many variants differ from the plainest schedule."""
+    """Return the number of variants that differ from the default schedule."""
     default = Schedule.of({}).variants
     return sum(default[name] != variant for name, variant in Schedule.parse(stages).variants.items())
 
@@ -190,7 +190,7 @@ def _lay_out_block(
     lengths: AcceptedLengths,
     executor: ExecutorKind,
 ) -> list[Candidate]:
-    """The simplest plan of every distinct prediction for every shape."""
+    """Return, for every shape, the simplest candidate of each distinct prediction."""
     name, costs = backend
     shares = np.array([lengths.leaf_share(shape) for shape in shapes])
     aal = [lengths.aal(shape) for shape in shapes]

@@ -1,8 +1,8 @@
-"""The stages of an iteration (paper section 5): what each takes, gives and occupies, and the orders that are legal.
+"""The stages of an iteration (paper section 5): inputs, outputs and resource of each, and their legal orders.
 
-An iteration is a graph. Which stage waits for which follows from inputs and outputs alone, so a ``Schedule`` that
-breaks a dependency cannot be built. Variants of a stage break dependencies by computing a superset ahead of time, or by
-deciding one iteration late; what they hand to the next iteration is there when that one begins. Imports no torch.
+An iteration is a graph. Dependencies follow from the stages' inputs and outputs, and a ``Schedule`` that violates one
+cannot be built. Some variants of a stage remove dependencies: they compute a superset ahead of time, or decide one
+iteration late. Their results for the next iteration exist when it begins. Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,22 +11,22 @@ from functools import cached_property
 from itertools import product
 from typing import Literal, NamedTuple
 
-Resource = Literal["host", "target", "drafter"]  # the host's thread, and one device stream a model
+Resource = Literal["host", "target", "drafter"]  # the host's thread, and one device stream per model
 
 
 class Stage(NamedTuple):
     """One step of an iteration in one of its variants."""
 
     name: str
-    variant: str  # empty where there is only one
+    variant: str  # empty if the stage has only one
     resource: Resource
     inputs: frozenset[str]  # values that must exist before it runs
     outputs: frozenset[str]
-    joins: frozenset[str] = frozenset()  # inputs that it takes only where some stage of the schedule gives them
+    joins: frozenset[str] = frozenset()  # inputs only if a stage of the schedule outputs them
 
     @property
     def label(self) -> str:
-        """How a plan writes it: ``name`` or ``name=variant``."""
+        """Return the stage as written in plans: ``name`` or ``name=variant``."""
         return f"{self.name}={self.variant}" if self.variant else self.name
 
 
@@ -37,9 +37,9 @@ def _stage(name: str, resource: Resource, inputs: str, outputs: str, joins: str 
 
 _ALL = (
     _stage("depth_prediction=now", "host", "hidden", "shape drafts"),
-    _stage("depth_prediction=informed", "host", "hidden root", "shape"),  # by the drafter's first guesses too
+    _stage("depth_prediction=informed", "host", "hidden root", "shape"),  # also reads the head draft's candidates
     _stage("depth_prediction=late", "host", "hidden", "next_shape"),
-    _stage("head_draft=after", "drafter", "certain", "root", joins="drafts"),  # of one size whatever the shape
+    _stage("head_draft=after", "drafter", "certain", "root", joins="drafts"),  # its size does not depend on the shape
     _stage("head_draft=ahead", "drafter", "choices leaves", "guesses"),
     _stage("draft_steps", "drafter", "root shape", "tree"),
     _stage("tail_draft=superset", "drafter", "tree", "leaves"),
@@ -54,11 +54,11 @@ _ALL = (
     _stage("accept=host", "host", "choices", "accepted"),
     _stage("commit", "host", "accepted leaves", "emission next_certain next_hidden", joins="guesses"),
 )
-# Stage -> variant -> stage; the first variant is what a stage is where nothing is said.
+# Stage name -> variant -> stage. The first variant is the default.
 STAGES: dict[str, dict[str, Stage]] = {}
 for _one in _ALL:
     STAGES.setdefault(_one.name, {})[_one.variant] = _one
-# What an iteration begins with: always the text and the state behind it, and what a variant handed over.
+# Values that exist when an iteration begins: always the text and its last hidden state, and values of these variants.
 _ALWAYS = frozenset({"certain", "hidden"})
 _CARRIED = {
     ("depth_prediction", "late"): "shape",
@@ -69,10 +69,10 @@ _CARRIED = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every stage once, in the order in which they are launched.
+    """All stages, each once, in launch order.
 
     Raises:
-        ValueError: naming the fault: an unknown, missing or repeated stage, or one that runs before its inputs exist.
+        ValueError: a stage is unknown, missing, repeated or runs before its inputs exist; the message names it.
     """
 
     stages: tuple[Stage, ...]
@@ -94,38 +94,38 @@ class Schedule:
 
     @classmethod
     def parse(cls, labels: Sequence[str]) -> "Schedule":
-        """Read a schedule from ``labels``; a name without a variant means the stage's first one."""
+        """Parse a schedule from ``labels``. A name without a variant is the stage's default variant."""
         return cls(tuple(_parse(label) for label in labels))
 
     @classmethod
     def of(cls, variants: Mapping[str, str]) -> "Schedule":
-        """The schedule with these variants in which every stage is launched as early as its inputs allow."""
+        """Return the schedule of ``variants`` that launches every stage as early as its inputs allow."""
         wanted = [_variant(name, variants.get(name, "")) for name in STAGES]
         return cls(next(_orders(wanted)))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The stages' names, in order."""
+        """Return the stages' names in launch order."""
         return tuple(stage.name for stage in self.stages)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The stages as a plan writes them."""
+        """Return the stages as written in plans, in launch order."""
         return tuple(stage.label for stage in self.stages)
 
     @cached_property
     def variants(self) -> dict[str, str]:
-        """Variant of each stage that has several."""
+        """Return the variant of each stage that has several."""
         return {stage.name: stage.variant for stage in self.stages if stage.variant}
 
     @property
     def initial(self) -> frozenset[str]:
-        """Values that exist when an iteration begins."""
+        """Return the values that exist when an iteration begins."""
         return _initial(self.stages)
 
     @cached_property
     def predecessors(self) -> dict[str, frozenset[str]]:
-        """For each stage the stages whose outputs it takes."""
+        """Return, for each stage, the stages whose outputs it reads."""
         giver = {output: stage.name for stage in self.stages for output in stage.outputs}
         return {
             stage.name: frozenset(giver[value] for value in stage.inputs | stage.joins if value in giver)
@@ -133,7 +133,7 @@ class Schedule:
         }
 
     def orders(self) -> Iterator["Schedule"]:
-        """Every legal order of the same variants, the earliest-first one first."""
+        """Yield every legal order of the same variants, beginning with that of ``Schedule.of``."""
         for stages in _orders([_variant(name, self.variants.get(name, "")) for name in STAGES]):
             yield Schedule(stages)
 
@@ -161,7 +161,7 @@ def _initial(stages: Sequence[Stage]) -> frozenset[str]:
 
 
 def _orders(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
-    """All topological orders; among stages that may run next the first of ``stages`` goes first."""
+    """Return all topological orders. Among stages that may run next, those first in ``stages`` come first."""
     given = {output for stage in stages for output in stage.outputs}
 
     def extend(order: tuple[Stage, ...], known: frozenset[str]) -> Iterator[tuple[Stage, ...]]:
@@ -175,9 +175,9 @@ def _orders(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
 
 
 def all_variants(*, reads_states: bool = False) -> list[dict[str, str]]:
-    """Every combination of variants, today's defaults first.
+    """Return every combination of variants, the defaults first.
 
-    ``reads_states``: the drafter reads what is certain with the target's states, so never before it is.
+    ``reads_states``: the drafter needs the target's hidden states of committed tokens, so it cannot run ahead of them.
     """
     names = [name for name, variants in STAGES.items() if len(variants) > 1]
     every = [dict(zip(names, choice, strict=True)) for choice in product(*(STAGES[name] for name in names))]
@@ -185,19 +185,23 @@ def all_variants(*, reads_states: bool = False) -> list[dict[str, str]]:
 
 
 def check_order(labels: Sequence[str]) -> None:
-    """Raise ValueError naming the fault unless ``labels`` is a legal schedule."""
+    """Check that ``labels`` is a legal schedule.
+
+    Raises:
+        ValueError: it is not; the message names the fault.
+    """
     Schedule.parse(labels)
 
 
 def is_head_first(labels: Sequence[str]) -> bool:
-    """Whether the depth is chosen after the head draft."""
+    """Return whether the depth is chosen after the head draft."""
     return Schedule.parse(labels).variants["depth_prediction"] == "informed"
 
 
 DEFAULT_ORDER = Schedule.of({}).labels
-# A head draft is risked for a better choice of the depth.
+# Runs a head draft, which may be unused, to choose the depth better.
 HEAD_FIRST_ORDER = Schedule.of({"depth_prediction": "informed"}).labels
-# The plans that the paper compares (figure 9 c): today's serial iteration, and what may run ahead of time.
+# Variants that the paper compares (figure 9 c): the serial iteration, and ahead-of-time (AoT) drafts.
 _SERIAL = {"head_draft": "after", "tail_draft": "conditional", "accept": "host"}
 NAMED_VARIANTS = {
     "naive": _SERIAL,
@@ -205,6 +209,6 @@ NAMED_VARIANTS = {
     "AoT head": {**_SERIAL, "head_draft": "ahead", "tail_draft": "superset"},
     "AoT tail and head": {**_SERIAL, "head_draft": "ahead", "tail_draft": "ahead"},
 }
-# What a head on the target's states can be: the serial iteration, and nothing ahead of time.
+# Variants of a draft head on the target's hidden states: the serial iteration only.
 _WITH_STATES = {"head_draft": "after", "tail_draft": "superset"}
 NAMED_WITH_STATES = {"naive": {**_SERIAL, **_WITH_STATES}}

@@ -1,8 +1,8 @@
-"""What an iteration takes: the timeline of a schedule from the durations of its stages (paper section 5.2).
+"""Predicts the timeline of a schedule's iteration from the durations of its stages (paper section 5.2).
 
-Each resource runs its stages one at a time, in the schedule's order; a stage starts when its resource is free and its
-inputs exist. An in-order executor has one resource for all. Durations are milliseconds, numbers or numpy arrays that
-broadcast: one call lays out a whole grid of shapes, or many draws of measured durations. Imports no torch.
+Each resource runs its stages one at a time, in the schedule's order. A stage starts when its resource is free and its
+inputs exist. An in-order executor has one resource for all stages. Durations are milliseconds, as floats or numpy
+arrays that broadcast, for a whole grid of shapes or many draws of measured durations. Imports no torch.
 """
 
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Events in launch order, and when the last one ends."""
+    """Events in launch order, and the time at which the last one ends."""
 
     events: tuple[Event, ...]
     makespan_ms: Milliseconds
 
 
 def lay_out(schedule: Schedule, durations: Mapping[str, Milliseconds], executor: ExecutorKind) -> Timeline:
-    """Return the timeline of one iteration. ``durations`` has an entry of at least 0 for every stage by name."""
+    """Return the timeline of one iteration. ``durations`` maps every stage name to milliseconds >= 0."""
     ends: dict[str, Milliseconds] = {}
     free: dict[str, Milliseconds] = {}
     events = []
@@ -55,7 +55,7 @@ def lay_out(schedule: Schedule, durations: Mapping[str, Milliseconds], executor:
 
 
 def critical_path(schedule: Schedule, durations: Mapping[str, Milliseconds]) -> Milliseconds:
-    """The longest chain of dependent stages, a lower bound of every executor."""
+    """Return the milliseconds of the longest chain of dependent stages, a lower bound for every executor."""
     ends: dict[str, Milliseconds] = {}
     longest: Milliseconds = 0.0
     for stage in schedule.stages:
