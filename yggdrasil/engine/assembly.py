@@ -1,4 +1,4 @@
-"""Put an engine together from a target, a drafter if there is one, and the shapes it may use."""
+"""Assembles an engine from a target, an optional drafter and the shapes that they may use."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,12 +33,16 @@ from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
 
-Phase = Callable[[str], Callable[[float], None]]  # begins a phase and says where its share that is done goes
-READ_WIDTH = 16  # rows of the prompt that the host-driven drafter reads at a time
+Phase = Callable[[str], Callable[[float], None]]  # (title) -> callback for the fraction done, 0 to 1
+READ_WIDTH = 16  # prompt tokens per pass of the host-driven drafter
 
 
 def open_device(name: DeviceName) -> torch.device:
-    """The device of a plan or an option; YggdrasilError where this process cannot use it."""
+    """Return the device named ``name``.
+
+    Raises:
+        YggdrasilError: the device is cuda, and CUDA is not available.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise YggdrasilError(
             "no CUDA device can be used here; train or calibrate with --device cpu, and decode with such a plan"
@@ -47,22 +51,22 @@ def open_device(name: DeviceName) -> torch.device:
 
 
 def best_device() -> DeviceName:
-    """A GPU where this process can use one, else the processor."""
+    """Return ``"cuda"`` if CUDA is available, else ``"cpu"``."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def default_backend(device: torch.device, *, compiles: bool = True) -> Backend:
-    """The backend that runs steps fastest on ``device``; on a CPU one that compiles nothing unless ``compiles``."""
+    """Return the fastest backend on ``device``. Without ``compiles``, the CPU's backend compiles nothing."""
     if device.type == "cuda":
         return "cudagraph"
     return "native" if compiles else "uncompiled"
 
 
 def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | None:
-    """``wanted`` as ``device`` has it: a GPU runs what TorchInductor compiles as captured graphs.
+    """Return the backend for ``wanted`` on ``device``: on a GPU, inductor becomes cudagraph.
 
     Raises:
-        YggdrasilError: native steps on a GPU.
+        YggdrasilError: ``wanted`` is native and the device is a GPU.
     """
     if device.type != "cuda":
         return wanted
@@ -72,13 +76,13 @@ def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | No
 
 
 def silent(title: str) -> Callable[[float], None]:
-    """A phase whose progress is not shown."""
+    """Begin a phase whose progress is not reported."""
     return lambda fraction: None
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """An engine with the runners it was built from."""
+    """An engine with the model runners from which it was built. ``drafter`` is None without a draft model or head."""
 
     engine: Engine
     target: ModelRunner
@@ -87,7 +91,7 @@ class Assembly:
 
     @property
     def second(self) -> LoadedModel | LoadedHead | Drafter | None:
-        """The drafter as ``assemble`` takes it, without steps."""
+        """Return the drafter as an argument of ``assemble``."""
         drafter = self.engine.drafter
         if isinstance(drafter, HeadDrafter | MedusaDrafter | BlockDrafter):
             return drafter.opened
@@ -95,12 +99,12 @@ class Assembly:
 
     @cached_property
     def logit_target(self) -> LogitTarget:
-        """The target for requests that accept on the host, over the same cache; its steps are made at first use."""
+        """Return the target of requests that accept on the host, over the same cache. Builds its steps on first use."""
         assert isinstance(self.engine.target, TargetModel | CapturedTarget)
-        with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
+        with torch.inference_mode(False):  # inference-mode buffers could not be written outside it
             target = LogitTarget(self.engine.target, self.engine.tree, self.shapes.verify_widths)
         self.target.complete_again()
-        if target.captured is not None:  # between requests: recording runs the work once
+        if target.captured is not None:  # recording runs each capture once, between requests
             self.forget()
             for capture in target.captured.captures():
                 capture.prepare()
@@ -110,15 +114,15 @@ class Assembly:
 
     @property
     def has_draft_model(self) -> bool:
-        """Whether a model drafts that the host can drive node by node."""
+        """Return whether there is a draft model, which ``expansion_drafter`` needs."""
         return isinstance(self.engine.drafter, DraftModel)
 
     @cached_property
     def expansion_drafter(self) -> ExpansionDrafter:
-        """The draft model driven from the host.
+        """Return a drafter that drives the draft model from the host. Its steps are built on first use.
 
         Raises:
-            YggdrasilError: this decoder drafts without a model.
+            YggdrasilError: there is no draft model.
         """
         if self.drafter is None or not self.has_draft_model:
             raise YggdrasilError("drawn candidates and k-ary trees need a draft model; this decoder has none")
@@ -131,7 +135,7 @@ class Assembly:
 
     @property
     def runs_own_code(self) -> bool:
-        """Whether a model's own code computes steps on a CPU, compiled or as it is."""
+        """Return whether a model's transformers code runs its steps, compiled by TorchInductor or eagerly."""
         runners = [runner for runner in (self.target, self.drafter) if runner is not None]
         return any(runner.backend in ("inductor", "eager") and runner.loaded.config for runner in runners)
 
@@ -146,13 +150,13 @@ class Assembly:
                 runner.complete(phase(f"compiling steps of the {name}") if is_compiled else silent(""))
 
     def forget(self) -> None:
-        """The next request reads all of its prompt, with both models."""
+        """Invalidate the caches of both models, so that the next request prefills its whole prompt."""
         self.engine.forget()
         if self.drafter is not None:
             self.drafter.text.forget()
 
     def _capture(self, phase: Phase) -> None:
-        """Compile and record every step and every draft, and keep what was compiled for the next start."""
+        """Compile and record every step and draft, and store the compiled code for later processes."""
         self.forget()
         captures = list(self._captures())
         if not all(capture.is_recorded for capture in captures):
@@ -181,13 +185,16 @@ def assemble(
     other_stages: Sequence[Sequence[str]] = (),
     model_free: DrafterGroup | None = None,
 ) -> Assembly:
-    """Allocate caches and tree, define every step. Nothing is compiled before a step is first used or warmed.
+    """Allocate caches and tree, and define every step. Steps are compiled on first use or by ``Assembly.complete``.
 
-    ``model_free`` drafts beside the drafter. ``stages`` is the schedule to decode by; the engine may later ``use`` any
-    of ``other_stages`` too.
+    Args:
+        knots: [M] float32 calibration table of the drafter; default: its own probabilities.
+        stages: the schedule.
+        other_stages: schedules that the engine may later ``use``.
+        model_free: model-free drafters, used with or without the drafter.
 
     Raises:
-        YggdrasilError: shapes or schedules that these models or this backend cannot have.
+        YggdrasilError: the models or the backend do not support the shapes or schedules.
     """
     vocab_size = target.vocab_size
     if shapes.candidates > vocab_size:
@@ -201,7 +208,7 @@ def assemble(
     drafter_runner = None
     chosen: Drafter | None
     if isinstance(drafter, LoadedModel):
-        # A vocabulary padded in one model only: the drafter guesses what both know.
+        # One model's vocabulary may be padded: draft only tokens that both have.
         known = min(vocab_size, drafter.vocab_size)
         drafter_runner = ModelRunner(drafter, shapes.cache_capacity, known, backend, recorder=recorder)
         chosen = DraftModel(
@@ -230,7 +237,7 @@ def assemble(
 
 
 def _refuse_recurrent(target: LoadedModel, drafter: object, backend: Backend) -> None:
-    """Refuse recurrent layers where no commit of their states is made."""
+    """Raise YggdrasilError if a model has recurrent layers that are not supported: on a GPU, or in a draft model."""
     if backend == "cudagraph" and target.outline.recurrence is not None:
         raise YggdrasilError(f"{target.name} has recurrent layers, which decode on a CPU so far; take --device cpu")
     if isinstance(drafter, LoadedModel) and drafter.outline.recurrence is not None:
@@ -241,7 +248,11 @@ def _refuse_recurrent(target: LoadedModel, drafter: object, backend: Backend) ->
 
 
 def _layers_read(drafter: Drafter, target: LoadedModel) -> tuple[int, ...]:
-    """The target's layers that ``drafter``, which may be somebody's own, wants the states of."""
+    """Return the target layers whose hidden states ``drafter`` reads.
+
+    Raises:
+        YggdrasilError: a user's drafter lists a layer that the target does not have.
+    """
     layers = check_tokens(f"layers of the drafter {drafter.name}", drafter.capabilities.layers)
     wrong = next((layer for layer in layers if not HEAD_INPUT <= layer < target.num_layers), None)
     if wrong is not None:
@@ -271,7 +282,7 @@ def _head_drafter(
 
 
 def _draft_variants(shapes: Shapes, schedules: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """What a draft model must be able to do for all of ``schedules``."""
+    """Return the arguments of ``DraftModel`` that all of ``schedules`` need together."""
     variants = [Schedule.parse(stages).variants for stages in schedules]
     guesses = any(chosen["head_draft"] == "ahead" for chosen in variants)
     keeps_rows = guesses or any(chosen["tail_draft"] != "superset" for chosen in variants)

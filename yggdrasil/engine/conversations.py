@@ -1,4 +1,4 @@
-"""Keeps the KV caches of several conversations in host memory, so that each continues without a new prefill."""
+"""KV cache entries of several conversations in host memory, so that each continues without a new prefill."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,34 +10,34 @@ from yggdrasil.engine.engine import SingleThreadInference
 from yggdrasil.runtime.kept_rows import KeptRows
 from yggdrasil.runtime.kept_text import KeptText
 
-_MIN_ROWS = 16  # rows below which a prefill costs less than a copy
+_MIN_ROWS = 16  # tokens; a prefill of fewer costs less than a copy
 
 
 class Conversations:
-    """Copies of the cache rows of earlier texts, ``most_bytes`` at most; the least recently used one is dropped first.
+    """LRU cache of the KV entries of earlier texts, at most ``most_bytes`` bytes.
 
-    Nothing may be decoding when it is asked. A drafter that keeps states of its own, of no model's cache, has those of
-    the last text alone.
+    Methods may only be called while no request is being decoded. State that a drafter keeps outside of a model's cache
+    is not copied.
     """
 
     def __init__(self, assembly: Assembly, most_bytes: int) -> None:
         self._runners = [each for each in (assembly.target, assembly.drafter) if each is not None]
         self._engine = assembly.engine
         self._most_bytes = most_bytes
-        self._kept: list[list[KeptRows]] = []  # of each text one per runner, the target's first; the newest text last
+        self._kept: list[list[KeptRows]] = []  # per text one entry per runner, target first; oldest text first
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the copies take, in bytes."""
+        """Return the size of the copies in bytes."""
         return sum(map(_size, self._kept))
 
     def __len__(self) -> int:
-        """Texts that are kept, beside the one that the caches hold."""
+        """Return the number of stored texts, without the one in the caches."""
         return len(self._kept)
 
     @torch.inference_mode()
     def turn_to(self, tokens: Sequence[int]) -> None:
-        """Have the caches hold the longest beginning of ``tokens`` that is known; what they lose by it is kept."""
+        """Restore the longest known prefix of ``tokens`` to the caches, and first store their present text."""
         if not self._most_bytes:
             return
         text = self._runners[0].text
@@ -52,7 +52,10 @@ class Conversations:
 
     @torch.inference_mode()
     def keep_ahead(self, is_idle: Callable[[], bool]) -> None:
-        """Copy what the caches hold before another text comes, if there is room beside the others and time."""
+        """Store the present text of the caches ahead of time, if no other text must be dropped for it.
+
+        Copying stops when ``is_idle`` returns False.
+        """
         with SingleThreadInference():
             self._read_states()
         text = self._runners[0].text
@@ -64,26 +67,26 @@ class Conversations:
             self._keep(self._copies(is_idle))
 
     def _read_states(self) -> None:
-        """Have a head read the states that wait for it: a copy holds rows, and no states."""
+        """Run a draft head on its pending hidden states, because these are not copied."""
         drafter = self._engine.drafter
         if isinstance(drafter, TextHeadDrafter) and drafter.num_waiting:
             drafter.head()
 
     def _is_kept(self) -> bool:
-        """Whether all that the caches hold has its copy as the newest."""
+        """Return whether the newest copy has all tokens of the caches."""
         if not self._kept:
             return False
         pairs = zip(self._kept[-1], (runner.text for runner in self._runners), strict=True)
         return all(kept.text.shared(text.whole) >= text.num_kept for kept, text in pairs)
 
     def _copies(self, is_wanted: Callable[[], bool] = lambda: True) -> list[KeptRows]:
-        """Copies of what the caches hold; none where they ceased to be wanted."""
+        """Return copies of the runners' cache rows; an empty list if ``is_wanted`` became False."""
         copies = [KeptRows.of(runner, is_wanted) for runner in self._runners]
         whole = [copy for copy in copies if copy is not None]
         return whole if len(whole) == len(copies) else []
 
     def _keep(self, saved: list[KeptRows]) -> None:
-        """Keep another text as the newest; those that it only prolongs, and those there is no room for, are dropped."""
+        """Store ``saved`` as the newest text. Drop prefixes of it, then the oldest texts above ``most_bytes``."""
         if not saved or _size(saved) > self._most_bytes:
             return
         self._kept = [*self._others(saved[0].text), saved]
@@ -91,7 +94,7 @@ class Conversations:
             del self._kept[0]
 
     def _others(self, text: KeptText) -> list[list[KeptRows]]:
-        """What is kept of texts that ``text`` does not only prolong."""
+        """Return the stored texts that are not prefixes of ``text``."""
         return [kept for kept in self._kept if text.shared(kept[0].text.whole) < kept[0].text.num_rows]
 
     def _restore(self, found: list[KeptRows], tokens: Sequence[int]) -> None:
@@ -99,7 +102,7 @@ class Conversations:
             if kept.text.shared(tokens) > runner.text.shared(tokens):
                 kept.restore(runner)
         self._kept = [kept for kept in self._kept if kept is not found]
-        if found[0].text.num_rows - found[0].text.shared(tokens) >= _MIN_ROWS:  # else the caches go on with all
+        if found[0].text.num_rows - found[0].text.shared(tokens) >= _MIN_ROWS:  # else all its tokens are in the caches
             self._keep(found)
 
 

@@ -1,4 +1,4 @@
-"""The public face: a decoder of one target, by a plan or by an assembly and a policy."""
+"""The public API: a decoder of one target, opened from a plan or from an assembly and a policy."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,9 +42,9 @@ from yggdrasil.scheduling.plan import Plan, Shapes, check_plan, portable_source
 
 
 class Decoder:
-    """Decodes one request at a time with a fixed target, drafter, policy and set of shapes.
+    """Decoder of one request at a time, with a fixed target, drafter, policy and set of shapes.
 
-    Make one with ``from_plan`` (calibrated) or directly from an ``Assembly`` and a policy (anything else).
+    Create one with ``from_plan`` (calibrated) or directly from an ``Assembly`` and a policy (anything else).
     """
 
     def __init__(self, assembly: Assembly, tokenizer: Tokenizer, policy: Policy, eos: frozenset[int]) -> None:
@@ -53,12 +53,12 @@ class Decoder:
         self.policy = policy
         self.eos_tokens = eos
         self.plan: Plan | None = None
-        self.learned: Learned | None = None  # of the plan's drafter
+        self.learned: Learned | None = None  # predictor and tables of the plan's drafter
         self._table_base: Path | None = None  # file of the n-gram table without answers
         self._table: WatchedTable | None = None
         self._answers: AnswerCounts | None = None
         self._estimates: OnlineEstimates | None = None
-        self.tolerance: float | None = None  # logits, from ``yggdrasil parity``; None where it was never measured
+        self.tolerance: float | None = None  # in logits, from ``yggdrasil parity``; None: not measured
         self._turns, self._preparing = RequestLock(), Lock()
         self._policies = PolicyPerSetting()
         self._host: HostAcceptance | None = None
@@ -77,17 +77,19 @@ class Decoder:
         tokenizer: Tokenizer | None = None,
         phase: Phase = silent,
     ) -> "Decoder":
-        """Load the models that a plan names (a path, or a name that resolves to this machine's plan).
+        """Load the models of ``plan``, a path or the name of a plan of this machine.
 
-        ``dtype`` other than the plan's keeps its shapes, whose costs then are estimates; a GGUF file's blocks are then
-        dequantised, so that the model is transformers' own. ``drafter`` replaces the plan's. ``target`` is where the
-        plan's target lies now, if not where it was, and ``tokenizer`` its own, if that was read already. ``backend`` is
-        native steps on a CPU (compiled ones where the architecture has none) and captured graphs on a GPU unless given.
-        On a CPU all steps are made before this returns, which ``phase`` is told; nothing is compiled while decoding.
-        ``max_length`` tokens is the longest text, the plan's unless given; the plan's costs are kept whatever it is.
+        Args:
+            dtype: replaces the plan's; its costs are then estimates, and a GGUF file's blocks are dequantised.
+            drafter: replaces the plan's.
+            backend: default: native steps on a CPU (compiled if the architecture has none), captured graphs on a GPU.
+            max_length: context length in tokens; replaces the plan's.
+            target: folder of the target, if it was moved.
+            tokenizer: the target's, if it is already loaded.
+            phase: reports the progress of building steps.
 
         Raises:
-            YggdrasilError: the plan, the checkpoints or the machine do not fit each other.
+            YggdrasilError: the plan, the checkpoints or the machine are incompatible.
         """
         check_opening(plan, dtype, drafter, target)
         machine = current_machine()
@@ -116,12 +118,12 @@ class Decoder:
         phase: Phase = silent,
         check: Callable[[Assembly], None] | None = None,
     ) -> "Decoder":
-        """As ``from_plan``, for a plan in memory whose drafters' learned files lie in ``folder``.
+        """Open a plan in memory, as ``from_plan`` does. ``folder`` has the drafters' predictor and tables.
 
-        ``check`` is called before any step is made of a model's own code.
+        ``check`` is called before steps are built from a model's transformers code.
 
         Raises:
-            YggdrasilError: the plan and the checkpoints do not fit each other.
+            YggdrasilError: the plan and the checkpoints are incompatible.
         """
         learned = None if plan.drafter is None or plan.is_provisional else Learned.load(folder)
         longest = None if max_length is None else check_integer("max_length", max_length, 2)
@@ -138,20 +140,20 @@ class Decoder:
         return decoder
 
     def use_costs(self, plan: Plan) -> None:
-        """Decide by the costs of ``plan``, which differs from the decoder's own in nothing else; before any request."""
+        """Replace the plan by ``plan``, which differs only in its costs. Call this before any request."""
         self.plan = plan
         self.policy = planned_policy(plan, self.learned, drafts=self.assembly.second is not None)
         if (counts := self._counts()) is not None:
             counts.leave_out_below(least_useful_probability(entry.steps() for entry in plan.costs))
 
     def keep_estimates(self, path: Path) -> None:
-        """Refine the provisional plan in the file ``path`` by what requests show, and keep that for the next start."""
+        """Refine the costs and estimates of the provisional plan in ``path`` by each request, and store them."""
         assert self.plan is not None, "the decoder was opened by the plan"
         self._estimates = OnlineEstimates(path, self.plan, getattr(self.policy, "state", dict))
         finalize(self, self._estimates.save)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
-        """Decode to the end. The output is the target's own, unless ``speculation`` names a lossy rule."""
+        """Decode to the end. The output is the target's own unless ``speculation`` has a lossy rule."""
         return self.start(prompt, **options).finished()
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[str]:
@@ -159,9 +161,9 @@ class Decoder:
         yield from self.start(prompt, **options)
 
     def chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Generation:
-        """Answer a chat, such as ``[{"role": "user", "content": "Hello"}]``, in the model's own template.
+        """Answer a chat, such as ``[{"role": "user", "content": "Hello"}]``, in the model's chat template.
 
-        What earlier turns left in the caches is not read again.
+        KV entries of earlier turns are reused.
         """
         options["begins_turn"] = True
         return self.start(self.encode_chat(messages), **options).finished()
@@ -172,13 +174,13 @@ class Decoder:
         yield from self.start(self.encode_chat(messages), **options)
 
     def start(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Request:
-        """Check a request and return it; iterate it for text, then ask it for its result.
+        """Check a request and return it. Iterate over it for text, then call its ``result``.
 
         Raises:
-            YggdrasilError: an empty prompt, one that fills the context, an unknown token, or a senseless option.
+            YggdrasilError: the prompt is empty, too long or has an unknown token, or an option is invalid.
         """
         settings = RequestSettings.of(options)
-        with self._preparing:  # another thread may be here too
+        with self._preparing:  # threads may start requests concurrently
             tokens = self.encode(prompt)
             eos = (frozenset() if settings.ignore_eos else self.eos_tokens) | frozenset(settings.stop_tokens)
             stream = TextStream(
@@ -190,7 +192,7 @@ class Decoder:
         return Request(self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch, ended=ended)
 
     def _has_ended(self, prompt: list[int], answer: list[int], trace: Trace) -> None:
-        """Learn from a request by a lossless rule."""
+        """Update n-gram table and estimates by a finished request with a lossless rule."""
         if self._answers is not None:
             self._answers.add(prompt, answer)
         if self._estimates is not None:
@@ -199,21 +201,21 @@ class Decoder:
             self._table.look()
 
     def score(self, prompt: str | Sequence[int], top: int = 0) -> Iterator[list[TokenLogprobs]]:
-        """Log-probabilities of a prompt's tokens but the first, pass by pass, each with the ``top`` likeliest there."""
+        """Yield, pass by pass, log-probabilities of a prompt's tokens but the first, each with the ``top`` best."""
         tokens = self.encode(prompt)
         with self._turns.take(wait=False):
             yield from score(self.assembly, tokens, check_integer("top", top, 0, MAX_TOP_LOGPROBS))
 
     def forget(self) -> None:
-        """Drop what the caches hold of earlier requests: the next one reads all of its prompt."""
+        """Invalidate the caches, so that the next request prefills its whole prompt."""
         with self._turns.take(wait=False):
             self.assembly.forget()
 
     def use_shipped_text(self, tokenizer: Path, fingerprint: str) -> None:
-        """Draft from the n-gram table of the shipped text, too: at once, or after the answer by which it is made.
+        """Also draft from the n-gram table of the shipped text, as soon as a background process has written it.
 
-        ``tokenizer`` is the model's tokenizer.json and ``fingerprint`` the tokenizer's. Nothing changes where no
-        drafter counts n-grams, or where it has a table.
+        ``tokenizer`` is the path of tokenizer.json and ``fingerprint`` the tokenizer's. Do nothing if there are no
+        n-gram statistics, or if they have a table.
         """
         counts = self._counts()
         if counts is not None and not counts.has_table:
@@ -223,9 +225,9 @@ class Decoder:
             self._table.look()
 
     def pool_texts(self) -> None:
-        """Keep the n-gram counts of each request for later ones, from now on.
+        """Share n-gram counts between later requests.
 
-        Outputs stay the target's own, but a fast answer may reveal that another request had it before.
+        Outputs stay the target's own, but a fast answer may reveal that another request had the same text.
 
         Raises:
             YggdrasilError: this decoder has no n-gram statistics.
@@ -236,13 +238,13 @@ class Decoder:
 
     @property
     def has_table(self) -> bool:
-        """Whether it drafts from an n-gram table, or will once that of the shipped text is made."""
+        """Return whether an n-gram table is used, or will be once that of the shipped text is written."""
         return self._table_base is not None
 
     def grow_table(self) -> None:
-        """Add answers to the n-gram table from now on, and draft from those that earlier runs added.
+        """Add later answers to the n-gram table, and draft from those that earlier runs added.
 
-        Counts of up to four tokens in a row are kept in the user's cache; outputs stay the target's own.
+        Counts of up to four consecutive tokens are stored in the user's cache. Outputs stay the target's own.
 
         Raises:
             YggdrasilError: there is no n-gram table.
@@ -278,7 +280,7 @@ class Decoder:
         return replace(prepared, report=replace(prepared.report, calibrated_temperature=0.0))
 
     def _tolerance_for(self, speculation: Speculation) -> float:
-        """Lead under which a decision is a near tie for this request, in logits; 0 where none matters."""
+        """Return the lead in logits below which a decision is a near tie; 0 if near ties do not matter."""
         if speculation.exactness != "strict" and not speculation.audit:
             return 0.0
         tolerance = self.tolerance if speculation.tolerance is None else speculation.tolerance
@@ -290,7 +292,7 @@ class Decoder:
         return tolerance
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """Tokens of a prompt, checked against the context and the vocabulary."""
+        """Tokenize a prompt, or check its token ids, and check its length."""
         if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping | Message) for item in prompt):
             raise ArgumentTypeError("the prompt is a list of messages; give those to chat or stream_chat")
         tokens = (
@@ -300,10 +302,10 @@ class Decoder:
         return tokens
 
     def encode_chat(self, messages: Messages) -> list[int]:
-        """Tokens of a chat up to where the answer begins, checked as ``encode`` does.
+        """Tokenize a chat up to the point at which generation begins, and check it as ``encode`` does.
 
         Raises:
-            YggdrasilError: no messages, or a model without a chat template.
+            YggdrasilError: there are no messages, or the model has no chat template.
         """
         with self._preparing:
             return self.encode(encode_chat(self.tokenizer, messages))

@@ -1,4 +1,4 @@
-"""Requests whose tokens are chosen and accepted within the target's steps: the host reads tokens alone."""
+"""Requests whose tokens are chosen and accepted within the target's steps, so that the host only reads tokens."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,10 +22,10 @@ from yggdrasil.policy.policy import Policy
 def accepts_on_device(
     sampling: SamplingParams, speculation: Speculation, tolerance: float, *, is_captured: bool
 ) -> bool:
-    """Whether the target's steps serve the request: all greedy ones, and where they are captured most that sample.
+    """Return whether the target's steps can choose and accept the request's tokens.
 
-    The others (candidates drawn from the draft model, lossy rules, near ties, and what ``kind_on_device`` leaves to the
-    host) are decided on the host.
+    They can for greedy requests and, if captured, for most sampled ones. The host accepts for the others: sampled
+    drafts, lossy rules, near ties, and sampling that ``kind_on_device`` does not support.
     """
     is_exact = speculation.exactness == "fast" or (speculation.exactness == "strict" and tolerance == 0)
     chooses = not sampling.needs_logits or (is_captured and kind_on_device(sampling) is not None)
@@ -46,10 +46,10 @@ def prepare_on_device(
     policy: Policy,
     tolerance: float,
 ) -> PreparedRequest:
-    """A request that ``accepts_on_device`` allows.
+    """Prepare a request for which ``accepts_on_device`` is true.
 
     Raises:
-        YggdrasilError: a bias on a token that does not exist.
+        YggdrasilError: ``logit_bias`` has a token outside the vocabulary.
     """
     check_bias(sampling, assembly.target.call.vocab_size)
     seed = sampling.seed if sampling.seed is not None else fresh_seed()
@@ -69,9 +69,9 @@ def _set_up(
     target = assembly.engine.target
     if not isinstance(target, CapturedTarget):
         return
-    with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
+    with torch.inference_mode(False):  # inference-mode buffers could not be written outside it
         captures = target.choose_by(kind)
-        if captures:  # recording runs the work once
+        if captures:  # recording runs each capture once
             assembly.forget()
             for capture in captures:
                 capture.prepare()

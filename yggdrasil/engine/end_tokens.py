@@ -1,4 +1,4 @@
-"""At which tokens a model's text ends."""
+"""The end tokens of a model."""
 
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,17 @@ from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.errors import YggdrasilError, one_line
 
 _GENERATION = "generation_config.json"
-_ANSWER = "an answer"  # stands for one in a rendered template
+_ANSWER = "an answer"  # placeholder of an answer in a rendered template
 
 
 def end_tokens(source: str, own: Any, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the end tokens of the checkpoint folder ``source``: of its generation_config.json, its tokenizer, its chat
-    template, and ``own``, the eos_token_id of its config.json (a token, a list of tokens or None).
+    """Return the end tokens of the checkpoint folder ``source``.
+
+    They come from generation_config.json, the tokenizer, the chat template, and ``own``, the eos_token_id of
+    config.json (a token id, a list of ids or None).
 
     Raises:
-        YggdrasilError: one of them is damaged, or names what is no token.
+        YggdrasilError: a file is damaged or has an end token that is not a token id.
     """
     named = {
         _GENERATION: _generation_ends(source),
@@ -33,7 +35,7 @@ def end_tokens(source: str, own: Any, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _generation_ends(source: str) -> Any:
-    """The end tokens of the generation configuration; None where there is none."""
+    """Return the eos_token_id of generation_config.json; None if there is none."""
     try:
         return parse_json(Path(source, _GENERATION).read_bytes()).get("eos_token_id")
     except FileNotFoundError:
@@ -43,15 +45,15 @@ def _generation_ends(source: str) -> Any:
 
 
 def template_ends(tokenizer: Tokenizer) -> frozenset[int]:
-    """The token that closes an answer in the chat template, such as ``<|im_end|>``; none where none does."""
+    """Return the token that ends an answer in the chat template, such as ``<|im_end|>``; empty if there is none."""
     if not getattr(tokenizer, "chat_template", None):
         return frozenset()
     turns = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = str(tokenizer.apply_chat_template(turns, tokenize=False))
-    except Exception:  # noqa: BLE001  (a template is a program: it raises what it likes; chats are refused later)
+    except Exception:  # noqa: BLE001  (a template may raise anything; chats then fail later)
         return frozenset()
     behind = text.rpartition(_ANSWER)[2].lstrip()
     added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    # The longest first: one name may begin with another's.
+    # Longest first, because one name may be a prefix of another.
     return frozenset([number for name, number in sorted(added.items(), reverse=True) if behind.startswith(name)][:1])

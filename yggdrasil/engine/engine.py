@@ -1,4 +1,4 @@
-"""The decode loop of one request: prefill, then iterations of the plan's stages until the text ends."""
+"""The engine: runs a request's prefill, then iterations of the schedule's stages until the text ends."""
 
 from collections.abc import Generator, Iterator, Sequence
 from time import perf_counter_ns
@@ -19,10 +19,10 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class Engine:
-    """Runs requests one at a time over one target, at most one drafter and one tree.
+    """Runner of one request at a time over one target, an optional drafter and one tree.
 
-    ``executor`` may be replaced between requests; ``use`` changes the schedule. ``model_free`` drafts in the same tree,
-    or alone where the policy does without the drafter.
+    ``executor`` may be replaced between requests; ``use`` changes the schedule. ``model_free`` drafts in the drafter's
+    tree, or alone if the policy chooses not to run the drafter.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Engine:
         self.use(stages)
 
     def use(self, stages: Sequence[str]) -> None:
-        """Run later requests by this schedule.
+        """Set the schedule of later requests.
 
         Raises:
-            ValueError: it is not a legal one.
-            YggdrasilError: the target's steps are captured, and it is not one for those.
+            ValueError: the schedule is not legal.
+            YggdrasilError: the target's steps are captured and do not support the schedule.
         """
         schedule = Schedule.parse(stages)
         if isinstance(self.target, CapturedTarget):
@@ -59,22 +59,22 @@ class Engine:
         self.loop.use(schedule)
 
     def decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
-        """Yield final text as it becomes certain. ``prompt`` is not empty and shorter than ``max_length``.
+        """Yield text as it becomes final. ``prompt`` must not be empty and must be shorter than ``max_length``.
 
-        What the caches hold of the last request's text is kept up to the first token that differs. The caller may stop
-        iterating at any point, but no other request may begin before this one is ended or closed.
+        KV entries of the prefix shared with the last request's text are reused. The caller may stop iterating at any
+        point, but no other request may begin before this generator has ended or is closed.
         """
         try:
             yield from self._decode(prompt, stream, policy, trace)
-        except Exception:  # rows may be damaged
+        except Exception:  # cache rows may be damaged
             self.forget()
             raise
-        except KeyboardInterrupt:  # what was certain before is still sound
+        except KeyboardInterrupt:  # cache rows of committed tokens are still valid
             self.target.figures.forget()
             raise
 
     def forget(self) -> None:
-        """Have the next request read all of its prompt; to be called after other writes to the target's cache."""
+        """Invalidate the target's cache. Call this after writing to it by other means."""
         self.target.text.forget()
         self.target.figures.forget()
 
@@ -98,8 +98,8 @@ class Engine:
         yield stream.release()
 
     def _prefill(self, prompt: Sequence[int], trace: Trace) -> Generator[str, None, Outcome]:
-        """Read the prompt; the caller may stop iterating after every chunk of it."""
-        # The last token is read anew for its logits, and so is what a drafter needs the states of.
+        """Prefill the prompt. Yield after every chunk, so that the caller may stop."""
+        # The last token is recomputed for its logits, and so are tokens whose hidden states a drafter needs.
         most = len(prompt) if self.drafter is None else num_kept(self.drafter, prompt)
         start = self.target.text.shared(prompt, most=min(len(prompt), most) - 1)
         trace.reused_tokens = start
@@ -117,7 +117,7 @@ class Engine:
         return outcomes[-1]
 
     def _begin_drafters(self, prompt: Sequence[int], start: int, outcomes: Sequence[Outcome]) -> None:
-        """Begin the request in every drafter; ``outcomes`` are those of the prompt's chunks from ``start`` on."""
+        """Begin the request in every drafter. ``outcomes`` are those of the prompt's chunks from token ``start`` on."""
         first = outcomes[-1]
         if self.model_free is not None:
             self.model_free.begin(prompt)
@@ -129,16 +129,16 @@ class Engine:
                 layer: torch.cat([outcome.layers[layer] for outcome in outcomes])
                 for layer in self.drafter.capabilities.layers
             }
-            # Every token but the first has a state that produced it, the prompt's tokens included.
+            # Every token but the first has the hidden state of the position before it, prompt tokens included.
             self.drafter.begin(prompt[: start + 1])
             self.drafter.extend([*prompt[start + 1 :], *first.tokens], layers)
 
 
 class SingleThreadInference:
-    """Context of all steps: inference mode, and one thread of PyTorch's own pool.
+    """Context manager of all steps: inference mode, and one thread in PyTorch's pool.
 
-    Its idle threads would spin on the cores that our operators' threads need. An instance serves again
-    and again, not within itself. (``torch.inference_mode`` around a generator is entered anew at each piece.)
+    Idle threads of that pool would spin on the cores that our operators' threads need. An instance is reusable but not
+    reentrant. It is entered for each step, because a generator must not yield inside ``torch.inference_mode``.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests that decide on the host: which engine, policy and sampler serve them. Made when the first one comes."""
+"""Prepares requests that choose and accept tokens on the host: their engine, policy, sampler and rule."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -31,19 +31,19 @@ from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER, is_head_first
 from yggdrasil.tree.shape import TreeShape
 
-_CHAIN, _TREE = (1, 1, 1, 1), (2, 1, 1)  # draws a level where a rule names none
+_CHAIN, _TREE = (1, 1, 1, 1), (2, 1, 1)  # default expansions of sampled drafts, in draws per node by level
 
 
 def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes, width: int | None = None) -> tuple[int, ...]:
-    """The first levels of ``expansion`` that ``shapes``, or passes of one ``width``, have room for; never none."""
+    """Return the first levels of ``expansion``, at least one, that fit in a pass of ``width`` rows or of ``shapes``."""
     room = min(width or shapes.verify_widths[-1], shapes.num_nodes)
-    sizes = accumulate(accumulate(expansion[: shapes.max_depth], mul), initial=1)  # of the tree, level by level
+    sizes = accumulate(accumulate(expansion[: shapes.max_depth], mul), initial=1)  # nodes per level
     return expansion[: max(1, sum(size <= room for size in sizes) - 1)]
 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """Engine, policy and sampler of one request."""
+    """The engine, policy and sampler that serve one request."""
 
     engine: Engine
     policy: Policy
@@ -51,11 +51,11 @@ class PreparedRequest:
     sampler: Sampler | None = None
     decision: AcceptanceSetup | None = None
     counts: Counts | None = None
-    is_planned: bool = False  # the decoder's own policy chooses the trees
+    is_planned: bool = False  # whether the decoder's own policy chooses the trees
     set_up: Callable[[], None] | None = None  # called when the request begins
 
     def begin(self) -> None:
-        """Just before the request runs; another may have been prepared in between."""
+        """Set up the target. Call this just before the request runs, as others may have been prepared since."""
         if self.decision is not None:
             assert isinstance(self.engine.target, LogitTarget)
             self.engine.target.begin(self.decision)
@@ -73,7 +73,7 @@ class PreparedRequest:
 
 
 class HostAcceptance:
-    """Prepares requests of one decoder."""
+    """Factory of one decoder's requests that accept on the host."""
 
     def __init__(self, assembly: Assembly, tokenizer: Tokenizer, eos: frozenset[int]) -> None:
         engine = assembly.engine
@@ -93,10 +93,10 @@ class HostAcceptance:
         eos: frozenset[int],
         tolerance: float,
     ) -> PreparedRequest:
-        """Check the request and put its parts together; ``policy`` serves where no tree shape is asked for.
+        """Check a request and build its parts. ``policy`` chooses the trees unless the request has an expansion.
 
         Raises:
-            YggdrasilError: parameters that do not fit the model, the shapes or each other.
+            YggdrasilError: parameters are incompatible with the model, the shapes or each other.
         """
         seed = sampling.seed if sampling.seed is not None else fresh_seed()
         sampler = self._sampler(prompt, sampling, seed, eos)
@@ -117,11 +117,11 @@ class HostAcceptance:
             tolerance=tolerance if speculation.exactness == "strict" or speculation.audit else None,
         )  # fmt: skip
         counts = rule.counts if isinstance(rule, MatchRule) and tolerance > 0 else None
-        # Other schedules count on acceptance on the device, which does not happen here.
+        # Other schedules need acceptance on the device.
         is_planned = drafts is None and not is_off
         is_informed = is_planned and is_head_first(self._engine.schedule.labels)
         stages = HEAD_FIRST_ORDER if is_informed else DEFAULT_ORDER
-        # A lossy rule may keep a copied token because it is likely enough, and then repeat itself for ever.
+        # With a lossy rule, copied tokens could be accepted for ever, so that the text repeats itself.
         is_free = speculation.rule == "match" and width is None
         engine = Engine(
             self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages,
@@ -175,7 +175,7 @@ class HostAcceptance:
 
     def _shape_of(self, expansion: Sequence[int]) -> TreeShape:
         shapes = self._assembly.shapes
-        if len(expansion) > shapes.max_depth:  # before they are multiplied: millions would fill the memory
+        if len(expansion) > shapes.max_depth:  # checked first: products of millions of levels would fill the memory
             raise YggdrasilError(f"the expansion has {len(expansion)} levels; the shapes hold {shapes.max_depth}")
         levels = list(accumulate(expansion, mul))
         needed = 1 + sum(levels)
@@ -216,19 +216,19 @@ def _starts_thinking(prompt: Sequence[int], thinking: tuple[int, int] | None) ->
 
 
 class PolicyPerSetting:
-    """Copies of a policy by sampling setting, since acceptance differs between settings.
+    """LRU cache of policy copies by sampling setting, because acceptance differs between settings.
 
-    Those used last are kept: the number of schemas and processors has no bound.
+    At most ``_MOST`` copies are kept, because the number of different settings is unbounded.
     """
 
     _MOST = 64
 
     def __init__(self) -> None:
-        self._unused: WeakKeyDictionary[Policy, Policy] = WeakKeyDictionary()  # as a policy was when first seen
+        self._unused: WeakKeyDictionary[Policy, Policy] = WeakKeyDictionary()  # policy -> its copy at first use
         self._copies: dict[tuple[object, ...], Policy] = {}
 
     def of(self, policy: Policy, sampling: SamplingParams, speculation: Speculation) -> Policy:
-        """``policy`` itself for plain greedy decoding, else the copy of it that serves this setting."""
+        """Return ``policy`` itself for greedy decoding with the default rule, else its copy for this setting."""
         width = speculation.fixed_width if speculation.exactness == "fixed-width" else None
         if policy not in self._unused:
             self._unused[policy] = copy.deepcopy(policy)
@@ -238,5 +238,5 @@ class PolicyPerSetting:
         if len(self._copies) == self._MOST and key not in self._copies:
             del self._copies[next(iter(self._copies))]
         kept = self._copies.pop(key) if key in self._copies else copy.deepcopy(self._unused[policy])
-        self._copies[key] = kept  # now the last
+        self._copies[key] = kept  # most recently used last
         return kept

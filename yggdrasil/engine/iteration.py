@@ -1,4 +1,4 @@
-"""The state of an iteration, and the choice of the tree shape that it drafts and verifies."""
+"""The state of an iteration, and the choice of the tree shape to draft and verify."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
-NO_TREE = Decision(PLAIN_STEP)  # without the policy: the context has no room for a tree, or there is no drafter
+NO_TREE = Decision(PLAIN_STEP)  # if there is no room or no drafter
 
 
 class Emission(NamedTuple):
-    """The tokens that an iteration made certain, with its shape and decision, for text and statistics."""
+    """The tokens that an iteration committed, with its shape and decision, for text and statistics."""
 
     tokens: Sequence[int]
     shape: TreeShape
@@ -32,13 +32,13 @@ class Emission(NamedTuple):
 
 @dataclass(slots=True)
 class Iteration:
-    """State of one iteration. Stages may run concurrently, so values for the next one have fields of their own."""
+    """State of one iteration. Values for the next one have separate fields, because stages may run concurrently."""
 
-    root: int  # last certain token
-    decision: Decision | None = None  # the policy's; None: it waits for features
+    root: int  # last committed token
+    decision: Decision | None = None  # of the policy; None: it needs features first
     shape: TreeShape = PLAIN_STEP
-    is_decided: bool = False  # the shape is known before any stage runs
-    previous: Emission | None = None  # tokens whose text is not decoded yet
+    is_decided: bool = False  # whether the shape is final before any stage runs
+    previous: Emission | None = None  # tokens that are not detokenised yet
     ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
     outputs: Sequence[Tensor] = ()
     outcome: Outcome | None = None
@@ -47,36 +47,36 @@ class Iteration:
 
     @property
     def drafts(self) -> bool:
-        """Whether the drafter grows a tree."""
+        """Return whether the drafter grows a tree."""
         return self.shape.width > 0 and self.shape.depth > 0
 
     @property
     def verifies_tree(self) -> bool:
-        """Whether the target verifies more than the root."""
+        """Return whether the target verifies more than the root."""
         return self.shape.verify_width > 1
 
     @property
     def verifies_drafts(self) -> bool:
-        """Whether the target verifies nodes that the drafter attached."""
+        """Return whether the target verifies nodes that the drafter attached."""
         return self.verifies_tree and self.shape.width > 0
 
     @property
     def accepted_drafts(self) -> list[int]:
-        """The accepted nodes that the drafter itself attached; model-free nodes can only follow below them."""
+        """Return the accepted nodes that the drafter attached. Accepted model-free nodes are below them."""
         assert self.outcome is not None
         end = 1 + self.shape.width * self.shape.depth
         return [node for node in self.outcome.nodes[1:] if node < end]
 
     def following(self) -> "Iteration":
-        """Return the state with which the next iteration begins."""
+        """Return the initial state of the next iteration."""
         assert self.outcome is not None
         return Iteration(self.outcome.tokens[-1], self.next_decision, previous=self.emission)
 
 
 class LiveFeatures:
-    """Features of one request; every part is read when it is asked for.
+    """Features of one request for the depth predictor, computed on demand.
 
-    ``text`` is the request's certain tokens, prompt included; the loop appends to it and sets ``outcome``.
+    ``text`` is the list of committed tokens, prompt included. The loop appends to it and sets ``outcome``.
     """
 
     def __init__(self, target: Target, tree: TokenTree, text: list[int], outcome: Outcome) -> None:
@@ -100,12 +100,12 @@ class LiveFeatures:
         return figures.read()
 
     def head(self) -> Float32Array:
-        """What ``TokenTree.root_guesses`` reads, from views made once."""
+        """Return ``TokenTree.root_guesses``, read through views that are created once."""
         return np.where(np.isfinite(self._root_scores.read()), self._root_edges.read(), np.float32(NO_SCORE))
 
 
 class ShapeChoice:
-    """Asks the policy for the shape of each iteration, and fits it into the context that is left."""
+    """Chooser of each iteration's shape: asks the policy and limits the depth by the remaining context."""
 
     _policy: Policy
     _stream: TextStream
@@ -114,22 +114,22 @@ class ShapeChoice:
         self, target: Target, free: ModelFreeDrafts | None, max_depth: int, max_length: int, *, has_drafter: bool
     ) -> None:
         self._target, self._free, self._has_drafter = target, free, has_drafter
-        self._max_depth, self._max_length = max_depth, max_length  # of a model-free tree; of the context
+        self._max_depth, self._max_length = max_depth, max_length  # levels of a model-free tree; tokens of the context
         self.features: LiveFeatures
         self._predicts_late = self._keeps_books_late = False
 
     def use(self, schedule: Schedule) -> None:
-        """Choose as the variants of ``schedule`` do."""
+        """Set the schedule, whose variants define when shapes are chosen."""
         self._predicts_late = schedule.variants["depth_prediction"] == "late"
         self._keeps_books_late = schedule.variants["bookkeeping"] == "overlapped"
 
     def begin(self, policy: Policy, stream: TextStream, features: LiveFeatures) -> Decision | None:
-        """A request begins. Returns its first decision where the schedule predicts one iteration ahead, else None."""
+        """Begin a request. Return its first decision if the schedule predicts one iteration ahead, else None."""
         self._policy, self._stream, self.features = policy, stream, features
         return self.predict() if self._predicts_late else None
 
     def decide(self, state: Iteration) -> None:
-        """Choose the shape before the stages run; where the policy waits for features, ``predict_depth`` does."""
+        """Choose the shape before the stages run, or leave it to ``predict_depth`` if the policy needs features."""
         early, model_free = state.decision, self._propose_model_free(state)
         if model_free is not None or not self._predicts_late:
             state.decision = self._ask(model_free)
@@ -146,7 +146,7 @@ class ShapeChoice:
             state.is_decided = True
 
     def predict_depth(self, state: Iteration) -> None:
-        """Choose the shape with features of now, unless it is decided."""
+        """Choose the shape with the present features unless it is decided."""
         if state.is_decided:
             return
         if state.decision is None:
@@ -154,17 +154,17 @@ class ShapeChoice:
         state.shape = self._fitted(state.decision)
 
     def predict(self) -> Decision:
-        """The decision for the next iteration, without its model-free drafts."""
+        """Return the decision for the next iteration, without regard to its model-free drafts."""
         decision = self._ask(None)
         return self._ask_with_features() if decision is None else decision
 
     @property
     def room(self) -> int:
-        """The deepest tree that fits: the text is the cache and the root, and a full path adds the bonus token too."""
+        """Return the levels of the deepest tree that fits in the context, after the root and with the bonus token."""
         return self._max_length - self._target.length - 2
 
     def _ask(self, model_free: ModelFree | None) -> Decision | None:
-        """The policy's decision; a plain step where there is no room for a tree, or no drafter for what it wants."""
+        """Return the policy's decision; ``NO_TREE`` if the context is full or the decision needs a missing drafter."""
         if self.room < 1:
             return NO_TREE
         decision = self._policy.choose(self._target.length, model_free)
@@ -177,7 +177,7 @@ class ShapeChoice:
         return decision
 
     def _propose_model_free(self, state: Iteration) -> ModelFree | None:
-        """Grow the model-free tree, where the policy wants one and there is room for it."""
+        """Grow the model-free tree; return None if the policy does not want one or it has no room."""
         if self._free is None or not self._policy.wants_model_free:
             return None
         waiting = len(state.previous.tokens) if state.previous is not None and self._keeps_books_late else 0
@@ -187,7 +187,7 @@ class ShapeChoice:
         return ModelFree(self._free.alone.grow(depth, self._policy.bound(self._target.length)), depth)
 
     def _fitted(self, decision: Decision) -> TreeShape:
-        """The decided shape within the context that is left."""
+        """Return the decision's shape, its depth limited by the remaining context."""
         shape = decision.shape
         if not self._has_drafter or self.room < 1:
             return PLAIN_STEP

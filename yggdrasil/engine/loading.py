@@ -1,4 +1,4 @@
-"""Loads what a plan names: models, drafters, steps, buffers and the policy of a decoder."""
+"""Loads the parts of a decoder from a plan: models, drafters, steps, buffers and policy."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ DtypeName = Literal["bfloat16", "float32"]
 
 
 class DecoderParts(NamedTuple):
-    """The parts of a decoder."""
+    """The arguments of ``Decoder``."""
 
     assembly: Assembly
     tokenizer: Tokenizer
@@ -56,18 +56,18 @@ def load_parts(
     max_length: int | None,
     tokenizer: Tokenizer | None,
 ) -> DecoderParts:
-    """Load the parts of a ``Decoder`` of ``plan``; the learned files of its drafters lie in ``folder``.
+    """Load the parts of a ``Decoder`` of ``plan``. ``folder`` has its drafters' predictor and tables.
 
-    Of the plan, ``dtype``, the drafter (``stand_in``), the backend and ``max_length`` may be others.
+    ``dtype``, ``stand_in`` (a drafter), ``backend`` and ``max_length`` replace the plan's.
 
     Raises:
-        YggdrasilError: the checkpoints are not those of the plan, or do not fit each other.
+        YggdrasilError: the checkpoints are not those of the plan, or are incompatible.
     """
     check_fingerprint(plan.target, "target")
     source = Source.find(plan.target.path())
     if source.tokenizer_fingerprint() != plan.tokenizer:
         raise YggdrasilError(f"the tokenizer of {source.given} is not the one the plan {plan.name} was calibrated with")
-    forget_headers()  # before the tokenizer takes as much again
+    forget_headers()  # lowers peak memory: loading the tokenizer needs as much
     tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
     device = open_device(plan.device)
     if backend == "native":
@@ -95,7 +95,7 @@ def load_parts(
 
 
 def check_opening(plan: object, dtype: object, drafter: object, target: object) -> None:
-    """Refuse what no plan can be opened with, before anything is read."""
+    """Check the arguments of ``Decoder.from_plan`` before any file is read."""
     if not isinstance(plan, str | Path):
         raise ArgumentTypeError(f"the plan is {plan!r}; it must be a name or a path")
     if target is not None and not isinstance(target, str | Path):

@@ -1,4 +1,4 @@
-"""The loop of one request: every iteration drafts, prunes, verifies, accepts and commits, as the schedule orders it."""
+"""The decode loop: each iteration drafts, prunes, verifies, accepts and commits, in the order of the schedule."""
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
@@ -20,10 +20,10 @@ from yggdrasil.tree.token_tree import Ranking, TokenTree
 
 
 class DecodeLoop:
-    """Iterations over one target, at most one drafter and one tree; one request at a time.
+    """Runner of iterations over one target, an optional drafter and one tree, for one request at a time.
 
-    A drafter without ``TailDrafts`` reads all that was accepted in its next head draft, after acceptance.
-    ``model_free`` drafts beside it where the policy wants that: alone in its stead, or in the tree that it has grown.
+    A drafter without ``TailDrafts`` runs all accepted tokens in its next head draft. ``model_free`` drafts if the
+    policy wants it: alone instead of the drafter, or as further nodes of the drafter's tree.
     """
 
     _policy: Policy
@@ -47,9 +47,9 @@ class DecodeLoop:
         self._free: ModelFreeDrafts | None = None
         if model_free is not None:
             self._free = ModelFreeDrafts(model_free, target, tree, verify_widths, shares_tree=self._tail is None)
-        # Trees of a user's drafter are checked; compiled steps attach only known tokens.
+        # Trees of users' drafters are checked; compiled steps attach only valid tokens.
         self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
-        # Elsewhere a pass is only begun by its stage, and waited for in the next.
+        # On a GPU the verify stage only launches the pass, and the next stage waits for it.
         self._is_captured = isinstance(target, CapturedTarget)
         self._times_passes = target.order.device.type == "cpu" and not self._is_captured
         self._choice = ShapeChoice(
@@ -57,7 +57,7 @@ class DecodeLoop:
         )
 
     def use(self, schedule: Schedule) -> None:
-        """Run later iterations by ``schedule``."""
+        """Set the schedule of later iterations."""
         self._schedule, self._variants = schedule, schedule.variants
         self._actions: Mapping[str, Callable[[Iteration], None]] = {
             stage.name: self.ACTIONS[stage.label].__get__(self)
@@ -65,13 +65,13 @@ class DecodeLoop:
             if stage.label in self.ACTIONS
         }
         self._drafts_heads_ahead = self._variants["head_draft"] == "ahead"
-        # Where steps are captured, leaves that are read ahead share a launch with the head draft.
+        # With captured steps, an ahead-of-time tail draft shares a launch with the head draft.
         is_superset = self._variants["tail_draft"] == "superset"
         self._reads_leaves_with_head = self._drafts_heads_ahead and (is_superset or self._is_captured)
         self._choice.use(schedule)
 
     def begin(self, policy: Policy, stream: TextStream, trace: Trace, first: Outcome) -> Iteration:
-        """Serve another request, whose prefill gave ``first``; returns the state of its first iteration."""
+        """Begin a request whose prefill returned ``first``, and return the state of its first iteration."""
         self._policy, self._stream, self._trace = policy, stream, trace
         features = LiveFeatures(self.target, self.tree, self.target.text.tokens, first)
         return Iteration(first.tokens[-1], self._choice.begin(policy, stream, features))
@@ -99,7 +99,7 @@ class DecodeLoop:
             self._free.fill(self._choice.room, self._policy.bound(self.target.length, state.shape))
 
     def _fills(self, model_free: ModelFreeDrafts) -> bool:
-        """Whether model-free drafts are added to a drafted tree."""
+        """Return whether model-free drafts are added to a drafted tree."""
         return self._policy.wants_model_free and model_free.can_fill
 
     def _read_leaves(self, state: Iteration) -> None:
@@ -128,7 +128,7 @@ class DecodeLoop:
         state.shape = state.decision.shape
 
     def _hand_over_nodes(self, state: Iteration) -> None:
-        """Write the nodes to verify where the verification step reads them and makes its mask."""
+        """Write the ranked nodes to the input buffer of the verify step."""
         if state.verifies_tree and state.ranking is not None:
             self._order.write(state.ranking)
 
@@ -177,14 +177,14 @@ class DecodeLoop:
             self._free.follow(outcome, state.outputs, state.shape.verify_width)
 
     def _names(self, state: Iteration) -> str:
-        """Names of the drafters of this iteration's tree."""
+        """Return the names of the drafters of this iteration's tree, joined by " + "."""
         names = [self.drafter.name] if self.drafter is not None and state.verifies_drafts else []
         if self._free is not None and (not names or self._fills(self._free)):
             names.append(self._free.name)
         return " + ".join(names)
 
     def _keep_books(self, emission: Emission | None) -> None:
-        """Decode the text of the tokens, look for the end of the text, and count the iteration."""
+        """Detokenise the emitted tokens, check for the end of the text, and count the iteration."""
         if emission is not None:
             tokens, shape, decision = emission
             self._trace.note(shape, self._stream.push(tokens), decision.tokens, decision.milliseconds)
@@ -198,10 +198,10 @@ class DecodeLoop:
     # ==== the iteration ====
 
     def iterate(self, state: Iteration, executor: Executor) -> Iteration:
-        """Run one iteration, or end the text where the context is full; returns the state of the next.
+        """Run one iteration, or end the text if the context is full. Return the state of the next iteration.
 
-        The shape is chosen first. ``executor`` then runs the ``ACTIONS`` of the schedule's stages in their order, and
-        the policy learns from what became certain in which time.
+        The shape is chosen first. ``executor`` then runs the ``ACTIONS`` of the schedule's stages in order. The policy
+        finally updates its estimates by the number of committed tokens and the time.
         """
         trace = self._trace
         if self.target.text.num_rows + 1 >= self._max_length:
@@ -212,7 +212,7 @@ class DecodeLoop:
         start, built, verified_ns = perf_counter_ns(), BuildClock.ns, trace.stage_ns.get("verify", 0)
         self._choice.decide(state)
         executor.run(self._schedule, self._actions, state, trace.stage_ns)
-        if self._is_captured:  # verification is only launched by its stage; to accept is to wait for it
+        if self._is_captured:  # the verify stage only launches the pass; accept waits for it
             trace.stage_ns["verify"] += trace.stage_ns.pop("accept", 0)
         pass_ns = trace.stage_ns["verify"] - verified_ns
         if state.shape.depth == 0:
@@ -222,7 +222,7 @@ class DecodeLoop:
         tokens, features = state.outcome.tokens, self._choice.features
         features.text.extend(tokens)
         features.outcome = state.outcome
-        # An iteration that loaded a step, and then ran it for the first time, says nothing of what the next costs.
+        # Iterations that loaded a step and ran it for the first time are not representative.
         if BuildClock.ns == built:
             self._policy.settle(state.decision, len(tokens), (perf_counter_ns() - start) / 1e6)
             if self._times_passes:
@@ -230,9 +230,8 @@ class DecodeLoop:
         trace.decode_ns += perf_counter_ns() - start
         return state.following()
 
-    # What each stage does, by its variant. A schedule has every stage once, in one of its variants. An action does
-    # nothing where an iteration has no use for it, as those of drafting in a plain step. A superset's tail has none:
-    # the head draft reads it too.
+    # Stage label -> action. A schedule has every stage once, in one variant. An action does nothing if the iteration
+    # does not need it, such as drafting in a plain step. tail_draft=superset has no action: the head draft includes it.
     ACTIONS: ClassVar[dict[str, Callable[["DecodeLoop", Iteration], None]]] = {
         # draft
         "depth_prediction=now": _predict_depth,

@@ -1,4 +1,4 @@
-"""Model-free drafts in an iteration: a tree of their own, or more nodes in a drafted tree."""
+"""Model-free drafts in an iteration: a separate tree, or further nodes of a drafted tree."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ from yggdrasil.tree.token_tree import Ranking, TokenTree
 
 
 class ShadowTree:
-    """Model-free drafts in a tree of their own, copied to ``tree`` where the policy chooses them.
+    """A tree of model-free drafts, copied to ``tree`` if the policy chooses it.
 
-    A drafter with staged steps may hold the next root in ``tree`` already, which must survive. Where none does
-    (``shares_tree``) and ``tree`` is on the host, the drafts grow in ``tree`` itself and are ranked in ``order``, if
-    given; the drafter's next root replaces them.
+    With ahead-of-time head drafts, ``tree`` may have the next root already, which must not be overwritten. Otherwise
+    (``shares_tree``), if ``tree`` is on the host, the drafts grow in ``tree`` itself and are ranked in ``order``, if
+    given. The drafter's next root then overwrites them.
     """
 
     def __init__(
@@ -35,29 +35,29 @@ class ShadowTree:
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
 
     def grow(self, depth: int, bound: StoppingBound = UNBOUNDED) -> list[float]:
-        """Grow a new tree; returns the tokens that its scores expect at each verify width, bonus included.
+        """Grow a new tree, and return its expected tokens at each verify width, bonus included.
 
-        Growth stops where ``bound`` shows that no wider pass can have a higher objective value.
+        Growth stops when ``bound`` shows that no wider pass can have a higher objective value.
         """
         self._free.propose(self._own, Budget(depth, bound=bound))
         return self._ranking.rank()
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """Nodes from best to worst."""
+        """Return the nodes from best to worst, [N] int64."""
         return self._ranking.order
 
     def use(self, width: int) -> int:
-        """Make it the tree of this iteration; returns the levels of its best ``width`` nodes."""
+        """Use this tree in the iteration. Return the number of levels of its best ``width`` nodes."""
         if not self.is_in_place:
             self._tree.take_nodes(self._own)
         return self._ranking.depth(width)
 
 
 class ModelFreeDrafts:
-    """Model-free drafts beside the drafter of ``tree``; ``shares_tree`` as for ``ShadowTree``.
+    """Model-free drafters of an engine. ``shares_tree`` is as for ``ShadowTree``.
 
-    ``alone`` is the tree of model-free drafts only.
+    ``alone`` is the tree that has only model-free drafts.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class ModelFreeDrafts:
         self.name = model_free.name
         order = None if target.ranks_nodes else target.order
         self.alone = ShadowTree(model_free, tree, verify_widths, shares_tree=shares_tree, order=order)
-        # A tree on another device, or ranked there, is fixed before the host could add to it.
+        # Trees on a GPU, or ranked there, cannot be extended by the host.
         self.can_fill = tree.tokens.device.type == "cpu" and not target.ranks_nodes
         self._free, self._target, self._tree = model_free, target, tree
         self._read_choices = model_free.capabilities.read_choices
         self._read_runners_up = model_free.capabilities.read_runners_up
 
     def fill(self, depth: int, bound: StoppingBound) -> None:
-        """Add nodes to the drafted tree, down to ``depth`` levels and as far as ``bound`` lets them be verified."""
+        """Add nodes to the drafted tree, down to ``depth`` levels, until ``bound`` stops growth."""
         self._free.propose(self._tree, Budget(depth, bound=bound, from_root=False))
 
     def follow(self, outcome: Outcome, outputs: Sequence[Tensor], verify_width: int) -> None:
-        """Read the accepted tokens, and the target's choices and runners-up at refused rows.
+        """Pass the accepted tokens to the drafters, and the target's tokens after all verified rows if they read these.
 
-        ``outputs`` are those of the verification of ``verify_width`` rows; none where it is 1.
+        ``outputs`` are those of the verification of ``verify_width`` rows; unused if that is 1.
         """
         if self._read_choices is not None and verify_width > 1:
             self._read_choices(self._tree, *self._target.read_choices(outputs, verify_width))

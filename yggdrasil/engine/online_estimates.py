@@ -1,7 +1,7 @@
-"""Estimates of a provisional plan, refined by what answers show and kept for the next start.
+"""Online estimates of a provisional plan, stored for later processes.
 
-The costs of passes go into the plan's own file. What the policy has learned of acceptance goes into a small JSON file
-beside it, which names the model and the machine that it belongs to.
+Costs of passes are written to the plan's file. The policy's acceptance estimates are written to a small JSON file next
+to it, which records the model and machine.
 """
 
 import json
@@ -20,12 +20,12 @@ from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.scheduling.plan import Costs, Plan
 
 VERSION = 1
-PRIOR_PASSES = 64.0  # that the kept cost of a width counts as, beside those of a request
-SECONDS = 30.0  # between two writings, beside the one when the decoder is dropped
+PRIOR_PASSES = 64.0  # passes as which a stored cost is weighted
+SECONDS = 30.0  # between writes; the last is when the decoder is deleted
 
 
 def refined(costs: Costs, trace: Trace) -> Costs:
-    """``costs`` moved towards the passes of ``trace``, a width by its own passes and the others in proportion."""
+    """Return ``costs`` moved towards the passes of ``trace``. Widths without passes are scaled in proportion."""
     timed = {width: count for width, count in trace.passes.items() if width in costs.verify_ms and count}
     if not timed:
         return costs
@@ -48,14 +48,14 @@ def _moved(ratio: float, passes: int) -> float:
 
 
 class OnlineEstimates:
-    """Refines the provisional plan in ``path`` after each request and writes it now and then."""
+    """Refiner of the provisional plan in ``path``: updates it after each request and writes it periodically."""
 
     def __init__(self, path: Path, plan: Plan, state: Callable[[], Mapping[str, Any]]) -> None:
         self._path, self._plan, self._state = path, plan, state
         self._is_new, self._written = False, -SECONDS
 
     def add(self, trace: Trace) -> None:
-        """A request is over."""
+        """Update the estimates by the trace of a finished request."""
         if not trace.iterations:
             return
         self._plan = replace(self._plan, costs=[refined(costs, trace) for costs in self._plan.costs])
@@ -64,7 +64,7 @@ class OnlineEstimates:
             self.save()
 
     def save(self) -> None:
-        """Write the refined estimates. Where the disk is full or read-only they are lost, and nothing else."""
+        """Write the refined estimates. Write errors, such as a full disk, are ignored."""
         if not self._is_new:
             return
         with suppress(ArtifactError):
@@ -74,7 +74,7 @@ class OnlineEstimates:
 
 
 def state_file(plan: Path) -> Path:
-    """Where the learned acceptance of the provisional plan in the file ``plan`` is kept."""
+    """Return the path of the acceptance estimates of the provisional plan in ``plan``."""
     return plan.with_suffix(".learned.json")
 
 
@@ -83,9 +83,9 @@ def _identity(plan: Plan) -> dict[str, Any]:
 
 
 def restore(path: Path, plan: Plan, use: Callable[[Mapping[str, Any]], None]) -> None:
-    """Hand ``use`` the state kept for the plan in ``path``; a file that is damaged or foreign is removed, and said so.
+    """Pass the stored state of the plan in ``path`` to ``use``. Warn of a damaged or foreign file, and remove it.
 
-    ``use`` raises KeyError, TypeError or ValueError where the state is not of its form.
+    ``use`` must raise KeyError, TypeError or ValueError if the state has another form.
     """
     file = state_file(path)
     try:

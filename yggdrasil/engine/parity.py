@@ -24,14 +24,14 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class ProbeText(NamedTuple):
-    """A prompt to probe on."""
+    """The token ids of a prompt, with an id for reports."""
 
     id: str
     tokens: Sequence[int]
 
 
 class Worst(NamedTuple):
-    """The position at which a width was furthest from width 1."""
+    """The position with the largest difference between a width and width 1."""
 
     difference: float
     text: ProbeText
@@ -49,10 +49,10 @@ def measure_parity(
 ) -> tuple[ParityReport, list[Mismatch]]:
     """Compare every compiled width with width-1 decoding on ``num_tokens`` greedy tokens after each text.
 
-    Wide passes go on from their own keys and values, as decoding does, so what drifts is in the figures too.
+    Wide passes continue from their own keys and values, as decoding does, so accumulated drift is included.
 
     Raises:
-        YggdrasilError: a text and its tokens reach beyond the context; nothing is measured then.
+        YggdrasilError: a text with its tokens is too long for the context, or the steps are captured.
     """
     engine = assembly.engine
     longest = max(len(text.tokens) for text in texts)
@@ -94,13 +94,13 @@ def measure_parity(
 
 
 class _Probe:
-    """Both ways of reading the same tokens."""
+    """Runner of the same tokens by width-1 passes and as trees. P is the number of compared positions."""
 
     def __init__(self, logits: LogitTarget, target: TargetModel, tree: TokenTree) -> None:
         self._logits, self._model, self._tree = logits, target, tree
 
     def decode(self, prompt: Sequence[int], count: int) -> tuple[Tensor, list[int]]:
-        """Greedy decoding by width-1 passes: (logits [P, V], the tokens chosen)."""
+        """Decode greedily by width-1 passes. Return (logits [P, V], the tokens)."""
         self._read(prompt)
         rows: list[Tensor] = []
         tokens = [prompt[-1]]
@@ -110,7 +110,7 @@ class _Probe:
         return torch.stack(rows), tokens[1:]
 
     def verify(self, prompt: Sequence[int], continuation: Sequence[int], width: int) -> Tensor:
-        """Logits [P, V] at the same places from trees of ``width`` nodes that hold the continuation among others."""
+        """Return logits [P, V] at the same positions, from trees of ``width`` nodes that include the continuation."""
         self._read(prompt)
         text = [prompt[-1], *continuation]
         rows: list[Tensor] = []
@@ -122,7 +122,7 @@ class _Probe:
         return torch.stack(rows[: len(continuation)])
 
     def layer_divergence(self, worst: Worst) -> list[LayerDivergence]:
-        """States of every layer at the worst position, run eagerly: one tree against width-1 passes."""
+        """Compare every layer's hidden states at the worst position, run eagerly: a tree against width-1 passes."""
         runner = self._model.runner
         layers = range(runner.loaded.num_layers)
         call = runner.reading(list(layers))
@@ -150,12 +150,12 @@ class _Probe:
         return found
 
     def _read(self, prompt: Sequence[int]) -> None:
-        """All of ``prompt`` but its last token is in the cache."""
+        """Prefill all of ``prompt`` but its last token."""
         for _ in self._model.prefill(prompt[:-1]):
             pass
 
     def _plant(self, text: Sequence[int], width: int, seed: int) -> list[int]:
-        """A tree with ``text`` as a path from its root, among others; returns the path's nodes, which are its rows."""
+        """Build a tree with ``text`` as one path from the root. Return the path's nodes, which are also its rows."""
         tree, vocab_size = self._tree, self._model.runner.call.vocab_size
         self._model.order.copy_(torch.arange(tree.num_nodes))
         generator = torch.Generator().manual_seed(seed)
@@ -164,12 +164,12 @@ class _Probe:
         length = min(_path_length(width), len(text))
         path, others = [0], width - length
         for i, token in enumerate(text[1:length]):
-            if others > 0:  # a wrong sibling first, so that accepted rows lie apart
+            if others > 0:  # a wrong sibling first, so that accepted rows are not contiguous
                 tree.attach(path[-1], wrong[i] if wrong[i] != token else (token + 1) % vocab_size, -1.0)
                 others -= 1
             path.append(tree.attach(path[-1], token, -1.0))
         leaf = path[-1]
-        for i in range(others):  # a wrong branch below the path's end
+        for i in range(others):  # a wrong branch below the end of the path
             leaf = tree.attach(leaf, wrong[-1 - i], -1.0)
         return path
 

@@ -1,4 +1,4 @@
-"""The plan of a model, found by the model's content among all plans of this machine."""
+"""Finds the plan of a model among all plans of this machine, by the model's fingerprint."""
 
 import re
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from yggdrasil.scheduling.plan import DeviceName, Plan
 def find_plan(
     model: Source, drafters: Sequence[str] | None, dtype: DtypeName | None, device: DeviceName | None = None
 ) -> Path | None:
-    """The plan for this machine that decodes with this model; None where there is none.
+    """Return the path of the best plan of ``model`` for this machine; None if there is none.
 
-    With ``drafters`` it has all of them, or a calibration left them out since they do not pay, and no other model.
-    Without, its drafters do not matter. Without ``device`` any will do. A calibrated plan is preferred to a provisional
-    one, then one that reads a file's blocks as they are, then the newest.
+    If given, ``drafters`` must all be in the plan, or left out by its calibration as not profitable, and the plan must
+    have no other draft model. ``dtype`` and ``device`` must be the plan's if given. Calibrated plans are preferred to
+    provisional ones, then plans that keep a file's quantised blocks, then newer plans.
     """
     digits = model.fingerprint()
     wanted = {
@@ -33,7 +33,7 @@ def find_plan(
         if dtype not in (None, plan.dtype) or device not in (None, plan.device) or _is_rounded(plan):
             continue
         is_meant = not wanted or _model_of(plan) <= wanted <= _considered(plan) | names_of(plan.model_free)
-        if plan.is_provisional:  # one that was made for drafters that were named once is found for these alone
+        if plan.is_provisional:  # must have been created for the same drafters
             is_meant = _named_for(path) == automatic_name(model, drafters, plan.dtype, plan.device)
         if is_meant:
             rank = (not plan.is_provisional, plan.target.weights == "file", path.stat().st_mtime_ns)
@@ -42,7 +42,7 @@ def find_plan(
 
 
 def _plans_of(fingerprint: str) -> list[tuple[Path, Plan]]:
-    """The plans of a target that fit this machine. Files that do not mention the fingerprint are not parsed."""
+    """Return (path, plan) of a target's plans for this machine. Files without the fingerprint are not parsed."""
     machine, found = current_machine(), list[tuple[Path, Plan]]()
     for entry in list_plans():
         if not entry.fits(machine) or not entry.mentions(fingerprint):
@@ -61,29 +61,29 @@ def _named_for(path: Path) -> str:
 
 
 def _is_rounded(plan: Plan) -> bool:
-    """Whether a model of the plan is rounded when it is loaded, and so differs from the one that was named."""
+    """Return whether loading a model of the plan quantises its weights, which changes its output."""
     models = [plan.target] if plan.drafter is None else [plan.target, plan.drafter]
     return any(model.weights not in ("full", "file") for model in models)
 
 
 def _model_of(plan: Plan) -> set[str]:
-    """The fingerprint of the model that drafts."""
+    """Return the fingerprint of the draft model or head, as a set; empty if there is none."""
     return set() if plan.drafter is None else {plan.drafter.fingerprint}
 
 
 def _considered(plan: Plan) -> set[str]:
-    """The fingerprints of the model that drafts and of one that did not pay."""
+    """Return the fingerprints of the draft model and of one that the calibration left out."""
     return _model_of(plan) | (set() if plan.left_out is None else {plan.left_out.drafter.fingerprint})
 
 
 def plan_name(model: str | Path) -> str:
-    """The name of a model's plan unless another is given: the last part of the model's path, as names may be."""
+    """Return the default name of a model's plan: the last part of the model's path, without special characters."""
     path = expanded(model)
     last = path.stem if is_gguf(path) else path.resolve().name if path.exists() else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".-") or "model"
 
 
 def automatic_name(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, device: DeviceName) -> str:
-    """The name of the provisional plan of a model, one for every choice of drafters and device."""
+    """Return the name of a model's provisional plan for these drafters, dtype and device."""
     named = "".join(f"-{plan_name(drafter)}" for drafter in drafters or ())
     return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}{'' if device == 'cpu' else f'-{device}'}"

@@ -1,4 +1,4 @@
-"""Builds the drafters and the policy that a plan names."""
+"""Builds the drafters and the policy of a plan."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from yggdrasil.runtime.shared import shared_model
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, is_head_first
 
-_OWN_WIDTH, _OWN_MS, _OWN_SURVIVAL = 4, 0.01, 0.5  # assumed for a user's drafter, until its trees are measured
+_OWN_WIDTH, _OWN_MS, _OWN_SURVIVAL = 4, 0.01, 0.5  # initial estimates for a user's drafter
 
 
 def planned_policy(
@@ -41,13 +41,16 @@ def planned_policy(
     drafts: bool = True,
     wants_model_free: bool = True,
 ) -> ObjectivePolicy:
-    """The policy that a plan names: its costs, objective and depth source. ``kind`` may decide otherwise with them.
+    """Build the policy of a plan from its costs, objective and depth source.
 
-    ``drafts``: there is a drafter that costs passes, of which ``learned`` tells if anything does. ``wants_model_free``:
-    guesses that cost none may join its trees or stand in for them.
+    Args:
+        learned: predictor and acceptance tables of the drafter; None: default estimates.
+        kind: class of the policy.
+        drafts: whether there is a drafter that is not model-free.
+        wants_model_free: whether model-free drafts may be used.
 
     Raises:
-        YggdrasilError: the plan's parts, or its predictor, are not of one calibration.
+        YggdrasilError: the plan's parts and its predictor are not from the same calibration.
     """
     drafted, verified = set(plan.shapes.draft_widths), set(plan.shapes.verify_widths)
     if not all(entry.draft_ms.keys() <= drafted and entry.verify_ms.keys() <= verified for entry in plan.costs):
@@ -72,10 +75,10 @@ def planned_policy(
 
 
 def _unknown(shapes: Shapes) -> tuple[dict[int, FloatArray], FloatArray]:
-    """Ratios and survival of trees that were never seen."""
+    """Return default ratios and mean survival, for trees that were not measured."""
     survival = np.float32(_OWN_SURVIVAL) ** np.arange(1, shapes.max_depth + 1, dtype=np.float32)
-    of_a_width = np.array([width > 1 for width in shapes.verify_widths], dtype=np.float32)  # the root alone gives none
-    levels = np.tril(np.ones((shapes.max_depth, shapes.max_depth), dtype=np.float32))  # those of each depth budget
+    of_a_width = np.array([width > 1 for width in shapes.verify_widths], dtype=np.float32)  # width 1 has no draft
+    levels = np.tril(np.ones((shapes.max_depth, shapes.max_depth), dtype=np.float32))  # by depth budget
     return dict.fromkeys(shapes.draft_widths, levels[:, :, None] * of_a_width), survival
 
 
@@ -83,19 +86,19 @@ class Drafting(NamedTuple):
     """The drafters of a plan, and the plan adapted to them."""
 
     plan: Plan
-    drafter: LoadedModel | LoadedHead | Drafter | None  # grows trees, at a cost
+    drafter: LoadedModel | LoadedHead | Drafter | None  # not model-free
     model_free: list[Drafter]
 
 
 def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
-    """``stand_in`` in the place of the plan's own drafter, beside counts unless it looks the text up itself.
+    """Replace the plan's drafter by ``stand_in``, with n-gram statistics unless it is an n-gram drafter itself.
 
     Raises:
-        YggdrasilError: the plan's steps verify no trees.
+        YggdrasilError: the plan has no verify width above 1.
     """
     if plan.shapes.verify_widths == (1,):
         raise YggdrasilError(f"the plan {plan.name} decodes plainly alone and verifies no guess; calibrate another")
-    # What was learned of the plan's own drafter says nothing of another's first guesses.
+    # The predictor of the plan's own drafter does not apply to another.
     adapted = replace(plan, stages=DEFAULT_ORDER, depth_from="mean")
     if not is_model_free(stand_in) and not plan.shapes.draft_widths:
         shapes = replace(plan.shapes, draft_widths=(_OWN_WIDTH,), candidates=max(plan.shapes.candidates, _OWN_WIDTH))
@@ -114,9 +117,9 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
 def planned_drafter(
     plan: Plan, folder: Path, tokenizer: Tokenizer, target: LoadedModel, dtype: str
 ) -> LoadedModel | LoadedHead | None:
-    """Load the plan's draft model or head for ``target``, in ``dtype``; None where the plan has none.
+    """Load the plan's draft model or head for ``target``, in ``dtype``; None if the plan has none.
 
-    ``folder`` holds the draft vocabulary of a head.
+    ``folder`` has the draft vocabulary of a head.
     """
     if plan.drafter is None:
         return None
@@ -134,11 +137,11 @@ def planned_drafter(
 
 
 def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
-    """The tokens that the plan's head drafts among, from ``folder``; None where they are all that it can.
+    """Load the restricted draft vocabulary of the plan's head from ``folder``; None if it is not restricted.
 
     Raises:
         ArtifactError: the file is missing or damaged.
-        YggdrasilError: it is another calibration's.
+        YggdrasilError: the file is from another calibration.
     """
     if plan.draft_vocabulary is None:
         return None
@@ -152,7 +155,7 @@ def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
 
 
 def planned_model_free(plan: Plan, folder: Path) -> list[Drafter]:
-    """The plan's model-free drafters; ``folder`` holds their tables and scorers."""
+    """Build the plan's model-free drafters. ``folder`` has their tables and scorers."""
     return [
         _useful(StatisticsDrafter.load(folder, each), plan)
         if isinstance(each, StatisticsOptions)
@@ -167,7 +170,7 @@ def _useful(counts: StatisticsDrafter, plan: Plan) -> StatisticsDrafter:
 
 
 def check_fingerprint(model: ModelRef, role: str) -> None:
-    """Refuse a model that is not there or is not the one of the plan."""
+    """Check that a plan's model exists and has the recorded fingerprint."""
     given = model.path()
     if not Path(given).exists() and Path(given).is_absolute():
         raise YggdrasilError(f"the plan's {role} {given} is not there; restore it or calibrate with its new place")

@@ -1,4 +1,4 @@
-"""The sampling that a model's files recommend: ``generation_config.json``, or the metadata of a GGUF file."""
+"""Reads recommended sampling parameters from ``generation_config.json`` or a GGUF file's metadata."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,27 +12,27 @@ from yggdrasil.errors import YggdrasilError
 if TYPE_CHECKING:
     from yggdrasil.engine.decoder import Decoder
 
-# Fields of ``SamplingParams`` by their names in generation_config.json and in GGUF files.
+# Names in generation_config.json and in GGUF files, for fields of ``SamplingParams``.
 _HF = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")}
 _GGUF = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
          "penalty_repeat": "repetition_penalty"}  # fmt: skip
-_HF_DEFAULTS = {"temperature": 1.0, "top_k": 50}  # of transformers, where a configuration samples
+_HF_DEFAULTS = {"temperature": 1.0, "top_k": 50}  # defaults of transformers with do_sample
 _USUAL = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
 
 class RecommendedSampling(NamedTuple):
-    """Sampling parameters and where they come from."""
+    """Sampling parameters with a description of their origin."""
 
     params: SamplingParams
     origin: str
 
     def describe(self) -> str:
-        """Return one line for a person."""
+        """Return a one-line description."""
         return f"{describe(self.params)} ({self.origin})"
 
 
 def describe(params: SamplingParams) -> str:
-    """Return the sampling parameters in a few words."""
+    """Return a short description of sampling parameters."""
     if params.is_greedy:
         return "greedy"
     found = [f"temperature {params.temperature:g}"]
@@ -43,7 +43,7 @@ def describe(params: SamplingParams) -> str:
 
 
 def recommended_sampling_of(decoder: "Decoder") -> RecommendedSampling:
-    """The sampling that the files of the decoder's target recommend; llama.cpp's where they name none."""
+    """Return the sampling that the files of the decoder's target recommend; llama.cpp's defaults if they have none."""
     from yggdrasil.checkpoints.source import Source
 
     if decoder.plan is None:
@@ -53,7 +53,7 @@ def recommended_sampling_of(decoder: "Decoder") -> RecommendedSampling:
 
 
 def recommended_sampling(folder: Path | None, gguf: Path | None) -> RecommendedSampling:
-    """The sampling of a checkpoint folder or a GGUF file; values that cannot be are left out."""
+    """Return the sampling of a checkpoint folder or a GGUF file, without values that are out of range."""
     if gguf is not None:
         facts = read_gguf_header(gguf).facts
         given = {ours: facts.get(f"general.sampling.{theirs}") for theirs, ours in _GGUF.items()}
@@ -77,15 +77,15 @@ def _generation_config(folder: Path) -> Mapping[str, Any] | None:
 
 
 def _present(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers alone; JSON has true for one, and null for what is not said."""
+    """Return the entries that are numbers. JSON may have null, or true instead of 1."""
     return {name: value for name, value in given.items() if isinstance(value, int | float) and value is not True}
 
 
 def _params(given: Mapping[str, Any]) -> SamplingParams:
-    """Parameters of what can be so: a value out of its range counts as not given."""
+    """Build sampling parameters. Values out of their range are ignored."""
     known: dict[str, Any] = {}
     for name, value in given.items():
-        number = int(value) if name == "top_k" else float(f"{float(value):.6g}")  # a GGUF file has 32 bits of it
+        number = int(value) if name == "top_k" else float(f"{float(value):.6g}")  # GGUF values are float32
         tried: dict[str, Any] = {**known, name: number}
         try:
             SamplingParams(**tried)

@@ -1,4 +1,4 @@
-"""One request and what it gives."""
+"""One request and its result."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,18 +16,18 @@ from yggdrasil.errors import YggdrasilError
 
 
 class RequestLock:
-    """Lets one request at a time run on a decoder, whichever threads start them."""
+    """Lock by which a decoder runs one request at a time, from any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._holder: int | None = None  # the thread whose request runs
+        self._holder: int | None = None  # id of the thread whose request runs
 
     @contextmanager
     def take(self, *, wait: bool) -> Iterator[None]:
-        """Hold the lock; ``wait`` until it is free.
+        """Hold the lock while the block runs. With ``wait``, first wait until it is free.
 
         Raises:
-            YggdrasilError: it is held and ``wait`` is false, or this thread holds it, so that waiting would never end.
+            YggdrasilError: the lock is held and ``wait`` is false, or this thread holds it (a deadlock).
         """
         if not self._lock.acquire(blocking=False):
             self._wait(wait=wait)
@@ -51,20 +51,20 @@ class RequestLock:
 
 @dataclass(frozen=True)
 class Generation:
-    """One finished request."""
+    """The result of a request: text, tokens, finish reason and metrics."""
 
     prompt_tokens: int
     tokens: list[int]
     text: str
     finish_reason: FinishReason
     metrics: Metrics
-    logprobs: list[TokenLogprobs] | None = None  # one a token, where they were asked for
+    logprobs: list[TokenLogprobs] | None = None  # one per token; None if not requested
 
 
 class Request:
-    """One request under way: an iterator of final text, cancelled by not iterating further.
+    """A running request: an iterable of final text, which can be iterated once. Stop iterating to cancel it.
 
-    It holds the decoder's lock from the first piece on until it ends, is closed, or its iterator is garbage-collected.
+    It holds the decoder's lock from the first piece until it ends, is closed, or its iterator is garbage-collected.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Request:
         self._stream = stream
         self._prepared = prepared
         self._wait = wait
-        self._ended = ended  # called with prompt, answer and trace, however the request ends
+        self._ended = ended  # called with prompt, answer and trace at the end, also after errors
         self._trace = Trace(watch=watch)
         self._has_begun = False
         self._iterators: WeakSet[Generator[str, None, None]] = WeakSet()
@@ -108,15 +108,15 @@ class Request:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The tokens that are certain so far."""
+        """Return the tokens generated so far."""
         return self._stream.tokens
 
     def logprobs(self, start: int = 0) -> list[TokenLogprobs]:
-        """Log-probabilities of the certain tokens from index ``start`` on; empty unless the request asked for them."""
+        """Return log-probabilities of the generated tokens from index ``start``; empty if not requested."""
         sampler = self._prepared.sampler
         if sampler is None or sampler.params.logprobs is None:
             return []
-        # A walk may go on past the text's end; what it noted there is dropped with its tokens.
+        # Acceptance may continue after the end of the text: drop its surplus entries.
         return sampler.logprobs[start : len(self._stream.tokens)]
 
     def finished(self) -> Generation:
@@ -126,12 +126,12 @@ class Request:
         return self.result()
 
     def in_stretches(self, iterations: float) -> Iterator[str]:
-        """Iterate without streaming: ``iterations`` decoding iterations run for each item, which holds no text."""
+        """Iterate without streaming. Each item is an empty text, after ``iterations`` decoding iterations."""
         self._stream.is_read, self._stream.most_unread = False, iterations
         return iter(self)
 
     def result(self) -> Generation:
-        """Return what was generated so far; the finish reason is ``cancelled`` where the text had not ended."""
+        """End the request and return the result. The finish reason is ``cancelled`` if the text had not ended."""
         for pieces in list(self._iterators):
             if isinstance(pieces, GeneratorType) and not pieces.gi_running:
                 pieces.close()

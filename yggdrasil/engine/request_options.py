@@ -1,4 +1,4 @@
-"""What a caller may set for one request: the one place where all of it is checked."""
+"""Options of one request, and their checks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -9,24 +9,27 @@ from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.arguments import check_flag, check_integer, check_texts, check_tokens
 from yggdrasil.errors import ArgumentTypeError, ContextFull, YggdrasilError
 
-if TYPE_CHECKING:  # torch comes with it, and options are checked before that is imported
+if TYPE_CHECKING:  # imports torch, which checking options must not
     from yggdrasil.engine.trace import Watch
 
 
 class RequestOptions(TypedDict, total=False):
-    """Options of ``generate``, ``stream``, ``chat`` and the rest; defaults are those of ``RequestSettings``."""
+    """Keyword options of a decoder's ``generate``, ``stream``, ``chat``, ``stream_chat`` and ``start``.
+
+    ``RequestSettings`` has the defaults.
+    """
 
     max_new_tokens: int
-    stop: str | Sequence[str] | None  # end before any of these texts; seen with special tokens
-    include_stop: bool  # keep the stop text
-    ignore_eos: bool  # go on after end tokens
+    stop: str | Sequence[str] | None  # end before any of these texts, which may include special tokens
+    include_stop: bool  # include the stop text in the answer
+    ignore_eos: bool  # continue after end tokens
     speculation: bool | Speculation  # False: plain compiled decoding
     sampling: SamplingParams
-    watch: "Watch | None"  # is told of each iteration's tree, in the thread that decodes
-    wait: bool  # for another thread's request on this decoder, instead of being refused
-    begins_turn: bool  # the text is a chat's answer, and does not go on from the prompt's last letter
-    keeps_special: bool  # leave special tokens in the text
-    stop_tokens: Sequence[int]  # end at any of these tokens too, which the text then lacks
+    watch: "Watch | None"  # called with each iteration's tree, in the decoding thread
+    wait: bool  # wait for another thread's request on this decoder, instead of raising
+    begins_turn: bool  # the text is a chat's answer, not a continuation of the prompt's text
+    keeps_special: bool  # keep special tokens in the text
+    stop_tokens: Sequence[int]  # further end tokens, which are not in the text
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class RequestSettings:
     """Checked options of one request.
 
     Raises:
-        YggdrasilError: an option that cannot be so; a ``TypeError`` or ``ValueError`` too.
+        YggdrasilError: an option is invalid. The error is also a ``TypeError`` or ``ValueError``.
     """
 
     max_new_tokens: int = 128
@@ -51,7 +54,7 @@ class RequestSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "RequestSettings":
-        """Make the settings from a caller's keyword arguments, which may be invalid."""
+        """Build the settings from a caller's keyword arguments, which may be invalid."""
         names = [field.name for field in fields(cls)]
         unknown = next((name for name in options if name not in names), None)
         if unknown is not None:
@@ -77,7 +80,7 @@ class RequestSettings:
 
 
 def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> None:
-    """Refuse a prompt that is empty, fills a context of ``limit`` tokens or holds invalid tokens."""
+    """Check that a prompt is not empty, has fewer than ``limit`` tokens, and that all are in the vocabulary."""
     if not tokens:
         raise YggdrasilError("the prompt is empty; give at least one token of text")
     if len(tokens) >= limit:

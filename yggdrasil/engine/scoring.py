@@ -1,4 +1,4 @@
-"""Log-probabilities of a given text: it is read as trees without branches, whose rows all have logits."""
+"""Computes log-probabilities of a given text by verification passes, in which the text is a tree without branches."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,12 +12,12 @@ from yggdrasil.tree.widths import fitting
 
 @torch.inference_mode()
 def score(assembly: Assembly, tokens: Sequence[int], top: int) -> Iterator[list[TokenLogprobs]]:
-    """Of every token but the first, a pass of the target at a time, with the ``top`` likeliest in its place.
+    """Yield log-probabilities of every token but the first, pass by pass, each with the ``top`` best tokens.
 
-    The text's rows are in the cache afterwards, as a prompt's would be.
+    The text's KV entries are in the cache afterwards, as after a prefill.
 
     Raises:
-        YggdrasilError: the plan has passes of one row alone.
+        YggdrasilError: the plan has no verify width above 1.
     """
     target, widths = assembly.logit_target, [width for width in assembly.shapes.verify_widths if width > 1]
     if not widths:

@@ -1,4 +1,4 @@
-"""Text of a growing token sequence, and where it must end: exactly where plain decoding ends."""
+"""Incremental detokenisation with end conditions. The text ends exactly where plain decoding would end."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -10,31 +10,31 @@ from tokenizers.decoders import DecodeStream
 
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 
-_FARTHEST = 16  # tokens before, in which a letter is looked for
+_FARTHEST = 16  # the most earlier tokens that are used as context
 
 
 class IncrementalDetokenizer:
-    """Text of tokens, piece by piece, as they come behind the text ``before`` them.
+    """Detokeniser of a growing token sequence, piece by piece, after the tokens ``before``.
 
-    A piece ends with a whole character. Where later bytes belong to none and would change those before, too (a decoder
-    that falls back to bytes takes all in a row as one), what was told stands and they are replacement characters.
+    A piece ends with a whole character. Later invalid bytes could change earlier characters (a byte-fallback decoder
+    decodes consecutive bytes together). Returned pieces then stay, and the bytes become replacement characters.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, skip_special: bool, before: Sequence[int] = ()) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
-        self._before = self._told = self._last_text(before)  # what the next piece follows
-        self._held: list[int] = []  # tokens that no piece has told yet
+        self._before = self._told = self._last_text(before)  # tokens after which the next piece is decoded
+        self._held: list[int] = []  # tokens that no returned piece includes yet
         self._begin()
 
     def _begin(self) -> None:
         self._stream = DecodeStream(ids=self._told, skip_special_tokens=self._skip_special)
 
     def step(self, tokens: list[int]) -> str:
-        """The piece that more tokens complete, which may be none."""
+        """Add tokens and return the text that became complete, which may be empty."""
         self._held += tokens
         try:
             piece = self._stream.step(self._tokenizer, tokens) or ""
-        except Exception:  # noqa: BLE001  (it has no narrower one for text that would have to change)
+        except Exception:  # noqa: BLE001  (tokenizers has no narrower exception for text that would have to change)
             piece = self.held()
             self._told, self._held = self._held, []
             self._begin()
@@ -44,11 +44,11 @@ class IncrementalDetokenizer:
         return piece
 
     def held(self) -> str:
-        """Text of the tokens that is in no piece yet, if no more tokens follow."""
+        """Return the text of the held tokens, as if no more followed."""
         return self._behind(self._told, self._held)
 
     def whole(self, tokens: Sequence[int]) -> str:
-        """All text of these tokens, if they are all that there are."""
+        """Return the text of all ``tokens`` together, after ``before``."""
         return self._behind(self._before, tokens)
 
     def _behind(self, told: list[int], tokens: Sequence[int]) -> str:
@@ -56,8 +56,9 @@ class IncrementalDetokenizer:
         return whole[len(before) :] if whole.startswith(before) else self._decode(tokens)
 
     def _last_text(self, tokens: Sequence[int]) -> list[int]:
-        """As few of the last tokens as have text that ends with a whole character, or all: some decoders cut off a
-        space that nothing comes before.
+        """Return the fewest last tokens whose text is not empty and ends with a whole character; empty if none are.
+
+        They are the context of later pieces, because some decoders strip the leading space of a text.
         """
         for count in range(1, min(len(tokens), _FARTHEST) + 1):
             last = list(tokens[-count:])
@@ -74,12 +75,12 @@ FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
 
 
 class TextStream:
-    """Decodes tokens as they become certain and looks for the end after each one.
+    """Stream of generated text: detokenises committed tokens and checks the end conditions after each one.
 
-    A block of accepted tokens is fed one by one, so an end inside the block is seen at the same token as in plain
-    decoding. Special tokens show in ``text`` with ``keeps_special`` alone, but stop strings are always looked for
-    where they do. Text that could still become part of a stop string is held back until it is decided. ``before``
-    are tokens whose text it goes on from; without them it begins as a text of its own does.
+    In a block of accepted tokens the end is found at the same token as in plain decoding. Special tokens are in
+    ``text`` only with ``keeps_special``, but stop strings are always matched against the text with special tokens.
+    Text that may be the start of a stop string is held back. ``before`` are the tokens whose text is continued; if
+    empty, a new text begins.
     """
 
     def __init__(
@@ -101,19 +102,19 @@ class TextStream:
         self._stop = _StopStrings(tokenizer, stop, before) if stop else None
         self._include_stop = include_stop
         self._released = 0
-        self.is_read = True  # while it grows; else there is none before its end
-        self.most_unread = inf  # iterations in a row, where it is not
+        self.is_read = True  # whether ``text`` is read before the end; if not, it is only built at the end
+        self.most_unread = inf  # the most iterations between two reads, if not is_read
         self.tokens: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be taken."""
+        """Return the number of tokens that may still be added."""
         return self._max_new_tokens - len(self.tokens)
 
     def push(self, tokens: Sequence[int]) -> int:
-        """Take certain tokens until the text ends; returns how many were taken."""
+        """Add committed tokens until the text ends. Return the number of added tokens."""
         if self._stop is None and self.finish_reason is None:
             return self._push_block(tokens)
         for taken, token in enumerate(tokens):
@@ -125,7 +126,7 @@ class TextStream:
         return len(tokens)
 
     def _push_block(self, tokens: Sequence[int]) -> int:
-        """Where no stop string can end the text, all are decoded in one go, or not before the end."""
+        """Add tokens without stop strings: detokenise all in one call, or only at the end."""
         block = list(tokens[: self._max_new_tokens - len(self.tokens)])
         end = None
         if not self._eos_tokens.isdisjoint(block):
@@ -154,7 +155,7 @@ class TextStream:
             self.finish_reason = "length"
 
     def release(self) -> str:
-        """New text that is final: all of it once the end was found, else all but a possible start of a stop string."""
+        """Return new final text: all after the end was found, else all but a possible start of a stop string."""
         end = len(self.text)
         if self.finish_reason is None and self._stop is not None:
             end = self._stop.decided()
@@ -163,14 +164,14 @@ class TextStream:
         return piece
 
     def finish(self, reason: FinishReason) -> None:
-        """End for a reason from outside (context full, cancelled)."""
+        """End the text for an external reason (context, cancelled)."""
         if self.finish_reason is None:
             self.finish_reason = reason
             self._flush()
 
     def _flush(self) -> None:
-        """Add what was held back because a character was not whole: the text is what the tokens decode to."""
-        if self.finish_reason == "stop":  # cut within the text: nothing follows
+        """Add the text of an incomplete last character, so that the text is what the tokens decode to."""
+        if self.finish_reason == "stop":  # the text was cut: nothing follows
             return
         tokens = self.tokens[:-1] if self.finish_reason == "eos" else self.tokens
         whole = self._pieces.whole(tokens)
@@ -178,24 +179,24 @@ class TextStream:
 
 
 class _Found(NamedTuple):
-    """Where a stop string stands in the text that is shown."""
+    """The range of a stop string in the visible text, in characters."""
 
     start: int
     end: int
 
 
 class _StopStrings:
-    """Looks for stop strings in the text with its special tokens, and says where that is in the text without."""
+    """Matcher of stop strings in the text with special tokens, with positions mapped to the visible text."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int]) -> None:
         self._pieces = IncrementalDetokenizer(tokenizer.backend_tokenizer, skip_special=False, before=before)
         self._stop = list(stop)
         self._longest = max(map(len, stop))
-        self._text = ""  # special tokens included
-        self._ends: list[tuple[int, int]] = [(0, 0)]  # after each token: of this text, of the shown one
+        self._text = ""  # with special tokens
+        self._ends: list[tuple[int, int]] = [(0, 0)]  # per token: (length of this text, of the visible text) after it
 
     def push(self, token: int, shown: int) -> _Found | None:
-        """One more token, with which the shown text is ``shown`` long; the stop string that is complete now."""
+        """Add a token, after which the visible text has ``shown`` characters. Return a stop string if complete."""
         start = max(0, len(self._text) - self._longest + 1)
         self._text += self._pieces.step([token])
         self._ends.append((len(self._text), shown))
@@ -206,7 +207,7 @@ class _StopStrings:
         return _Found(self._shown(place), self._shown(place + len(text)))
 
     def decided(self) -> int:
-        """Length of the shown text that no stop string can begin in any more."""
+        """Return the length of the visible text in which no stop string can begin any more."""
         for size in range(min(self._longest - 1, len(self._text)), 0, -1):
             tail = self._text[-size:]
             if any(text.startswith(tail) for text in self._stop):
@@ -214,9 +215,9 @@ class _StopStrings:
         return self._ends[-1][1]
 
     def _shown(self, place: int) -> int:
-        """The place in the shown text: as far before the end of its own token, within what that shows.
+        """Map a position to the visible text, by its distance from the end of its token.
 
-        From the end, since text that nothing shown comes before may lack its first space.
+        The distance is from the end, because the first visible token may lack its leading space.
         """
         index = bisect_right(self._ends, place, key=lambda ends: ends[0]) - 1
         (_, least), (after, most) = self._ends[index], self._ends[min(index + 1, len(self._ends) - 1)]

@@ -14,16 +14,16 @@ from yggdrasil.tree.token_tree import TokenTree
 
 @dataclass(frozen=True)
 class IterationTree:
-    """The tree of an iteration, a copy. Node 0 is the last certain token; a plain step has no other."""
+    """A copy of an iteration's tree. Node 0 is the last committed token, and the only one of a plain step."""
 
-    drafter: str  # names of the drafters, several with " + " between them; "none" for a plain step
+    drafter: str  # names of the drafters, joined by " + "; "none" for a plain step
     tokens: list[int]
     parents: list[int]
-    verified: list[int]  # nodes that the target's pass read
+    verified: list[int]  # nodes in the target's pass
     accepted: list[int]  # nodes of the accepted path, the root first
-    bonus: int  # the token that the target added
-    drafted: int = 0  # nodes that the drafter attached, which come first; those behind them are model-free drafts
-    scores: Sequence[float] = ()  # log-acceptance estimates of the nodes
+    bonus: int  # the bonus token
+    drafted: int = 0  # nodes 1 .. drafted are the drafter's; later ones are model-free drafts
+    scores: Sequence[float] = ()  # estimated log-probability of acceptance of each node
     shape: TreeShape = PLAIN_STEP
 
 
@@ -33,32 +33,32 @@ Watch = Callable[[IterationTree], None]
 def iteration_tree(
     tree: TokenTree, order: Tensor, shape: TreeShape, root: int, outcome: Outcome, drafters: str
 ) -> IterationTree:
-    """The tree of an iteration as it is after acceptance, before anything is planted anew."""
+    """Copy the tree of an iteration after acceptance, before the next root is planted."""
     if shape.verify_width == 1:
         return IterationTree("none", [root], [0], [0], [0], outcome.tokens[-1])
     size = tree.size
     verified = [node for node in order[: shape.verify_width].tolist() if node < size]
     tokens, parents, scores = (buffer[:size].tolist() for buffer in (tree.tokens, tree.parents, tree.scores))
     drafted = min(size - 1, shape.width * shape.depth)
-    nodes = sorted(order[: shape.verify_width].tolist())  # by row; a captured step names rows alone
+    nodes = sorted(order[: shape.verify_width].tolist())  # by row of the pass
     accepted, bonus = [nodes[row] for row in outcome.rows], outcome.tokens[-1]
     return IterationTree(drafters, tokens, parents, verified, accepted, bonus, drafted, scores, shape)
 
 
 @dataclass(frozen=True)
 class DecodingReport:
-    """By which rule a request was decoded, and how near its decisions were; None where nothing was counted."""
+    """How a request was decoded: rule, sampling, exactness and near ties. Counts are None if not measured."""
 
     rule: str = "match"
-    lossless: bool = True  # whether the output follows the target's own distribution
+    lossless: bool = True  # whether the output has the target's own distribution
     temperature: float = 0.0
-    seed: int | None = None  # None where nothing was drawn
+    seed: int | None = None  # None if nothing was sampled
     exactness: str = "fast"
-    tolerance: float | None = None  # logits; a decision led by less is a near tie
+    tolerance: float | None = None  # in logits; a decision with a smaller lead is a near tie
     near_ties: int | None = None
     width_one_passes: int | None = None
-    flips: int | None = None  # near ties that a width-1 pass decides otherwise: mended by strict, counted by audit
-    calibrated_temperature: float | None = None  # the plan's, where it is not the request's
+    flips: int | None = None  # near ties that a width-1 pass decides differently: corrected by strict, counted by audit
+    calibrated_temperature: float | None = None  # the plan's, if it is not the request's
 
 
 @dataclass
@@ -69,23 +69,23 @@ class Trace:
     last_shape: TreeShape = PLAIN_STEP
     iterations: int = 0
     plain_steps: int = 0
-    model_free_trees: int = 0  # iterations that verified model-free drafts alone
-    tokens: int = 0  # emitted by iterations, i.e. without the prefill's token
-    proposed: int = 0  # drafted tokens that were verified
+    model_free_trees: int = 0  # iterations that verified only model-free drafts
+    tokens: int = 0  # from iterations, without the prefill's token
+    proposed: int = 0  # verified drafted tokens
     accepted: int = 0
-    accepted_by_depth: Counter[int] = field(default_factory=Counter)  # iterations that accepted at least so many
+    accepted_by_depth: Counter[int] = field(default_factory=Counter)  # iterations by least depth accepted
     stage_ns: Counter[str] = field(default_factory=Counter)
     expected_tokens: float = 0.0  # expected before verification, bonus included
-    predicted_ms: float = 0.0  # of all iterations, by the plan's costs
-    reused_tokens: int = 0  # of the prompt, whose rows the cache held from an earlier request
+    predicted_ms: float = 0.0  # predicted time of all iterations
+    reused_tokens: int = 0  # prompt tokens reused from the cache
     watch: Callable[[Any], None] | None = None  # called with each iteration's ``IterationTree``
-    passes: Counter[int] = field(default_factory=Counter)  # of the target that were timed, by their width
-    passes_ns: Counter[int] = field(default_factory=Counter)  # what those of a width took together
+    passes: Counter[int] = field(default_factory=Counter)  # timed target passes, by width
+    passes_ns: Counter[int] = field(default_factory=Counter)  # total time of those passes, by width
     prefill_ns: int = 0
     decode_ns: int = 0
 
     def note(self, shape: TreeShape, tokens: int, expected: float, predicted_ms: float) -> None:
-        """One iteration emitted ``tokens``, bonus included, where ``expected`` were expected."""
+        """Count an iteration with ``tokens`` emitted tokens. Both token numbers include the bonus token."""
         self.expected_tokens += expected
         self.predicted_ms += predicted_ms
         self.shapes[shape] += 1
@@ -102,7 +102,7 @@ class Trace:
                 self.accepted_by_depth[depth] += 1
 
     def note_pass(self, nanoseconds: int) -> None:
-        """The target's pass of the last iteration took so long."""
+        """Add the time of the last iteration's target pass."""
         width = self.last_shape.verify_width if self.last_shape.depth else 1
         self.passes[width] += 1
         self.passes_ns[width] += nanoseconds
@@ -114,7 +114,7 @@ class Trace:
             self.stage_ns["verify"] = verified_ns
 
     def metrics(self) -> "Metrics":
-        """Figures of the request."""
+        """Compute the metrics of the request."""
         decode_ms = self.decode_ns / 1e6
         model_ms = sum(self.stage_ns[stage] for stage in MODEL_STAGES) / 1e6
         histograms: list[Counter[int]] = [Counter(), Counter(), Counter()]
@@ -141,24 +141,24 @@ class Trace:
         )
 
 
-# Stages whose time is spent inside the two models; the rest, and what lies between stages, is overhead.
+# Stages that run a model. Other stages, and time between stages, count as overhead.
 MODEL_STAGES = ("head_draft", "draft_steps", "tail_draft", "verify", "plain")
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of one request; AAL and tokens per step count the bonus token, TPOT excludes the first token."""
+    """Metrics of one request. AAL includes the bonus token; TPOT excludes the first token."""
 
     iterations: int
     aal: float
     tpot_ms: float
     ttft_ms: float
-    reused_tokens: int  # of the prompt, not read again because an earlier request had
+    reused_tokens: int  # prompt tokens reused from the cache
     proposed: int
     accepted: int
     acceptance_rate: float
     plain_steps: int
-    model_free_trees: int  # iterations that verified model-free drafts alone; their draft width is 0
+    model_free_trees: int  # iterations that verified only model-free drafts; their draft width is 0
     depths: dict[int, int]
     draft_widths: dict[int, int]
     verify_widths: dict[int, int]

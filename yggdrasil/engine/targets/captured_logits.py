@@ -1,6 +1,6 @@
-"""Captured passes whose logits come to the host: what requests need that sample, or that ask for log-probabilities.
+"""Captured passes that copy their logits to the host, for requests that accept on the host.
 
-Each pass is one launch, one transfer and one wait; accepted rows are kept by one more launch.
+Each pass is one launch, one transfer and one wait. Moving accepted rows is one more launch.
 Dims: W rows of a pass, V vocabulary, H hidden size.
 """
 
@@ -19,7 +19,7 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class CapturedLogits:
-    """Passes over inputs that others write; the steps "plain-logits" and "verify-logits" of ``runner`` are defined."""
+    """Captures of the runner's steps "plain-logits" and "verify-logits". Callers write the steps' inputs."""
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, order: Tensor, start: Tensor, widths: Sequence[int]
@@ -27,33 +27,33 @@ class CapturedLogits:
         assert runner.recorder is not None
         device = runner.loaded.device
         self._runner, self._tree, self._order, self._start = runner, tree, order, start
-        self._gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # the last of a step's outputs then
+        self._gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # if so, they are the last output of a step
         self._move = CapturedMover(runner.cache, runner.recorder, max(1, *widths))
         self._plain = runner.recorder.capture(runner.step("plain-logits", 1))
         self._trees = {width: runner.recorder.capture(partial(self._tree_pass, width)) for width in widths if width > 1}
         self._copies = HostCopies(device)
-        self.expected = 1.0  # tokens of the last tree, the bonus token included
+        self.expected = 1.0  # expected tokens of the last tree, bonus token included
 
     def captures(self) -> Iterator[Capture]:
-        """All of them, to be prepared between requests."""
+        """Yield all captures, to be prepared between requests."""
         yield from (self._plain, *self._trees.values(), self._move.capture)
 
     def plain(self) -> Sequence[Tensor]:
-        """Outputs of ``PlainLogitsStep``: on the host, the layers' states for drafters on the device."""
+        """Run ``PlainLogitsStep`` and return its outputs: on the host, except *layers, which stay on the device."""
         logits, hidden, *layers = self._plain()
         (logits, hidden), layers = self._on_host([logits, hidden], layers)
         return logits, hidden, *layers
 
     def tree(self, width: int) -> Sequence[Tensor]:
-        """Outputs of ``VerifyLogitsStep`` over the ``width`` best nodes, as ``plain`` gives them."""
+        """Run ``VerifyLogitsStep`` over the ``width`` best nodes. Return its outputs as ``plain`` does."""
         expected, layout, logits, hidden, *layers = self._trees[width]()
         (expected, layout, logits, hidden), layers = self._on_host([expected, layout, logits, hidden], layers)
         self.expected = float(expected)
         return layout, logits, hidden, *layers
 
     def keep(self, start: int, rows: Sequence[int]) -> None:
-        """Move accepted ``rows`` of the last pass, which ascend, to the slots from ``start`` on."""
-        if rows and rows[-1] >= len(rows):  # else every one is where it belongs
+        """Move the accepted ``rows`` of the last pass, in ascending order, to the slots from ``start``."""
+        if rows and rows[-1] >= len(rows):  # else each is already at its slot
             self._move([start + row for row in rows], start)
 
     def _on_host(self, wanted: list[Tensor], layers: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

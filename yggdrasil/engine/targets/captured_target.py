@@ -1,7 +1,7 @@
 """The target model of captured steps: ranking, verification, acceptance and commit in one launch.
 
-The host sends a few integers before a step and reads one small vector after it; nothing in between waits for it. So
-the verify width is chosen before drafting: ranking the tree is part of verification.
+The host writes a few integers before a step and reads one small vector after it; the device does not wait for it in
+between. Ranking the tree is part of verification, so the verify width is chosen before drafting.
 
 Dims: W verified nodes, H hidden size.
 """
@@ -26,7 +26,11 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 def check_capturable(schedule: Schedule) -> None:
-    """YggdrasilError unless captured steps can run ``schedule``: they accept and commit within verification."""
+    """Check that captured steps support ``schedule``.
+
+    Raises:
+        YggdrasilError: the schedule accepts on the host.
+    """
     if schedule.variants["accept"] == "host":
         raise YggdrasilError(
             "captured steps, which a GPU runs, accept on the device and cannot run the stage accept=host; take a plan "
@@ -35,7 +39,7 @@ def check_capturable(schedule: Schedule) -> None:
 
 
 class CapturedTarget(PromptReader):
-    """``TargetModel`` for the backend "cudagraph": the same calls, with the host out of the way."""
+    """Target of the backend "cudagraph", with the interface of ``TargetModel``."""
 
     ranks_nodes = True
 
@@ -49,8 +53,8 @@ class CapturedTarget(PromptReader):
         words = 2 + 4 * most + 1 + self._hidden_words + (2 + NUM_RUNNERS_UP) * most
         self._readback = Readback(words, runner.loaded.device)
         self._recorder = runner.recorder
-        self._kind: SamplingKind | None = None  # None: greedy, without processors
-        self._verify_widths = [width for width in verify_widths if width > 1]  # the root alone is a plain step
+        self._kind: SamplingKind | None = None  # None: greedy, without logits processors
+        self._verify_widths = [width for width in verify_widths if width > 1]  # width 1 is a plain step
         self.captures: dict[tuple[str, int], Capture] = {}
         for width in self.prefill_widths:
             self.captures["prefill", width] = self._recorder.capture(partial(self._read_one, "prefill", width))
@@ -62,11 +66,11 @@ class CapturedTarget(PromptReader):
 
     @cached_property
     def sampling(self) -> SamplingTensors:
-        """Parameters of the requests that sample."""
+        """Return the sampling parameters' buffers on the device, created on first use."""
         return SamplingTensors(self.vocab_size, self.runner.loaded.device)
 
     def choose_by(self, kind: SamplingKind | None) -> list[Capture]:
-        """Choose the tokens of later requests so; returns captures that must be prepared first, those of a new kind."""
+        """Set how later requests choose tokens. Return the captures of a new kind, which must be prepared first."""
         self._kind = kind
         if kind is None or ("plain" + kind.name, 1) in self.captures:
             return []
@@ -90,7 +94,7 @@ class CapturedTarget(PromptReader):
                 yield outcome
 
     def _first(self, kind: SamplingKind, logits: Tensor) -> int:
-        """The first token of a request, sampled from ``logits`` [1, V]."""
+        """Sample the first token of a request from ``logits`` [1, V]."""
         position = torch.full((1,), self.length, device=logits.device)
         choice = choose(kind, logits, position, None, self.sampling.tensors())
         self.sampling.count(choice, torch.ones_like(choice))
@@ -102,19 +106,19 @@ class CapturedTarget(PromptReader):
             outputs = packed, *others
             self.text.num_rows += count
             rows = list(range(count))
-            # The next chunk's states take the place of these.
+            # Cloned, because the next chunk overwrites them.
             layers = {layer: states.clone() for layer, states in self._layers(outputs, slice(count)).items()}
             yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers), logits
 
     def plain(self, token: int) -> Outcome:
-        """Read ``token``, the last certain one, and choose its successor."""
+        """Run ``token``, the last committed one, and choose its successor."""
         outputs = self.launch_plain(token)
         outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]
         seen = self._seen(outputs[0], 1, [token])
         return self._outcome(outputs[0], 1)._replace(layers=self._layers(outputs, slice(1)), seen=seen)
 
     def launch_plain(self, token: int) -> Sequence[Tensor]:
-        """Launch what ``plain`` waits for."""
+        """Launch a plain step without waiting for it."""
         self._tokens.write(token)
         self._start.write(self.length)
         packed, *layers = self.captures[self._step("plain"), 1]()
@@ -122,14 +126,14 @@ class CapturedTarget(PromptReader):
         return packed, *layers
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch ranking, verification, acceptance and commit of the ``width`` best nodes; ``accept`` waits for it."""
+        """Launch ranking, verification, acceptance and commit of the ``width`` best nodes. ``accept`` waits for it."""
         self._start.write(self.length)
         packed, *layers = self.captures[self._step("verify"), width]()
         self._readback.begin(packed)
         return packed, *layers
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """What verification accepted."""
+        """Wait for verification and return its outcome."""
         packed = self._readback.wait(outputs[0].numel())
         outcome = self._outcome(packed, width)
         nodes = packed[2 + 3 * width : 2 + 4 * width].tolist()
@@ -138,27 +142,27 @@ class CapturedTarget(PromptReader):
         return outcome._replace(layers=self._layers(outputs, outcome.rows), seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """YggdrasilError: the device has accepted and committed by then."""
+        """Raise YggdrasilError: captured steps accept on the device."""
         raise YggdrasilError("captured steps accept on the device; take a plan with accept=device")
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Each verified row's node and the target's choice after it, [W] int64 each, on the device."""
+        """Return each verified row's node and the target's token after it, [W] int64 each, on the device."""
         return _nodes_and_choices(outputs[0], width)
 
     def read_choices(self, outputs: Sequence[Tensor], width: int) -> tuple[list[int], list[int]]:
-        """The same on the host, after ``accept``."""
+        """Return what ``guesses`` returns, as lists. Call this after ``accept``."""
         nodes, choices = _nodes_and_choices(self._readback.wait(outputs[0].numel()), width)
         return nodes.tolist(), choices.tolist()
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Count the accepted rows; the device has moved them."""
+        """Count the accepted rows, which the device has already moved."""
         self.text.num_rows += len(rows)
 
     def _step(self, name: str) -> str:
         return name if self._kind is None else name + self._kind.name
 
     def _launch(self, name: str, width: int) -> Sequence[Tensor]:
-        """Replay and bring the packed result to the host: the one transfer from the device in an iteration."""
+        """Replay a capture and copy its packed result to the host: the only transfer from the device per iteration."""
         packed, *layers = self.captures[name, width]()
         return self._readback.read(packed), *layers
 
@@ -172,7 +176,7 @@ class CapturedTarget(PromptReader):
         return Outcome(rest[width : width + count], rest[:count], hidden, {}, expected=float(expected))
 
     def _seen(self, packed: Tensor, width: int, tokens: list[int] | None = None) -> RowsWithRunnersUp | None:
-        """The likeliest tokens after every row that exists, from the packed result; None where none are wanted."""
+        """Return every existing row's token and top-k tokens from the packed result; None if not computed."""
         if not self.gives_runners_up:
             return None
         found = packed[2 + 4 * width + 1 + self._hidden_words :].clone()
@@ -186,7 +190,7 @@ class CapturedTarget(PromptReader):
     # ==== captured ====
 
     def _read_one(self, name: str, width: int, kind: SamplingKind | None = None) -> Sequence[Tensor]:
-        """A prefill or plain step: (packed result, *layers)."""
+        """Run a prefill or plain step. Return (packed result, *layers), for prefill with logits before the layers."""
         choice, best, hidden, *layers = self.runner.step(name, width)()
         if kind is not None and kind.shapes:
             self.sampling.count(choice, torch.ones_like(choice))
@@ -196,7 +200,7 @@ class CapturedTarget(PromptReader):
         return _pack(summary, one, hidden, self._runners_up(row, one, layers)), *logits, *layers
 
     def _verify(self, name: str, width: int, kind: SamplingKind | None = None) -> Sequence[Tensor]:
-        """Everything between drafting and the next iteration: (packed result, *layers)."""
+        """Rank, verify, accept and move the accepted rows. Return (packed result, *layers)."""
         order, expected = rank_nodes(self._tree)
         self.order.copy_(order)
         summary, hidden, *layers = self.runner.step(name, width)()
@@ -211,7 +215,7 @@ class CapturedTarget(PromptReader):
         return _pack(summary, expected[width - 1 : width], hidden.index_select(0, last), runners_up), *layers
 
     def _runners_up(self, tokens: Tensor, exist: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
-        """Tokens of the rows [W], whether each exists [W], and the likeliest tokens after it [W, K], if wanted."""
+        """Return the rows' tokens [W], existence [W] and flattened top-k tokens [W * K]; empty if not computed."""
         return [tokens, exist, layers[-1].flatten()] if self.gives_runners_up else []
 
 
@@ -221,9 +225,9 @@ def _nodes_and_choices(packed: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _pack(summary: Tensor, expected: Tensor, hidden: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """One int64 vector: the summary [2 + 4W], then the bits of ``expected`` [1] as float64 and of ``hidden`` [1, H].
+    """Pack results into one int64 vector: summary [2 + 4W], bits of ``expected`` as float64 and of ``hidden`` [1, H].
 
-    ``others`` follow.
+    ``others`` are appended.
     """
     words = expected.to(torch.float64).view(torch.int64), hidden.contiguous().view(torch.int64).flatten()
     return torch.cat([summary, *words, *others])

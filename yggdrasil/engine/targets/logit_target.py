@@ -1,4 +1,4 @@
-"""The target for requests that decide on the host: the same passes, every choice made by one sampler and one rule."""
+"""Target of requests that accept on the host: passes return logits, from which a sampler and a rule choose tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from yggdrasil.tree.token_tree import TokenTree
 
 @dataclass(frozen=True)
 class AcceptanceSetup:
-    """How one request chooses and accepts tokens."""
+    """The sampler, acceptance rule and fixed width of one request."""
 
     sampler: Sampler
     rule: Rule
-    drawn: Callable[[], DrawnTree | None]  # how the tree about to be accepted was drawn
-    fixed_width: int | None = None  # rows of every pass; None: as many as it needs
+    drawn: Callable[[], DrawnTree | None]  # returns the draws of the tree to be accepted
+    fixed_width: int | None = None  # rows of every pass; None: as needed
 
 
 class LogitTarget:
-    """Takes the place of a ``TargetModel`` or ``CapturedTarget``, whose cache and length it shares."""
+    """Target that shares the cache and text of a ``TargetModel`` or ``CapturedTarget``."""
 
     def __init__(self, target: TargetModel | CapturedTarget, tree: TokenTree, verify_widths: Sequence[int]) -> None:
         runner, device = target.runner, target.runner.loaded.device
@@ -53,11 +53,11 @@ class LogitTarget:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that are chosen among."""
+        """Return the size of the vocabulary."""
         return self.runner.call.vocab_size
 
     def begin(self, decision: AcceptanceSetup) -> None:
-        """Use ``decision`` for the next request."""
+        """Set the sampler and rule of the next request."""
         self._decision = decision
 
     @property
@@ -73,11 +73,11 @@ class LogitTarget:
         return self._target.figures
 
     def expect(self, num_tokens: int) -> None:
-        """Prepare the cache for a text of up to ``num_tokens``, prompt and answer."""
+        """Allocate cache memory for a text of up to ``num_tokens`` tokens, prompt and answer."""
         self._target.expect(num_tokens)
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Read the prompt as a ``TargetModel`` does, and choose the first token."""
+        """Prefill the prompt as a ``TargetModel`` does, and choose the first token."""
         for outcome, logits in self._target.read(tokens, start):
             if self.length == len(tokens):
                 last = logits[0] if self.captured is None else logits[0].cpu()
@@ -87,7 +87,7 @@ class LogitTarget:
             yield outcome
 
     def plain(self, token: int) -> Outcome:
-        """Read ``token``, the last certain one, and choose its successor."""
+        """Run ``token``, the last committed one, and choose its successor."""
         decision = self._current
         if decision.fixed_width is not None:
             self._tree.plant(token)
@@ -101,11 +101,11 @@ class LogitTarget:
         return Outcome([choice.token], [0], hidden, self._layers([state[:1] for state in layers]), seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch verification of the ``width`` best nodes of ``order``, or as many as the fixed width holds."""
+        """Launch verification of the ``width`` best nodes of ``order``, or of the fixed width."""
         return self.run_tree(self._current.fixed_width or width)
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """Walk the tree by the request's rule. The outcome's rows are those not committed yet."""
+        """Walk the tree by the request's rule. The outcome's rows are those that are not committed yet."""
         layout, logits, hidden, *layers = outputs
         decision = self._current
         tree = VerifiedTree.of(layout.tolist(), logits, decision.drawn())
@@ -122,11 +122,11 @@ class LogitTarget:
         return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes, expected=expected, seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """``accept``, which is on the host anyway."""
+        """Do what ``accept`` does, which is on the host already."""
         return self.accept(outputs, width)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Each verified row's node and its likeliest token; the chosen one may be another."""
+        """Return each verified row's node and argmax token; sampling may choose another."""
         layout, logits, *_ = outputs
         return layout[0], logits.argmax(-1)
 
@@ -140,13 +140,13 @@ class LogitTarget:
         self._target.commit(rows)
 
     def run_width_one(self, token: int) -> Sequence[Tensor]:
-        """Read ``token`` by a plain step and keep it: (logits [1, V], hidden [1, H], *layers [1, H])."""
+        """Run ``token`` by a plain step and commit it. Return (logits [1, V], hidden [1, H], *layers [1, H])."""
         outputs = self._run_plain(token)
         self.commit([0])
         return outputs
 
     def run_tree(self, width: int) -> Sequence[Tensor]:
-        """Verify the ``width`` best nodes; returns the outputs of ``VerifyLogitsStep``."""
+        """Verify the ``width`` best nodes. Return the outputs of ``VerifyLogitsStep``."""
         self._start.write(self.length)
         return self.runner.step("verify-logits", width)() if self.captured is None else self.captured.tree(width)
 
@@ -165,16 +165,16 @@ class LogitTarget:
 
 
 class _Replays:
-    """Width-1 passes within one walk: the path so far is committed, its last token read again alone."""
+    """Width-1 passes within one walk: each commits the path so far and reruns its last token alone."""
 
     def __init__(self, target: LogitTarget, tree: VerifiedTree) -> None:
         self._target, self._tree = target, tree
-        self.committed = 0  # rows of the path that the cache holds as certain text
+        self.committed = 0  # rows of the path that are committed in the cache
         self.states: dict[int, list[Tensor]] = {}  # row -> hidden [H], *layers [H]
 
     def decide(self, rows: Sequence[int]) -> Tensor:
-        """Logits [V] after the last of ``rows``, a path from the root; later rows of the tree stay where they are."""
-        # A committed path is shorter by what was moved: row r of the pass now lies r - committed behind its end.
+        """Return logits [V] after the last of ``rows``, a path from the root. Later rows of the tree are not moved."""
+        # Rows are relative to the end of the committed text: row r of the pass is now row r - committed.
         self._target.commit([row - self.committed for row in rows[self.committed : -1]])
         logits, hidden, *layers = self._target.run_width_one(self._tree.tokens[rows[-1]])
         self.committed = len(rows)
@@ -183,12 +183,12 @@ class _Replays:
 
 
 def _seen(layout: Tensor, runners_up: Tensor) -> RowsWithRunnersUp:
-    """Of the rows that exist; ``runners_up`` [>= W, K] are theirs."""
+    """Return the tokens and ``runners_up`` [>= W, K] of the rows that exist."""
     exist = layout[3].bool()
     return RowsWithRunnersUp(layout[1][exist].tolist(), runners_up[: len(exist)][exist])
 
 
 def _check_finite(logits: Tensor) -> None:
-    # One impossible token is a model's own business; no finite best one, or any NaN, is damage.
+    # Single infinite logits are valid; a row without a finite maximum, or with NaN, is not.
     if not bool(torch.isfinite(logits.amax(-1)).all()):
         raise not_finite()

@@ -18,18 +18,18 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class PlainLogitsStep(CallStep[ModelCall]):
-    """Read one certain token."""
+    """Run one committed token and return its logits."""
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
-        """``token`` and ``position`` [1] int64. Returns (logits [1, V], hidden [1, H], *layers [1, H])."""
+        """Return (logits [1, V], hidden [1, H], *layers [1, H]). ``token`` and ``position`` are [1] int64."""
         found = read_token(self._call, weights, caches, token, position)
         return found.logits, found.hidden.float(), *found.layers
 
 
 class VerifyLogitsStep(CallStep[ModelCall]):
-    """Run the W best nodes of a tree through the target."""
+    """Run the W best nodes of a tree and return their logits."""
 
     def forward(
         self,
@@ -39,9 +39,9 @@ class VerifyLogitsStep(CallStep[ModelCall]):
         chosen: Tensor,  # [W] int64, nodes
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Returns (layout [4, W] int64, logits [W, V], hidden [W, H], *layers [W, H]).
+        """Return (layout [4, W] int64, logits [W, V], hidden [W, H], *layers [W, H]).
 
-        The layout's rows are nodes, tokens, parent rows, and 1 where the row exists (0: padding).
+        The rows of the layout are: nodes, tokens, parents' rows, and 1 for existing rows or 0 for padding.
         """
         tree = TokenTree(*tree_buffers)
         rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
@@ -50,7 +50,7 @@ class VerifyLogitsStep(CallStep[ModelCall]):
 
 
 class TreeRows(NamedTuple):
-    """The rows of a pass over a tree; row 0 is the root, parents come before children."""
+    """The rows of a pass over a tree. Row 0 is the root, and parents come before children."""
 
     nodes: Tensor  # [W] int64
     tokens: Tensor  # [W] int64
@@ -62,7 +62,7 @@ class TreeRows(NamedTuple):
 def read_token(
     call: ModelCall, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
 ) -> Forward:
-    """One certain token, ``token`` and ``position`` [1] int64."""
+    """Run one committed token through the target. ``token`` and ``position`` are [1] int64."""
     mask = torch.ones(1, 1, dtype=torch.bool, device=token.device)
     return call(weights, caches, token, position, mask, position.expand(2).contiguous())
 
@@ -70,7 +70,7 @@ def read_token(
 def read_tree(
     call: ModelCall, weights: list[Tensor], caches: list[Tensor], root: Tensor, chosen: Tensor, tree: TokenTree
 ) -> tuple[TreeRows, Forward]:
-    """Run the nodes ``chosen`` [W] of a tree through the target, each behind its path. ``root`` [1]: its position."""
+    """Run the nodes ``chosen`` [W] of a tree, with tree attention. ``root`` [1] is the root's position."""
     nodes = chosen.sort().values  # parents before children
     width = nodes.shape[0]
     row_of = torch.zeros_like(tree.tokens).index_copy(0, nodes, torch.arange(width, device=nodes.device))
@@ -86,19 +86,19 @@ def read_tree(
 
 
 class PlainStep(CallStep[ModelCall]):
-    """Read one certain token and choose the next: plain decoding, and the baseline of every comparison."""
+    """Run one committed token and choose the next: plain decoding, the baseline of every comparison."""
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
-        """``token`` and ``position`` [1] int64. Returns (choice [1], its logit [1], hidden [1, H], *layers [1, H])."""
+        """Return (token [1], its logit [1], hidden [1, H], *layers [1, H]). The inputs are [1] int64."""
         found = read_token(self._call, weights, caches, token, position)
         best, choice = found.best_tokens()
         return choice, best, found.hidden.float(), *found.layers
 
 
 class VerifyStep(CallStep[ModelCall]):
-    """Run the W best nodes of a tree through the target and accept along its choices."""
+    """Run the W best nodes of a tree and accept the path that the target's argmax tokens follow."""
 
     def forward(
         self,
@@ -108,10 +108,11 @@ class VerifyStep(CallStep[ModelCall]):
         chosen: Tensor,  # [W] int64, nodes
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Returns (summary [2 + 4W] int64, hidden [W, H], *layers [W, H]).
+        """Return (summary [2 + 4W] int64, hidden [W, H], *layers [W, H]).
 
-        The summary is all that the host must read: accepted rows (root included), whether their logits are finite,
-        then W rows and W target choices of which the first ``accepted`` count, then every row's choice and node.
+        The summary is all that the host reads: the number of accepted rows (root included), whether their logits are
+        finite, W accepted rows and W target tokens after them (valid up to that number), then the target's token after
+        every row and every row's node.
         """
         rows, found = read_tree(self._call, weights, caches, root, chosen, TokenTree(*tree_buffers))
         best, choices = found.best_tokens()
@@ -119,7 +120,7 @@ class VerifyStep(CallStep[ModelCall]):
 
 
 def _summary(rows: TreeRows, best: Tensor, choices: Tensor) -> Tensor:
-    """``VerifyStep``'s, of every row's best logit and choice [W]."""
+    """Accept greedily and return the summary of ``VerifyStep`` [2 + 4W], from every row's best logit and token [W]."""
     width = choices.shape[0]
     _, path = accept_greedy(rows.tokens, rows.parents, rows.ancestors, rows.exist, choices)
     numbers = torch.arange(width, device=path.device)
@@ -129,7 +130,7 @@ def _summary(rows: TreeRows, best: Tensor, choices: Tensor) -> Tensor:
 
 
 class SampledPlainStep(CallStep[ModelCall]):
-    """``PlainStep`` with a sampled choice."""
+    """``PlainStep`` with a sampled token."""
 
     def __init__(self, call: ModelCall, kind: SamplingKind) -> None:
         super().__init__(call)
@@ -138,14 +139,14 @@ class SampledPlainStep(CallStep[ModelCall]):
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor, *sampling: Tensor
     ) -> tuple[Tensor, ...]:
-        """``sampling``: of ``SamplingTensors``. Returns what ``PlainStep`` does."""
+        """Return what ``PlainStep`` returns. ``sampling`` are the fields of ``SamplingTensors``."""
         found = read_token(self._call, weights, caches, token, position)
         choice = choose(self._kind, found.logits, position + 1, None, sampling)
         return choice, found.logits.amax(-1), found.hidden.float(), *found.layers
 
 
 class SampledVerifyStep(CallStep[ModelCall]):
-    """``VerifyStep`` with sampled choices: the coins of a position are the same whatever the tree holds."""
+    """``VerifyStep`` with sampled tokens. The random numbers depend on the position only, not on the tree."""
 
     def __init__(self, call: ModelCall, kind: SamplingKind) -> None:
         super().__init__(call)
@@ -157,9 +158,9 @@ class SampledVerifyStep(CallStep[ModelCall]):
         caches: list[Tensor],
         root: Tensor,  # [1] int64, the root's position
         chosen: Tensor,  # [W] int64, nodes
-        *buffers: Tensor,  # the tree's, then those of ``SamplingTensors``
+        *buffers: Tensor,  # fields of the tree, then of ``SamplingTensors``
     ) -> tuple[Tensor, ...]:
-        """Returns what ``VerifyStep`` does."""
+        """Return what ``VerifyStep`` returns."""
         num_tree = len(fields(TokenTree))
         tree, sampling = TokenTree(*buffers[:num_tree]), buffers[num_tree:]
         rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
@@ -170,7 +171,7 @@ class SampledVerifyStep(CallStep[ModelCall]):
 
 
 class NativeVerifyStep(VerifyStep):
-    """The same over fixed buffers: rows are chosen and accepted by one native call each."""
+    """``VerifyStep`` over fixed buffers: selecting and accepting rows are one native call each."""
 
     def __init__(self, call: ModelCall) -> None:
         super().__init__(call)
@@ -184,8 +185,8 @@ class NativeVerifyStep(VerifyStep):
         chosen: Tensor,
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """As ``VerifyStep``; the summary lasts until the next call."""
-        if self._rows is None:  # a step is always called with the buffers that it was defined over
+        """Return what ``VerifyStep`` returns. The next call overwrites the summary."""
+        if self._rows is None:  # every call has the buffers with which the step was defined
             tree = TokenTree(*tree_buffers)
             self._rows = VerifiedRows(
                 chosen, root, (tree.tokens, tree.parents, tree.depths, tree.scores, tree.ancestors)

@@ -1,4 +1,4 @@
-"""The target model at run time: prefill, plain steps, verification, commit."""
+"""The target model at run time: prefill, plain steps, verification and commit."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from yggdrasil.tree.widths import fitting_or_widest
 
 
 class RowsWithRunnersUp(NamedTuple):
-    """Tokens of a pass, rejected ones included, and the target's likeliest continuations of each."""
+    """The tokens of a pass, rejected ones included, with the target's top-k tokens after each."""
 
     tokens: list[int]
     runners_up: Tensor  # [len(tokens), K] int64, best first
@@ -32,76 +32,76 @@ class RowsWithRunnersUp(NamedTuple):
 class Outcome(NamedTuple):
     """Accepted tokens and rows of one target pass."""
 
-    tokens: list[int]  # accepted ones, then the bonus token
+    tokens: list[int]  # accepted tokens, then the bonus token
     rows: list[int]  # accepted rows of the pass, the root's first
-    states: Tensor  # [R, H] float32, of rows of the pass
-    layers: Mapping[int, Tensor]  # states of the accepted rows at the layers a drafter reads, each [len(tokens), H]
-    nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; none for a plain or a captured step
-    expected: float | None = None  # tokens that the scores of the verified nodes expect, where the device ranked them
+    states: Tensor  # [R, H] float32, last hidden states of the pass
+    layers: Mapping[int, Tensor]  # layer -> hidden states of the accepted rows, [len(tokens), H]
+    nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; empty for a plain step
+    expected: float | None = None  # tokens expected by the verified nodes' scores, if the device ranked them
     last: int = 0  # row of ``states`` that produced the last token
-    seen: RowsWithRunnersUp | None = None  # where steps give runners-up
+    seen: RowsWithRunnersUp | None = None  # if steps compute top-k tokens
 
     @property
     def hidden(self) -> Tensor:
-        """The state that produced the last token, [H]; a property, since most policies never read it."""
+        """Return the hidden state [H] that produced the last token. Computed on demand, as few policies read it."""
         return self.states[self.last]
 
 
 class Target(Protocol):
-    """Interface of a target: ``LogitTarget`` accepts on the host, the others on the device."""
+    """Protocol of targets. ``LogitTarget`` accepts on the host, the others on the device."""
 
     order: Tensor  # [N] int64, nodes of the tree from best to worst
-    ranks_nodes: bool  # verification fills ``order`` itself; the verify width is chosen before drafting
+    ranks_nodes: bool  # verification writes ``order`` itself, so the verify width is chosen before drafting
 
     @property
     def length(self) -> int:
-        """Certain tokens in the cache."""
+        """Return the number of committed tokens in the cache."""
 
     def expect(self, num_tokens: int) -> None:
-        """Prepare the cache for a text of up to ``num_tokens``, prompt and answer."""
+        """Allocate cache memory for a text of up to ``num_tokens`` tokens, prompt and answer."""
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it chooses among."""
+        """Return the size of the vocabulary."""
 
     @property
     def text(self) -> KeptText:
-        """The certain text; the engine appends accepted tokens."""
+        """Return the committed text, to which the engine appends accepted tokens."""
 
     @property
     def figures(self) -> RepetitionFigures:
-        """Repetition features of that text, computed on demand."""
+        """Return the repetition features of the text, computed on demand."""
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Read a prompt, a chunk at a time; the last outcome holds the first new token.
+        """Prefill a prompt and yield an outcome per chunk. The last one has the first new token.
 
-        The first ``start`` tokens, fewer than all, are in the cache already.
+        The first ``start`` tokens, fewer than all, must be in the cache already.
         """
 
     def plain(self, token: int) -> Outcome:
-        """Read the last certain token and choose its successor."""
+        """Run the last committed token and choose its successor."""
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes."""
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """Read which rows a verification of ``width`` nodes accepted."""
+        """Wait for a verification of ``width`` nodes and return its outcome."""
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """Do what ``accept`` does, walking the tree on the host."""
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Node of each verified row and the likely next token after it, [W] int64 each."""
+        """Return each verified row's node and the likely token after it, [W] int64 each."""
 
     def read_choices(self, outputs: Sequence[Tensor], width: int) -> tuple[list[int], list[int]]:
-        """The same on the host, once ``accept`` was called."""
+        """Return what ``guesses`` returns, as lists. Call this after ``accept``."""
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Keep the outcome's rows."""
+        """Move the KV entries of an outcome's rows after the committed text, and count them."""
 
 
 class PromptReader(ABC):
-    """A target's cache, order of nodes and input buffers, with the steps that read prompts and single tokens."""
+    """Base of targets: cache, ranked nodes and input buffers, with the prefill and plain steps."""
 
     def __init__(self, runner: ModelRunner, tree: TokenTree, prefill_widths: Sequence[int]) -> None:
         device = runner.loaded.device
@@ -110,7 +110,7 @@ class PromptReader(ABC):
         self.figures = RepetitionFigures()
         self.order = torch.arange(tree.num_nodes, device=device)
         self._tree = tree
-        self.gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # the last of a step's outputs then
+        self.gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # if so, they are the last output of a step
         self.prefill_widths = sorted(prefill_widths)
         self._tokens = HostBuffer(self.prefill_widths[-1], device)
         self._start = HostBuffer(1, device)
@@ -122,32 +122,32 @@ class PromptReader(ABC):
 
     @property
     def length(self) -> int:
-        """Certain tokens in the cache."""
+        """Return the number of committed tokens in the cache."""
         return self.text.num_rows
 
     def expect(self, num_tokens: int) -> None:
-        """Prepare the cache for a text of up to ``num_tokens``, prompt and answer."""
+        """Allocate cache memory for a text of up to ``num_tokens`` tokens, prompt and answer."""
         self.runner.expect(num_tokens)
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it chooses among."""
+        """Return the size of the vocabulary."""
         return self.runner.call.vocab_size
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Read ``tokens`` from ``start`` on, a chunk at a time; the last outcome holds the first new token.
+        """Prefill ``tokens`` from ``start`` and yield an outcome per chunk. The last one has the first new token.
 
-        Every outcome's ``layers`` cover its chunk, for drafters that read hidden states.
+        The ``layers`` of an outcome are the hidden states of its chunk.
         """
         for outcome, _ in self.read(tokens, start):
             yield outcome
 
     @abstractmethod
     def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
-        """Do what ``prefill`` does; yields the logits [1, V] after each chunk too."""
+        """Do what ``prefill`` does, and yield (outcome, logits [1, V] after the chunk)."""
 
     def _chunks(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
-        """Write the inputs of each prefill step; yields its width and its tokens, whose rows the caller then counts."""
+        """Yield (width, number of tokens) of each prefill step after writing its inputs. The caller runs the step."""
         self.text.begin(tokens, start)
         self.expect(len(tokens))
         while self.length < len(tokens):
@@ -160,9 +160,9 @@ class PromptReader(ABC):
 
 
 class TargetModel(PromptReader):
-    """Steps of the target over one tree, behind the text that its cache holds."""
+    """Target that verifies one tree after the text in its cache, with acceptance in its steps."""
 
-    ranks_nodes = False  # the engine fills ``order`` and may choose the verify width after drafting
+    ranks_nodes = False  # the engine writes ``order`` and may choose the verify width after drafting
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]
@@ -171,7 +171,7 @@ class TargetModel(PromptReader):
         self._move = row_mover(runner.cache)
         verify_step = NativeVerifyStep if runner.backend == "native" else VerifyStep
         for width in verify_widths:
-            if width == 1:  # the root alone is a plain step
+            if width == 1:  # width 1 is a plain step
                 continue
             inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
             runner.define("verify", width, verify_step(runner.call), inputs)
@@ -186,12 +186,12 @@ class TargetModel(PromptReader):
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
 
     def _keep_states(self, length: int) -> None:
-        """Keep a copy of recurrent states behind a prompt of ``length`` tokens, and before its last chunk."""
+        """Copy the recurrent states after a prompt of ``length`` tokens, and before its last chunk."""
         if self.runner.states is not None and length - self.length <= self.prefill_widths[-1]:
             self.runner.states.keep()
 
     def plain(self, token: int) -> Outcome:
-        """Read ``token``, the last certain one, and choose its successor; ``commit`` then keeps its row."""
+        """Run ``token``, the last committed one, and choose its successor. ``commit`` must follow."""
         self._tokens.write(token)
         self._start.write(self.text.num_rows)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
@@ -200,12 +200,12 @@ class TargetModel(PromptReader):
         return Outcome(choice.tolist(), [0], hidden, self._layers(layers, [0]), seen=seen)
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch verification of the ``width`` best nodes of ``order``; ``accept`` reads the outcome."""
+        """Launch verification of the ``width`` best nodes of ``order``. ``accept`` returns the outcome."""
         self._start.write(self.text.num_rows)
         return self.runner.step("verify", width)()
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """Read what verification accepted: the one transfer from the device in an iteration."""
+        """Return the outcome of a verification."""
         summary, hidden, *layers = outputs
         count, finite, *rest = summary.tolist()
         if not finite:
@@ -217,7 +217,7 @@ class TargetModel(PromptReader):
         return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Compute the same outcome on the host."""
+        """Return the same outcome, computed on the host."""
         summary, hidden, *layers = outputs
         values = summary.tolist()
         if not values[1]:
@@ -232,7 +232,7 @@ class TargetModel(PromptReader):
         return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Each verified row's node and the target's choice after it, [W] int64 each, on the device."""
+        """Return each verified row's node and the target's token after it, [W] int64 each, on the device."""
         summary = outputs[0]
         return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]
 
@@ -241,32 +241,32 @@ class TargetModel(PromptReader):
         return nodes.tolist(), choices.tolist()
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Keep the keys and values of the accepted rows, in place and in order."""
+        """Move the KV entries of the accepted rows after the committed text, and count them."""
         text = self.text
-        if rows and rows[-1] >= len(rows):  # they ascend: else every one is where it belongs
+        if rows and rows[-1] >= len(rows):  # rows ascend: else each is already at its slot
             self._move([text.num_rows + row for row in rows], text.num_rows)
         self.runner.keep(rows)
 
     def _layers(self, layers: Sequence[Tensor], rows: Sequence[int]) -> Mapping[int, Tensor]:
-        """The states of ``rows`` that drafters read, by layer."""
+        """Return the hidden states of ``rows`` by layer, for drafters."""
         return LayerRows(self.runner.call.hidden_layers, layers, rows) if layers else {}
 
 
 def rows_with_runners_up(tree: TokenTree, nodes: Sequence[int], runners_up: Tensor) -> RowsWithRunnersUp:
-    """Of the rows that hold ``nodes``; ``runners_up`` [>= len(nodes), K] are theirs. Padding is left out."""
+    """Return the tokens of ``nodes`` with their ``runners_up`` [>= len(nodes), K], without padding."""
     exist = torch.isfinite(tree.scores[list(nodes)])
     tokens: list[int] = tree.tokens[list(nodes)][exist].tolist()
     return RowsWithRunnersUp(tokens, runners_up[: len(nodes)][exist])
 
 
 def _check_finite(best: Tensor) -> None:
-    (value,) = best.tolist()  # a number taken by itself goes through PyTorch's dispatcher
+    (value,) = best.tolist()  # faster than item(), which goes through PyTorch's dispatcher
     if value != value or value in (float("inf"), float("-inf")):
         raise not_finite()
 
 
 def not_finite() -> YggdrasilError:
-    """The one sentence for logits that are NaN or infinite."""
+    """Return the error for logits that are NaN or infinite."""
     return YggdrasilError(
         "the target's logits are not finite (NaN or infinity): its weights are damaged or overflow in this dtype; "
         "check the checkpoint or decode with --dtype float32"
