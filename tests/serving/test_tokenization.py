@@ -31,9 +31,9 @@ def test_a_text_that_goes_on_begins_without_a_space():
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁retun", "re", "▁re"]
     spaced = CodeLlamaTokenizer({name: i for i, name in enumerate(names)}, [("r", "e"), ("▁", "re")])
     for text, tokens in {"return re": "re t u r n ▁re", " re": "▁re", "\nre": "<0x0A> re", "": ""}.items():
-        assert spaced.convert_ids_to_tokens(texts_of(spaced).encode_behind(text)) == tokens.split()
+        assert spaced.convert_ids_to_tokens(texts_of(spaced).encode_continuation(text)) == tokens.split()
     plain = texts_of(byte_tokenizer())
-    assert plain.encode_behind("\n a") == plain.encode("\n a", special=False)
+    assert plain.encode_continuation("\n a") == plain.encode("\n a", special=False)
 
 
 @pytest.mark.parametrize("token", range(len(byte_tokenizer())))

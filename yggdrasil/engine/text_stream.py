@@ -22,12 +22,12 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, skip_special: bool, before: Sequence[int] = ()) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
-        self._before = self._told = self._last_text(before)  # tokens after which the next piece is decoded
+        self._before = self._returned = self._last_text(before)  # tokens after which the next piece is decoded
         self._held: list[int] = []  # tokens that no returned piece includes yet
         self._begin()
 
     def _begin(self) -> None:
-        self._stream = DecodeStream(ids=self._told, skip_special_tokens=self._skip_special)
+        self._stream = DecodeStream(ids=self._returned, skip_special_tokens=self._skip_special)
 
     def step(self, tokens: list[int]) -> str:
         """Add tokens and return the text that became complete, which may be empty."""
@@ -36,23 +36,23 @@ class IncrementalDetokenizer:
             piece = self._stream.step(self._tokenizer, tokens) or ""
         except Exception:  # noqa: BLE001  (tokenizers has no narrower exception for text that would have to change)
             piece = self.held()
-            self._told, self._held = self._held, []
+            self._returned, self._held = self._held, []
             self._begin()
             return piece
         if piece:
-            self._told, self._held = self._held, []
+            self._returned, self._held = self._held, []
         return piece
 
     def held(self) -> str:
         """Return the text of the held tokens, as if no more followed."""
-        return self._behind(self._told, self._held)
+        return self._text_after(self._returned, self._held)
 
     def whole(self, tokens: Sequence[int]) -> str:
         """Return the text of all ``tokens`` together, after ``before``."""
-        return self._behind(self._before, tokens)
+        return self._text_after(self._before, tokens)
 
-    def _behind(self, told: list[int], tokens: Sequence[int]) -> str:
-        before, whole = self._decode(told), self._decode([*told, *tokens])
+    def _text_after(self, context: list[int], tokens: Sequence[int]) -> str:
+        before, whole = self._decode(context), self._decode([*context, *tokens])
         return whole[len(before) :] if whole.startswith(before) else self._decode(tokens)
 
     def _last_text(self, tokens: Sequence[int]) -> list[int]:

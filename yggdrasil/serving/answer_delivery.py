@@ -20,10 +20,10 @@ class AnswerDelivery:
         self.trees: list[IterationTree] = []
         self._job, self._scored = job, scored
         self._logprobs = list(scored)
-        self._told_length = self._noted = 0
-        self._has_begun = self._has_told = False
+        self._emitted_length = self._num_logprobs = 0
+        self._has_begun = self._has_emitted = False
         sampling = job.options.get("sampling", GREEDY)
-        self._is_text_alone = sampling.logprobs is None and not job.shows_trees
+        self._is_text_only = sampling.logprobs is None and not job.shows_trees
 
     def note(self, text: str, request: Request) -> None:
         """Emit the text, log-probabilities and trees that are new, if the job is streamed.
@@ -32,33 +32,33 @@ class AnswerDelivery:
         """
         if not self._job.is_streamed:
             return
-        if self._is_text_alone and self._told_length:  # the common case, kept cheap
+        if self._is_text_only and self._emitted_length:  # the common case, kept cheap
             if text:
-                self._told_length += len(text)
+                self._emitted_length += len(text)
                 self._job.emit(Piece(text))
             return
-        logprobs = request.logprobs(self._noted)
-        self._noted += len(logprobs)
+        logprobs = request.logprobs(self._num_logprobs)
+        self._num_logprobs += len(logprobs)
         self._logprobs += logprobs
         # The first call emits no empty piece: if the prompt is prefilled in one pass, the first text follows at once.
-        is_begin = self._has_begun and not self._has_told
+        is_begin = self._has_begun and not self._has_emitted
         self._has_begun = True
-        self._tell(text, is_begin=is_begin)
+        self._emit(text, is_begin=is_begin)
 
     def end(self, result: Generation) -> None:
         """Emit what is left of a streamed answer, then the finished answer."""
         if self._job.is_streamed:
-            self._logprobs += (result.logprobs or [])[self._noted :]
-            self._tell(result.text[self._told_length :])
+            self._logprobs += (result.logprobs or [])[self._num_logprobs :]
+            self._emit(result.text[self._emitted_length :])
         self._job.emit(Finished(result, self._scored))
 
-    def _tell(self, text: str, *, is_begin: bool = False) -> None:
+    def _emit(self, text: str, *, is_begin: bool = False) -> None:
         if not (text or self._logprobs or self.trees or is_begin):
             return
         self._job.emit(Piece(text, self._logprobs, list(self.trees)))
-        if not self._told_length and text:
+        if not self._emitted_length and text:
             sleep(_REST_SECONDS)
-        self._has_told = True
-        self._told_length += len(text)
+        self._has_emitted = True
+        self._emitted_length += len(text)
         self._logprobs = []
         self.trees.clear()

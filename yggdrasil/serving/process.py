@@ -64,7 +64,7 @@ def run_server(
         timeout_graceful_shutdown=round(limit) + _LAST_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
     server = _Server(config, worker, limit)
-    with listener, server.told_by_signals():
+    with listener, server.handling_signals():
         server.run(sockets=[listener])
     if failures:
         raise failures[0]
@@ -87,10 +87,10 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, worker: Worker, limit: float) -> None:
         super().__init__(config)
         self._worker, self._limit = worker, limit
-        self._told = 0  # times
+        self._num_signals = 0
 
     @contextmanager
-    def told_by_signals(self) -> Iterator[None]:
+    def handling_signals(self) -> Iterator[None]:
         """Handle SIGINT and SIGTERM with ``handle_exit`` while the block runs."""
         before = {sig: signal.signal(sig, self.handle_exit) for sig in HANDLED_SIGNALS}
         try:
@@ -105,10 +105,10 @@ class _Server(uvicorn.Server):
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._told += 1
+        self._num_signals += 1
         if self.should_exit:
             self._worker.give_up()
-            self.force_exit = self._told > 2  # do not wait for clients that do not read
+            self.force_exit = self._num_signals > 2  # do not wait for clients that do not read
             return
         self.should_exit = True
         self._worker.drain()

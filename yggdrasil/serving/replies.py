@@ -109,7 +109,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
-    warnings: list[str] = []  # what of the request was ignored
+    warnings: list[str] = []  # one sentence per ignored part of the request
 
 
 class CompletionLogprobs(BaseModel):
@@ -141,7 +141,7 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage
     timings: Timings
-    warnings: list[str] = []  # what of the request was ignored
+    warnings: list[str] = []  # one sentence per ignored part of the request
 
 
 class ModelCard(BaseModel):

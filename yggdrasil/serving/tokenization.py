@@ -99,7 +99,7 @@ class Texts:
                 raise context_fault(found - 2 * len(texts), self.limit, is_whole=False)
             size *= 2
 
-    def encode_behind(self, text: str) -> list[int]:
+    def encode_continuation(self, text: str) -> list[int]:
         """Tokenize a text that continues another: without the leading space that some tokenizers add."""
         before = self.encode(_BEFORE, special=False)
         if not "".join(self.tokenizer.convert_ids_to_tokens(before)).startswith(_SPACE):
@@ -164,9 +164,9 @@ class Texts:
                 return bytes.fromhex(name[3:5])
             if self._bytes_of and all(character in self._bytes_of for character in name):
                 return bytes(self._bytes_of[character] for character in name)
-        return self._behind_itself(token).encode()
+        return self._text_after_itself(token).encode()
 
-    def _behind_itself(self, token: int) -> str:
+    def _text_after_itself(self, token: int) -> str:
         """Detokenize ``token`` after itself, because some decoders strip the leading space of a text."""
         decode = partial(self.tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
         with self._lock:

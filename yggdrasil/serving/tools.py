@@ -106,13 +106,13 @@ class ToolFormat:
     def _shown(self, text: str) -> str:
         return "".join(part for part in _split_at(text, self.specials) if part not in self.specials)
 
-    def _told(self, text: str) -> str:
+    def _visible(self, text: str) -> str:
         """Return the text of a reply for a part of a detokenised answer: special tokens removed."""
         return self._shown(text) if self.reads_special else text
 
     def decided(self, text: str) -> str:
         """Return the prefix of an unfinished answer that can be streamed, because it cannot be part of a call."""
-        return self._told(text[: self._num_decided(text)])
+        return self._visible(text[: self._num_decided(text)])
 
     def _num_decided(self, text: str) -> int:
         mark, lead = self._mark, self._lead
@@ -140,13 +140,13 @@ class ToolFormat:
             is_call = bool(entries) and not text[end:].strip() and all(self._is_call(each, names) for each in entries)
             return Parsed("", list(map(self._reply, entries))) if is_call else Parsed(text, [])
         calls: list[ToolCallReply] = []
-        content, place = self._told(text), text.find(mark)
+        content, place = self._visible(text), text.find(mark)
         while place >= 0:
             found, end = _json_at(text, place + len(mark))
             marked = [each for each in (found if isinstance(found, list) else [found]) if self._is_named(each)]
             if marked and not calls:
                 before = text[:place].rstrip()
-                content = "" if before == lead.rstrip() else self._told(before).rstrip()
+                content = "" if before == lead.rstrip() else self._visible(before).rstrip()
             calls += map(self._reply, marked)
             place = text.find(mark, end)
         if not calls:

@@ -43,7 +43,7 @@ class Worker:
         self._opening, self._on_failure = opening, on_failure
         self._settings = settings
         self._is_ending = False
-        self._usual_seconds = 1.0  # moving average over jobs
+        self._mean_seconds = 1.0  # moving average over jobs
         self._thread = Thread(target=self._work, name="decoder", daemon=True)
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class Worker:
             Fault: the queue is full or closed.
         """
         try:
-            self.meters.position.observe(self.line.join(ask, self._usual_seconds * (1 + len(self.line))))
+            self.meters.position.observe(self.line.join(ask, self._mean_seconds * (1 + len(self.line))))
         except Fault as fault:
             if fault.status == 429:
                 self.meters.refused.inc()
@@ -131,7 +131,7 @@ class Worker:
                 decoder.forget()
             self.meters.answers.labels("error").inc()
             job.emit(Failed(fault))
-        self._usual_seconds += 0.2 * (monotonic() - began - self._usual_seconds)
+        self._mean_seconds += 0.2 * (monotonic() - began - self._mean_seconds)
 
     def _check_end(self) -> None:
         if self._is_ending:
@@ -141,20 +141,20 @@ class Worker:
         end = monotonic() + self._settings.limits.answer_seconds
         self._conversations.turn_to(job.prompt)
         scored, scoring_ms = self._score(decoder, ask, job)
-        teller = AnswerDelivery(job, scored)
-        options: RequestOptions = {**job.options, "watch": teller.trees.append} if job.shows_trees else job.options
+        delivery = AnswerDelivery(job, scored)
+        options: RequestOptions = {**job.options, "watch": delivery.trees.append} if job.shows_trees else job.options
         request = decoder.start(job.prompt, **options)
         for text in request:
             if ask.gone.is_set() or self._is_ending or monotonic() > end:
                 break
-            teller.note(text, request)
+            delivery.note(text, request)
         result = request.result()
         if job.scores is not None:
             result = _as_read(result, scoring_ms)
         if result.finish_reason == "cancelled":
             self._check_end()
         self.meters.note(result)
-        teller.end(result)
+        delivery.end(result)
 
     def _score(self, decoder: Decoder, ask: QueuedRequest, job: Job) -> tuple[list[TokenLogprobs], float]:
         """Return the prompt tokens' log-probabilities and the milliseconds it took; ([], 0.0) if not requested."""

@@ -23,7 +23,7 @@ from yggdrasil.serving.tokenization import infill_marks
 from yggdrasil.serving.usage import finish_reason, timings_of, usage_of
 
 router = APIRouter()
-_USUAL_TOKENS = 16  # OpenAI's default of max_tokens
+_DEFAULT_TOKENS = 16  # OpenAI's default of max_tokens
 
 
 @router.post("/v1/completions", response_model=Completion, responses=STREAMED)
@@ -52,7 +52,7 @@ class _Completion:
         count = _num_prompts(body) * (body.n or 1)  # checked first: tokenizing a million prompts takes half a minute
         if count > limits.answers:
             raise Fault(400, f"{count} answers are asked for; at most {limits.answers} are given", param="n")
-        longest = _USUAL_TOKENS if body.max_tokens is None else body.max_tokens
+        longest = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
         longest = service.texts.limit if longest == NO_LIMIT else longest
         if longest == 0 and (not body.echo or body.stream):
             raise Fault(
@@ -187,5 +187,5 @@ def _infilled(given: Any, suffix: str, service: Service) -> list[int]:
     if not isinstance(given, str):
         raise Fault(400, "with suffix the prompt is one text", param="prompt")
     service.texts.check_size([given, suffix])
-    before, after = service.texts.encode(given, special=False), service.texts.encode_behind(suffix)
+    before, after = service.texts.encode(given, special=False), service.texts.encode_continuation(suffix)
     return [*service.texts.encode(""), marks[0], *before, marks[1], *after, marks[2]]
