@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_pair import SHAPES, TEXT
 
+from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.drafters.statistics.drafter import default_statistics
@@ -96,10 +97,12 @@ def test_decoding_is_exact_and_verifies_what_the_text_says(pair):
     assert plain.metrics.model_free_trees == 0
 
 
-def test_whoever_watches_sees_trees_of_counts_too(pair):
+@pytest.mark.parametrize("speculation", [Speculation(), Speculation(exactness="strict", tolerance=1e6)])
+def test_whoever_watches_sees_which_nodes_were_accepted(pair, speculation):
+    """Also where width-1 passes decide near ties, which commit a part of the path before acceptance ends."""
     seen = []
     decoder = pair.decoder(ModelFreePolicy(8), drafter=None, model_free=default_statistics())
-    generation = decoder.generate(TEXT[:20], max_new_tokens=20, watch=seen.append)
+    generation = decoder.generate(TEXT[:20], max_new_tokens=20, speculation=speculation, watch=seen.append)
     assert {tree.drafter for tree in seen} >= {"text"}
     assert [token for tree in seen for token in (*(tree.tokens[node] for node in tree.accepted[1:]), tree.bonus)][
         :19

@@ -40,8 +40,7 @@ def iteration_tree(
     verified = [node for node in order[: shape.verify_width].tolist() if node < size]
     tokens, parents, scores = (buffer[:size].tolist() for buffer in (tree.tokens, tree.parents, tree.scores))
     drafted = min(size - 1, shape.width * shape.depth)
-    nodes = sorted(order[: shape.verify_width].tolist())  # by row of the pass
-    accepted, bonus = [nodes[row] for row in outcome.rows], outcome.tokens[-1]
+    accepted, bonus = list(outcome.nodes), outcome.tokens[-1]
     return IterationTree(drafters, tokens, parents, verified, accepted, bonus, drafted, scores, shape)
 
 
