@@ -115,7 +115,11 @@ class SamplingParams:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether the host needs the logits: False only for greedy decoding without processors and logprobs."""
+        """Whether the host needs the logits.
+
+        False only for greedy decoding without logprobs and without anything that changes the logits: penalties, biases,
+        bad words, a minimum length, logits processors, a constraint.
+        """
         return self.identity() != GREEDY.identity() or self.logprobs is not None
 
     def identity(self) -> tuple[object, ...]:

@@ -14,7 +14,10 @@ from yggdrasil.tree.token_tree import TokenTree
 def rank_hits(
     drafter: DraftModel, tree: TokenTree, prompt: Sequence[int], generated: Sequence[int]
 ) -> npt.NDArray[np.int64]:
-    """Count for each rank how many of the ``generated`` tokens are the drafter's candidate of that rank, [K] int64."""
+    """Count for each rank how many of the ``generated`` tokens after ``prompt`` are the draft of that rank, [K] int64.
+
+    ``tree`` is the tree that ``drafter`` writes its candidates to.
+    """
     hits = np.zeros(tree.candidates, dtype=np.int64)
     drafter.begin(prompt)
     for token in generated:

@@ -184,7 +184,10 @@ Judge = Callable[[System, str, Sequence[int], Sequence[int]], Divergence | None]
 
 
 def judge_by_replay(decoder: Decoder, prompts: Mapping[str, Sequence[int]]) -> Judge:
-    """Return a judge that replays a run's first difference with our plain decoding (see ``divergence.replay``)."""
+    """Return a function that judges where a run first differs from its family's plain decoding.
+
+    It decodes one token plainly at that position and returns a near tie or a fault, or None if the runs are equal.
+    """
 
     def judge(system: System, prompt: str, plain: Sequence[int], tokens: Sequence[int]) -> Divergence | None:
         return replay(decoder, prompts[prompt], plain, tokens, is_ours=system.family.startswith(FAMILY))

@@ -65,7 +65,11 @@ class SurvivalCorrection:
         self._estimated, self._accepted = [0.0] * max_depth, [0.0] * max_depth
 
     def observe(self, estimated: Sequence[float], accepted: int) -> None:
-        """Update the averages by a tree's survival ``estimated`` [<= D] and its number of accepted tokens."""
+        """Update the averages by a drafted tree.
+
+        ``estimated`` [<= D] is the estimated probability that it is accepted at least to each level, ``accepted`` its
+        number of accepted tokens without the bonus token.
+        """
         self.decay()
         for level, share in enumerate(estimated):
             self._estimated[level] += share

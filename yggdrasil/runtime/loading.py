@@ -127,10 +127,12 @@ def _has_attention_interface(model: PreTrainedModel) -> bool:
 def prepare_model(
     model: PreTrainedModel, name: str, num_threads: int, *, pack: bool = True, quantise: Quantise | None = None
 ) -> LoadedModel:
-    """Install tree attention in ``model`` and, on a CPU, pack its linear layers, in place.
+    """Install tree attention in ``model`` in place.
+
+    On a CPU, ``pack`` also packs the linear layers, from the rows of ``quantise`` if given; elsewhere both are ignored.
 
     Raises:
-        YggdrasilError: if the model's attention or recurrent layers cannot be replaced.
+        YggdrasilError: if the attention or recurrent layers cannot be replaced, or forward takes no ``position_ids``.
     """
     if not _has_attention_interface(model):
         raise YggdrasilError(

@@ -53,7 +53,7 @@ class Spread(NamedTuple):
 
 
 def schedule_code(schedule: Schedule) -> str:
-    """Return the name of a schedule's variants in the samples' ``schedule`` column."""
+    """Return a schedule's variants as text: ``stage=variant``, separated by spaces, as samples store it."""
     return " ".join(f"{name}={variant}" for name, variant in sorted(schedule.variants.items()))
 
 

@@ -111,7 +111,11 @@ class FigureContext:
         return TreeBench(self.decoder, widths, self.costs)
 
     def samples(self, name: str, systems: Sequence[System], prompt_set: str) -> list[Sample]:
-        """Return the samples of ``systems`` on a set's evaluated prompts, measured now or before."""
+        """Return the samples of ``systems`` on the evaluated prompts of ``prompt_set``.
+
+        They are stored in data/NAME-SET.json, and those already there are not measured again. Raises: YggdrasilError if
+        that file was measured with other settings.
+        """
         texts = dict(list(self._texts[prompt_set].items())[: self.effort.prompts])
         settings = {**self.described(), "prompts_file": prompt_set, "systems": [system.name for system in systems]}
         file = SampleFile(self.out / "data" / f"{name}-{prompt_set}.json", settings)

@@ -18,7 +18,7 @@ _NAMES = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
 
 
 def has_ggml() -> bool:
-    """Return whether the ggml library is installed, without loading it."""
+    """Return whether the ggml library of ``llama-cpp-python`` is installed, without loading it."""
     return _library() is not None
 
 

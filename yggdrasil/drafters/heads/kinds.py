@@ -67,7 +67,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def tensor_names(folder: Path, config: dict[str, Any]) -> list[str]:
-    """Return the names of the tensors in ``folder``. A pickle is read only if ``config`` has one layer."""
+    """Return the tensor names in the safetensors files of ``folder``, skipping unreadable files.
+
+    If there are none and ``config`` has one layer, return those of the pickled head.
+    """
     names: list[str] = []
     for file in _weight_files(folder):
         try:

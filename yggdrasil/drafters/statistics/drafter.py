@@ -182,7 +182,10 @@ class _NativeStatistics:
         self._counts.grow_in(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, bound: StoppingBound) -> int:
-        """Do what ``PortableStatistics.grow`` does."""
+        """Count the committed tokens ``certain`` and grow a tree of at most ``depth`` levels until ``bound`` stops it.
+
+        Returns the number of its nodes, as ``PortableStatistics.grow`` does.
+        """
         numbers = self._mail.numbers
         if bound is not self._bound:
             self._counts.grow_for(*bound.buffer_info())

@@ -73,7 +73,7 @@ class LogitTarget:
         return self._target.figures
 
     def expect(self, num_tokens: int) -> None:
-        """Allocate cache memory for a text of up to ``num_tokens`` tokens, prompt and answer."""
+        """Prepare the cache for ``num_tokens`` tokens, prompt and answer: a long text gets huge pages."""
         self._target.expect(num_tokens)
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:

@@ -58,7 +58,7 @@ class Target(Protocol):
         """Return the number of committed tokens in the cache."""
 
     def expect(self, num_tokens: int) -> None:
-        """Allocate cache memory for a text of up to ``num_tokens`` tokens, prompt and answer."""
+        """Prepare the cache for ``num_tokens`` tokens, prompt and answer: a long text gets huge pages."""
 
     @property
     def vocab_size(self) -> int:
@@ -126,7 +126,7 @@ class PromptReader(ABC):
         return self.text.num_rows
 
     def expect(self, num_tokens: int) -> None:
-        """Allocate cache memory for a text of up to ``num_tokens`` tokens, prompt and answer."""
+        """Prepare the cache for ``num_tokens`` tokens, prompt and answer: a long text gets huge pages."""
         self.runner.expect(num_tokens)
 
     @property
