@@ -107,3 +107,13 @@ def test_the_largest_word_gives_a_number_below_one():
 
     assert 0.0 < least < 2.0**-52
     assert 1.0 - 2.0**-52 < largest < 1.0
+
+
+def test_tokens_are_counted_on_a_rows_own_path_without_the_root():
+    tokens = torch.tensor([7, 3, 3, 5])  # root; its child; the child's child; the root's second child
+    ancestors = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]], dtype=torch.bool)
+
+    counts = counts_on_path(tokens, ancestors, 8)
+
+    assert counts[:, [3, 5, 7]].tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 0]]
+    assert counts.sum() == 4
