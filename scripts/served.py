@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,10 +21,17 @@ def serving(source: str, *options: str) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     program = [sys.executable, "-c", "from yggdrasil.cli import main; main()"]
-    server = subprocess.Popen([*program, "serve", source, "--port", str(port), *options], cwd=ROOT)
+    with running([*program, "serve", source, "--port", str(port), *options], url):
+        yield url
+
+
+@contextmanager
+def running(command: Sequence[str], url: str) -> Iterator[None]:
+    """Run the server ``command`` from the time it answers at ``url`` to the end of the block."""
+    server = subprocess.Popen(command, cwd=ROOT)
     try:
         wait_until_served(url, lambda: server.poll() is None)
-        yield url
+        yield
     finally:
         server.terminate()
         try:

@@ -12,7 +12,7 @@ where a text differs in its first 40 characters, or where the engine drafted not
 
 import json
 import re
-import subprocess
+import shutil
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from served import free_port, serving, wait_until_served
+from served import free_port, running, serving
 
 from yggdrasil.cli import run_script
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.export.settings import EngineName
 
 CHAT = "Write the numbers from one to twenty in words, then write them again."
 COMPLETION = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n"
@@ -41,11 +42,13 @@ def main(
     model: Annotated[str, typer.Argument(help="A .gguf file for llama-server, a checkpoint folder for the others.")],
     options: Annotated[list[str], typer.Argument(help="Settings as exported, behind --.")],
     program: Annotated[Path, typer.Option(help="llama-server, vllm, or a Python that has sglang.")],
-    engine: Annotated[str, typer.Option(help="llama-server, vllm or sglang.")] = "llama-server",
+    engine: Annotated[EngineName, typer.Option(help="The engine.")] = "llama-server",
     extra: Annotated[str, typer.Option(help="Further options of the engine, separated by spaces.")] = "",
     dtype: Annotated[str, typer.Option(help="Of our weights.")] = "float32",
 ) -> None:
     """Print how far both texts agree, and what was drafted and accepted."""
+    if shutil.which(program) is None:
+        raise YggdrasilError(f"--program: {program} is no program; give its path")
     with started(engine, program, model, [*options, *extra.split()]) as url:
         theirs, drafted, accepted = answers(url), *counted(engine, url)
     with serving(model, "--greedy", "--dtype", dtype) as url:
@@ -59,34 +62,26 @@ def main(
 
 
 def common_characters(one: str, other: str) -> int:
-    """Characters at the start of both."""
+    """Return the length of the common prefix of both texts, in characters."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
 @contextmanager
 def started(engine: str, program: Path, model: str, options: list[str]) -> Iterator[str]:
-    """The address of the engine, which is stopped at the end."""
+    """Run the engine on a free port until the end of the block; yield its address."""
     port = str(free_port())
     command = {
         "llama-server": [str(program), "--model", model, "--parallel", "1", "--metrics", "--port", port],
         "vllm": [str(program), "serve", model, "--port", port],
         "sglang": [str(program), "-m", "sglang.launch_server", "--model-path", model, "--port", port],
     }[engine]
-    process = subprocess.Popen([*command, *options])
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_served(url, lambda: process.poll() is None)
+    url = f"http://127.0.0.1:{port}"
+    with running([*command, *options], url):
         yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
 
 
 def answers(url: str) -> dict[str, str]:
-    """Greedy texts of a chat and of a completion."""
+    """Ask the server at ``url`` for a chat and a completion; return both greedy texts by name."""
     model = ask(url, "/v1/models")["data"][0]["id"]
     usual = {"model": model, "max_tokens": MAX_TOKENS, "temperature": 0, "seed": 0}
     chat = ask(url, "/v1/chat/completions", usual | {"messages": [{"role": "user", "content": CHAT}]})
@@ -95,7 +90,10 @@ def answers(url: str) -> dict[str, str]:
 
 
 def counted(engine: str, url: str) -> tuple[int, int]:
-    """Drafted and accepted tokens: of the engine's counters, or of one more answer's timings (llama-server)."""
+    """Return the numbers of drafted and accepted tokens.
+
+    vLLM and SGLang count them over all requests; llama-server reports them per answer, so it is asked for one more.
+    """
     if engine == "llama-server":
         body = {"prompt": COMPLETION, "n_predict": MAX_TOKENS, "temperature": 0, "cache_prompt": False}
         timings = ask(url, "/completion", body)["timings"]
@@ -110,7 +108,7 @@ def counted(engine: str, url: str) -> tuple[int, int]:
 
 
 def ask(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """The JSON that ``url`` answers; ``body`` is posted."""
+    """Return the JSON at ``url`` + ``path``; with ``body`` the request is a POST."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=600) as answer:

@@ -4,6 +4,7 @@ import json
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import try_exported as module
@@ -44,7 +45,7 @@ def canned(text, metrics=METRICS):
 def compare(monkeypatch, ours, theirs, metrics=METRICS):
     monkeypatch.setattr(module, "serving", lambda *_: canned(ours))
     monkeypatch.setattr(module, "started", lambda *_: canned(theirs, metrics))
-    module.main("model", ["--speculative-config", "{}"], "vllm", engine="vllm")
+    module.main("model", ["--speculative-config", "{}"], "sh", engine="vllm")
 
 
 def test_it_prints_how_far_texts_agree_and_what_was_accepted(monkeypatch, capsys):
@@ -61,3 +62,8 @@ def test_it_prints_how_far_texts_agree_and_what_was_accepted(monkeypatch, capsys
 def test_another_text_and_an_engine_that_drafts_nothing_are_failures(theirs, metrics, monkeypatch):
     with pytest.raises(YggdrasilError, match="vllm drafted nothing, or its text is another"):
         compare(monkeypatch, "x" * 50, theirs, metrics)
+
+
+def test_a_program_that_does_not_exist_is_reported_before_anything_starts():
+    with pytest.raises(YggdrasilError, match="--program: nowhere/vllm is no program"):
+        module.main("model", [], Path("nowhere/vllm"), engine="vllm")
