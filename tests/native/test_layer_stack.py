@@ -4,11 +4,13 @@ that its program does not fit."""
 import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from yggdrasil.checkpoints.formats.rows import QuantisedRows
 from yggdrasil.checkpoints.packing import PackedLinear
 from yggdrasil.native import is_native
 from yggdrasil.native.arena import Arena
+from yggdrasil.native.operators import drop_stack
 
 pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler on this machine")
 HIDDEN, INNER, HEADS, KEY_HEADS, HEAD_DIM, CAPACITY, CONTEXT = 64, 96, 4, 2, 32, 64, 20
@@ -97,7 +99,7 @@ class Layers:
         try:
             outputs = torch.ops.yggdrasil.run_stack(number, x, [mask, offsets], kept, THREADS)
         finally:
-            torch.ops.yggdrasil.drop_stack(number)
+            drop_stack(number)
         return [*outputs, *(layer[name] for layer in layers for name in ("keys", "values"))]
 
     def by_operators(self, width, kept):
@@ -198,3 +200,15 @@ def test_a_stack_reads_the_memory_that_its_tensors_had():
             layer["up"].data = torch.zeros(1, dtype=torch.uint8)
 
     assert_alike(layers.by_program(3, [2], behind=replace), expected)
+
+
+def test_a_stack_that_is_freed_leaves_no_trace():
+    """Garbage collection frees stacks at any moment, also while another model is traced."""
+    number = torch.ops.yggdrasil.keep_stack([], [], [], [], [], [], [])
+
+    def traced(x):
+        drop_stack(number)
+        return x + 1
+
+    graph = make_fx(traced)(torch.zeros(2)).graph
+    assert [node.op for node in graph.nodes] == ["placeholder", "call_function", "output"]

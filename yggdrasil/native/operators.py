@@ -15,9 +15,8 @@ from yggdrasil.native.shapes import SHAPES
 _PANEL, _TILE_PAIRS = 16, 16  # outputs per panel; bfloat16 panels are padded to a multiple of this many input pairs
 _WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words", "commit_states")
 # Operators that are not a single C call: implemented in PyTorch, or by functions below.
-_NOT_CALLS = {
-    "packed_shape", "quantised_shape", "has_byte_products", "keep_rows", "keep_stack", "drop_stack",
-}  # fmt: skip
+_NOT_CALLS = {"packed_shape", "quantised_shape", "has_byte_products", "keep_rows", "keep_stack"}
+_stacks: dict[int, Sequence[Tensor]] = {}  # tensors of each registered stack of layers, which keeps them alive
 
 
 def native_operators() -> dict[str, Callable[..., Any]]:
@@ -28,25 +27,26 @@ def native_operators() -> dict[str, Callable[..., Any]]:
 
 def native_functions() -> dict[str, Callable[..., Any]]:
     """Return the functions of operators that take no tensors, or only store them."""
-    keep_layers, drop_layers = _call("keep_stack"), _call("drop_stack")
-    stacks: dict[int, Sequence[Tensor]] = {}
+    keep_layers = _call("keep_stack")
 
     def keep_stack(tensors: Sequence[Tensor], *described: Sequence[Any]) -> int:
         """Register a stack of layers and return its number. Its tensors are kept alive until ``drop_stack``."""
         held = [tensor.detach() for tensor in tensors]
         number: int = keep_layers(held, *described)
-        stacks[number] = held
+        _stacks[number] = held
         return number
 
-    def drop_stack(number: int) -> None:
-        drop_layers(number)
-        stacks.pop(number, None)
+    return {"has_byte_products": has_byte_products, "keep_stack": keep_stack}
 
-    return {
-        "has_byte_products": has_byte_products,
-        "keep_stack": keep_stack,
-        "drop_stack": drop_stack,
-    }
+
+def drop_stack(number: int) -> None:
+    """Free a stack of layers.
+
+    This is no operator: garbage collection calls it at any moment, and a trace in progress would record an operator.
+    """
+    assert Native.library is not None
+    check(Native.library.yggdrasil_drop_stack(ctypes.c_int64(number)))
+    _stacks.pop(number, None)
 
 
 def packed_shape(weight: Tensor) -> list[int]:

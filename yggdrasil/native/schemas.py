@@ -44,7 +44,6 @@ _ALL = (
     "top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)",
     "keep_stack(Tensor[] tensors, int[] kinds, int[] places, int[] code, int[] code_sizes, float[] numbers, "
     "int[] sizes) -> int",  # ``layer_stack.h``
-    "drop_stack(int number) -> ()",
     "run_stack(int number, Tensor carried, Tensor[] shared, int[] kept, int num_threads) -> Tensor[]",
     "move_rows(Tensor(a!)[] caches, int[] sources, int destination) -> ()",
     "keep_rows(Tensor(a!)[] caches, Tensor start, Tensor rows, Tensor count) -> ()",

@@ -10,6 +10,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from yggdrasil.native.operators import drop_stack
 from yggdrasil.runtime.native_steps.families import Description, LayerShape
 
 _LINEARS, _ATTENTION, _NORM = 0, 1, 2  # stage kinds, as in ``native/layers/program_code.h``
@@ -269,7 +270,7 @@ class LayerStack:
             [size for first in firsts for size in (len(first.numbers), len(first.own))],
         )  # fmt: skip
         self._num_threads = num_threads
-        finalize(self, torch.ops.yggdrasil.drop_stack, self._number)
+        finalize(self, drop_stack, self._number)
 
     def run(self, rows: Tensor, shared: list[Tensor], kept: list[int]) -> list[Tensor]:
         """Run all layers on ``rows`` [W, H]; return the outputs [W, H] of layers ``kept``, which must ascend.
