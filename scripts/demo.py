@@ -61,7 +61,7 @@ def bundled_pair(prompts: Path) -> engine.Decoder:
     if not any(entry.fits(current_machine()) for entry in list_plans("tiny")):
         say("Preparing the bundled pair for this machine (once, a few minutes)")
         run_program(
-            "calibrate", "--target", BUNDLED / "target", "--drafter", BUNDLED / "drafter", "--prompts", prompts,
+            "calibrate", BUNDLED / "target", "--drafter", BUNDLED / "drafter", "--prompts", prompts,
             "--name", "tiny", "--quick", "--root", search_roots()[-1],
         )  # fmt: skip
     with PhaseProgress() as progress:

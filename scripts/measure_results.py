@@ -144,7 +144,7 @@ def _tasks(
 ) -> Iterator[Task]:
     effort, out = EFFORTS.get(name, TINY), ROOT / "profiles" / name / current_machine().slug
     chat = _picked(options.prompts / f"{CHAT}.jsonl", effort.chat, work / name)
-    bench = [*YGGDRASIL, "bench", "--plan", name, "--max-new-tokens", str(TOKENS)]
+    bench = [*YGGDRASIL, "bench", name, "--max-new-tokens", str(TOKENS)]
     bench += [part for plan in beside for part in ("--beside", plan)]
     minutes = effort.minutes.get("chat", 1.0)
     yield _task(minutes, out / "bench-specbench.json", [*bench, "--prompts", str(chat), "--chat"])
@@ -207,7 +207,7 @@ def _picked(source: Path, count: int, folder: Path) -> Path:
 def _calibrated(name: str, path: str, drafters: Sequence[str] = (), *, dry_run: bool) -> bool:
     """Whether a plan of this name fits this machine, made now if need be: with other ``drafters`` quickly."""
     fits = subprocess.run([*YGGDRASIL, "plans", name, "--fits"], cwd=ROOT, check=False).returncode == 0
-    command = [*YGGDRASIL, "calibrate", "--target", path, "--name", name]
+    command = [*YGGDRASIL, "calibrate", path, "--name", name]
     command += [part for drafter in drafters for part in ("--drafter", drafter)]
     command += ["--keep-drafter"] if not all(map(is_model_free_name, drafters)) else []
     command += ["--quick", "--root", str(search_roots()[-1])] if drafters else ["--root", str(ROOT)]

@@ -69,7 +69,7 @@ def calibrate(root: Path) -> CalibratedPair:
 def write_plan(root: Path, target: Path, drafter: Path, prompts: Path, *options: str) -> Path:
     """Calibrate, with as few steps to compile as a plan can have; returns the plan's path."""
     code = run_program(
-        "calibrate", "--target", target, "--drafter", drafter, "--prompts", prompts, "--name", NAME, "--root", root,
+        "calibrate", target, "--drafter", drafter, "--prompts", prompts, "--name", NAME, "--root", root,
         "--quick", "--dtype", "float32", "--max-length", MAX_LENGTH, "--max-depth", 2, "--target-threads", 1,
         "--drafter-threads", 1, "--draft-widths", "1,2", "--verify-widths", "1,2,4", *options,
     )  # fmt: skip

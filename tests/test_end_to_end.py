@@ -141,7 +141,7 @@ def test_the_program_generates(at_root, calibrated, decoder, reference, capsys):
 def test_the_program_compares_with_plain_decoding(at_root, calibrated, chat, capsys):
     wrapped = ["--chat"] if chat else []
     code = run_program(
-        "bench", "--plan", calibrated.plan, "--prompts", calibrated.prompts, "--max-new-tokens", COUNT, "--limit", 4,
+        "bench", calibrated.plan, "--prompts", calibrated.prompts, "--max-new-tokens", COUNT, "--limit", 4,
         "--json", "bench.json", *wrapped,
     )  # fmt: skip
     record = json.loads((at_root / "bench.json").read_text())
@@ -165,7 +165,7 @@ def eager(monkeypatch):
 @pytest.mark.usefixtures("eager")
 def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, reference, capsys):
     code = run_program(
-        "search", "--profile", NAME, "--prompts", calibrated.prompts, "--save-as", "searched", "--top", 1, "--limit", 1,
+        "search", NAME, "--prompts", calibrated.prompts, "--save-as", "searched", "--top", 1, "--limit", 1,
         "--rounds", 1, "--final-rounds", 0, "--max-new-tokens", 16,
     )  # fmt: skip
     (plan,) = (at_root / "plans" / "searched").glob("*.yaml")
@@ -176,7 +176,7 @@ def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, r
     assert Plan.load(plan).search is not None
     assert searched.generate(tokens, max_new_tokens=COUNT, ignore_eos=True).tokens == expected(reference, tokens)
     capsys.readouterr()
-    assert run_program("report", "--name", "searched", "--text", "--csv", "tables") == 0
+    assert run_program("report", "searched", "--text", "--csv", "tables") == 0
     assert "searched" in capsys.readouterr().out
     assert any((at_root / "tables").glob("*.csv"))
 
@@ -184,7 +184,7 @@ def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, r
 @pytest.mark.usefixtures("eager")
 def test_the_program_tells_where_the_time_goes(at_root, calibrated, capsys):
     code = run_program(
-        "profile", "--plan", calibrated.plan, "--contexts", "32,64", "--rounds", 1, "--prompts", calibrated.prompts,
+        "profile", calibrated.plan, "--contexts", "32,64", "--rounds", 1, "--prompts", calibrated.prompts,
         "--out", "profiled",
     )  # fmt: skip
     steps, iterations = (read_csv(at_root / "profiled" / f"{name}.csv", name, 1) for name in ("roofline", "iterations"))
@@ -199,7 +199,7 @@ def test_the_program_tells_where_the_time_goes(at_root, calibrated, capsys):
 
 @pytest.mark.usefixtures("eager")
 def test_the_program_measures_how_far_wide_passes_are_from_plain_ones(at_root, calibrated, capsys):
-    options = ["--plan", calibrated.plan, "--prompts", calibrated.prompts, "--max-new-tokens", 8]
+    options = [calibrated.plan, "--prompts", calibrated.prompts, "--max-new-tokens", 8]
     assert run_program("parity", *options, "--limit", 2, "--out", ".", "--dump-mismatches", "mismatches.jsonl") == 0
 
     report = ParityReport.load(at_root, Plan.load(calibrated.plan).dtype)
@@ -212,7 +212,7 @@ def test_the_program_measures_how_far_wide_passes_are_from_plain_ones(at_root, c
 @pytest.mark.usefixtures("eager")
 def test_the_program_compares_rules_and_exactness(at_root, calibrated, monkeypatch, capsys):
     """A mode that does not keep its promise ends the command with 1."""
-    options = ["--plan", calibrated.plan, "--prompts", calibrated.prompts, "--limit", 2, "--max-new-tokens", 8]
+    options = [calibrated.plan, "--prompts", calibrated.prompts, "--limit", 2, "--max-new-tokens", 8]
     assert run_program("bench", "rules", *options, "--temperatures", "0", "--json", "rules.json") == 0
     assert "lossless" in capsys.readouterr().out
     rows = json.loads((at_root / "rules.json").read_text())["summary"]
@@ -229,7 +229,7 @@ def test_the_program_compares_rules_and_exactness(at_root, calibrated, monkeypat
 
 @pytest.mark.usefixtures("eager")
 def test_the_program_draws_the_papers_figures(at_root, calibrated):
-    options = ["--plan", calibrated.plan, "--prompts", calibrated.prompts, "--quick", "--figure", 13]
+    options = [calibrated.plan, "--prompts", calibrated.prompts, "--quick", "--figure", 13]
     assert run_program("bench", "figures", *options, "--out", "figures") == 0
 
     assert {file.suffix for file in (at_root / "figures").iterdir()} >= {".csv", ".svg"}
@@ -243,7 +243,7 @@ def test_the_program_trains_a_head(at_root, calibrated, reference):
     with file.open("a") as lines:
         for i in range(70):
             lines.write(json.dumps({"prompt": [5, 6 + i, 8], "answer": [10, 11, 12, 13 + i % 5, 14]}) + "\n")
-    assert run_program("train", "--target", calibrated.target, "--out", "head", "--minutes", 0.02, "--threads", 1) == 0
+    assert run_program("train", calibrated.target, "--out", "head", "--minutes", 0.02, "--threads", 1) == 0
     head, _ = open_head(at_root / "head", torch.float32)
     assert head.settings.hidden_size == reference.config.hidden_size
     assert "Licence" in (at_root / "head" / "README.md").read_text()

@@ -191,7 +191,7 @@ def test_a_plan_is_found_with_its_profile_from_its_own_folder(run, tmp_path, mon
     monkeypatch.chdir(path.parent)
 
     assert run("search", path.name)[0] == 0
-    code, out, _ = run("report", "--name", path.name, "--text")
+    code, out, _ = run("report", path.name, "--text")
     assert (code, "top 1" in out) == (0, True)
     assert [each for each in tmp_path.rglob("*.yaml") if each.parent.parent.name == "plans"] == [path]
 

@@ -41,7 +41,7 @@ def prompts(tmp_path):
 
 def calibration(prompts, target=TARGET, drafter=DRAFTER, **options):
     extra = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    given = "--target", target, "--drafter", drafter, "--prompts", prompts
+    given = target, "--drafter", drafter, "--prompts", prompts
     return ["calibrate", *given, "--name", "x", "--root", ".", *extra]
 
 
@@ -61,7 +61,7 @@ def test_generate_needs_exactly_one_source_of_prompts(run, prompts):
 
 
 def test_comparisons_of_rules_name_what_is_missing(run, prompts):
-    rules, exactness = (("bench", name, "--plan", "none.yaml", "--prompts", prompts) for name in ("rules", "exactness"))
+    rules, exactness = (("bench", name, "none.yaml", "--prompts", prompts) for name in ("rules", "exactness"))
 
     assert_one_sentence(run(*rules, "--temperatures", "0,warm"), "--temperatures 0,warm is not a list of numbers")
     assert_one_sentence(run(*exactness), "none.yaml")
@@ -136,18 +136,18 @@ def test_a_key_that_the_environment_left_empty_leaves_no_server_open(run, monkey
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("report", "--name", "tiny", "--text", "--limit", "2"), "--limit and --chat are for the prompts of --prompts"),
-        (("report", "--name", "tiny", "--text", "--chat"), "--limit and --chat are for the prompts of --prompts"),
-        (("calibrate", "--target", TARGET, "--chat"), "--chat is for --prompts FILE"),
-        (("calibrate", "--target", TARGET, "--keep-drafter"), "--keep-drafter is for a draft model or a head"),
+        (("report", "tiny", "--text", "--limit", "2"), "--limit and --chat are for the prompts of --prompts"),
+        (("report", "tiny", "--text", "--chat"), "--limit and --chat are for the prompts of --prompts"),
+        (("calibrate", TARGET, "--chat"), "--chat is for --prompts FILE"),
+        (("calibrate", TARGET, "--keep-drafter"), "--keep-drafter is for a draft model or a head"),
         (("generate", "none.yaml", "--prompt", "a", "--limit", "2"), "--limit is for --prompts FILE"),
-        (("bench", "--plan", "tiny", "--prompts", "FILE", "--eager"), "--eager is for --tree"),
-        (("bench", "--plan", "none.yaml", "--prompts", "FILE", "--budget", "8"), "--budget and --held-back are for"),
+        (("bench", "tiny", "--prompts", "FILE", "--eager"), "--eager is for --tree"),
+        (("bench", "none.yaml", "--prompts", "FILE", "--budget", "8"), "--budget and --held-back are for"),
         (
-            ("bench", "--plan", "x.yaml", "--prompts", "FILE", "--tree", "all", "--beside", "y"),
+            ("bench", "x.yaml", "--prompts", "FILE", "--tree", "all", "--beside", "y"),
             "--beside compares plans",
         ),
-        (("bench", "--plan", "none.yaml", "--prompts", "FILE", "--held-back", "4"), "--budget and --held-back are for"),
+        (("bench", "none.yaml", "--prompts", "FILE", "--held-back", "4"), "--budget and --held-back are for"),
     ],
 )
 def test_no_option_is_ignored_for_want_of_another(run, prompts, command, said):
@@ -157,10 +157,10 @@ def test_no_option_is_ignored_for_want_of_another(run, prompts, command, said):
 def test_texts_that_mean_nothing_are_refused_before_there_is_a_model(run, prompts):
     assert_one_sentence(run("generate", "none.yaml", "--prompt", "a", "--regex", ""), "the regex is empty")
     assert_one_sentence(run(*calibration(prompts, target="")), "target", "empty")
-    assert_one_sentence(run("bench", "--plan", "none.yaml", "--prompts", prompts, "--tree", "oak"), "no tree 'oak'")
-    assert_one_sentence(run("search", "--profile", "a\nb", "--prompts", prompts), "--profile")
-    assert_one_sentence(run("search", "--profile", "x" * 200, "--prompts", prompts), "--profile", "128")
-    result = run("search", "--profile", "a\nb", "--prompts", prompts)
+    assert_one_sentence(run("bench", "none.yaml", "--prompts", prompts, "--tree", "oak"), "no tree 'oak'")
+    assert_one_sentence(run("search", "a\nb", "--prompts", prompts), "a b")
+    assert_one_sentence(run("search", "x" * 200, "--prompts", prompts), "x" * 200)
+    result = run("search", "a\nb", "--prompts", prompts)
     assert len(result[2].strip().splitlines()) == 1
 
 
@@ -223,7 +223,7 @@ def test_a_gpu_that_is_not_there(run, prompts):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_nothing_is_trained_on_a_gpu_that_is_not_there(run, tmp_path):
-    training = run("train", "--target", TARGET, "--out", tmp_path / "head", "--device", "cuda")
+    training = run("train", TARGET, "--out", tmp_path / "head", "--device", "cuda")
 
     assert_one_sentence(training, "no CUDA device", "--device cpu")
     assert not list(tmp_path.glob("head*"))
@@ -250,7 +250,7 @@ def test_a_width_that_verifies_no_tree_is_refused_before_anything_is_compiled(ru
 def test_widths_that_cannot_be_timed_are_named(run, widths, fault):
     plan = next((PACKAGE.parent / "plans/tiny").glob("*.yaml"))
 
-    assert_one_sentence(run("profile", "--plan", plan, "--force-machine", *widths), widths[0], fault)
+    assert_one_sentence(run("profile", plan, "--force-machine", *widths), widths[0], fault)
 
 
 def test_what_is_to_be_decoded_is_looked_at_before_steps_are_timed(run, tmp_path):
@@ -258,5 +258,5 @@ def test_what_is_to_be_decoded_is_looked_at_before_steps_are_timed(run, tmp_path
     (tmp_path / "empty.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
     plan = next((PACKAGE.parent / "plans/tiny").glob("*.yaml"))
 
-    result = run("profile", "--plan", plan, "--force-machine", "--prompts", "empty.jsonl")
+    result = run("profile", plan, "--force-machine", "--prompts", "empty.jsonl")
     assert_one_sentence(result, "empty.jsonl, line 2: the prompt is empty")

@@ -99,7 +99,7 @@ def test_the_command_opens_the_plans_beside_it(decoder, monkeypatch, tmp_path):
     monkeypatch.setattr("yggdrasil.cli.benchmarks.command.open_decoder", open_decoder)
     monkeypatch.setattr(compare, "open_decoder", open_decoder)
     monkeypatch.setattr(compare, "compare_with_plain", lambda *_, **options: compared.update(options))
-    words = ["bench", "--plan", "a", "--beside", "b", "--beside", "c", "--dtype", "float32", "--force-machine"]
+    words = ["bench", "a", "--beside", "b", "--beside", "c", "--dtype", "float32", "--force-machine"]
     monkeypatch.setattr(sys, "argv", ["yggdrasil", *words, "--prompts", str(tmp_path / "prompts.jsonl")])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -134,5 +134,5 @@ def test_a_temperature_that_is_given_twice_is_compared_once(monkeypatch, tmp_pat
     monkeypatch.setattr(rules, "_read", lambda *_, **__: [])
     monkeypatch.setattr("yggdrasil.bench.rules.rule_group", lambda _, value: value)
     monkeypatch.setattr(rules, "_measure", lambda _, groups, *__: seen.extend(groups) or [])
-    rules.rules(model="tiny", plan=None, prompts=[tmp_path / "prompts.jsonl"], temperatures="0,1,0.0,1")
+    rules.rules("tiny", prompts=[tmp_path / "prompts.jsonl"], temperatures="0,1,0.0,1")
     assert seen == [0.0, 1.0]

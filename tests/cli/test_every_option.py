@@ -79,7 +79,7 @@ def test_prompts_are_read_before_a_model_is_loaded(folder, arguments, monkeypatc
     monkeypatch.setattr("yggdrasil.training.training.load_model", loading)
     (folder / "bad.jsonl").write_text("{}\n")
     if arguments[0] == "export":
-        arguments = ["export", "--plan", "counted", "--to", "llama-server", "--url", "http://127.0.0.1:1", "--prompts"]
+        arguments = ["export", "counted", "--to", "llama-server", "--url", "http://127.0.0.1:1", "--prompts"]
     more = ["--text"] if arguments[0] == "report" else []
     monkeypatch.setattr(sys, "argv", ["yggdrasil", *arguments, "bad.jsonl", *more])
 

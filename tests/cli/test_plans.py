@@ -52,24 +52,11 @@ def test_a_name_without_a_plan_is_a_fault(run):
     assert run("plans", "nosuch")[0] == 2
 
 
-@pytest.mark.parametrize(
-    ("former", "command"),
-    [
-        ("--plan", "bench"),
-        ("--name", "report"),
-        ("--profile", "search"),
-        ("--target", "calibrate"),
-        ("--plan", "parity"),
-    ],
-)
-def test_a_model_is_the_first_argument_and_former_options_say_so(run, former, command, tmp_path):
+@pytest.mark.parametrize("command", ["bench", "report", "search", "calibrate", "parity"])
+def test_a_model_is_the_first_argument(run, command, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     more = ["--text"] if command == "report" else ["--prompts", "prompts.jsonl"]
-    for arguments in ([command, former, "nowhere"], [command, "nowhere"]):
-        code, _, err = run(*arguments, *more)
-        assert code == 2
-        assert (f"{former} is now the first argument" in err) == (former in arguments)
-        assert "there is no plan, folder or file nowhere" in err or "nowhere" in err.splitlines()[-1]
-    code, _, err = run(command, "nowhere", former, "nowhere", *more)
-    assert "named twice" in err
-    assert "name the model as the first argument" in run(command, *more)[2]
+    code, _, err = run(command, "nowhere", *more)
+    assert code == 2
+    assert "nowhere" in err.splitlines()[-1]
+    assert "MODEL" in run(command, *more)[2]

@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("engine", ["llama-server", "vllm", "sglang"])
 def test_options_go_to_standard_output_and_the_rest_beside(folder, capsys, engine):
-    arguments = ("--plan", "made-up", "--costs", "costs.json", "--json", "out.json")
+    arguments = ("made-up", "--costs", "costs.json", "--json", "out.json")
 
     assert run_program("export", "--to", engine, *arguments) == 0
 
@@ -40,7 +40,7 @@ def test_options_go_to_standard_output_and_the_rest_beside(folder, capsys, engin
 def test_a_plan_with_a_head_names_it_to_those_who_take_it(folder, capsys):
     head = write_head(folder / "head", eagle_config(), {})
     write_artifacts(folder, "headed", drafters=[ModelRef(str(head), "1", 1), StatisticsOptions(table=False)])
-    arguments = ("export", "--plan", "headed", "--costs", "costs.json")
+    arguments = ("export", "headed", "--costs", "costs.json")
 
     assert run_program(*arguments, "--to", "vllm") == 0
     assert f'"method": "eagle3", "model": "{head}"' in capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_a_plan_with_a_head_names_it_to_those_who_take_it(folder, capsys):
 
 
 def test_a_plan_that_counts_is_foreseen_on_what_the_target_wrote(folder, capsys):
-    arguments = ("export", "--plan", "counted", "--to", "llama-server", "--costs", "costs.json")
+    arguments = ("export", "counted", "--to", "llama-server", "--costs", "costs.json")
 
     assert run_program(*arguments) == 2
     assert "no text" in capsys.readouterr().err
@@ -72,12 +72,12 @@ def test_what_nobody_asked_a_server_for_is_not_said_to_be_its(folder, capsys, pl
     own.write_text(json.dumps({"prompt": [1, 2, 3, 4] * 3, "answer": [1, 2, 3, 4] * 12}))
 
     server = ("--url", "http://127.0.0.1:9")  # where nothing answers
-    assert run_program("export", "--plan", plan, "--to", "vllm", "--costs", "costs.json", *server) == 0
+    assert run_program("export", plan, "--to", "vllm", "--costs", "costs.json", *server) == 0
     assert server[1] not in capsys.readouterr().err
 
 
 def test_a_name_without_a_plan_is_said_before_what_else_is_missing(folder, capsys):
-    assert run_program("export", "--plan", "nobody", "--to", "vllm") == 2
+    assert run_program("export", "nobody", "--to", "vllm") == 2
     assert "nobody" in capsys.readouterr().err
 
 
@@ -98,12 +98,12 @@ def test_what_is_missing_or_damaged_is_named(folder, capsys, arguments, named):
     (folder / "deep.json").write_text("[" * 100_000)
     (folder / "long.json").write_text(f'{{"target_ms": {{"1": 1.0, "{"9" * 5000}": 2.0}}}}')
     (folder / "flat.json").write_text('{"target_ms": {"1": 1.0, "2": NaN}}')
-    assert run_program("export", "--plan", "made-up", *arguments) == 2
+    assert run_program("export", "made-up", *arguments) == 2
     assert named in capsys.readouterr().err
 
 
 def test_a_server_of_a_draft_model_that_the_plan_has_not_is_refused(folder, capsys):
     urls = ("--url", "http://127.0.0.1:1", "--drafter-url", "http://127.0.0.1:1")
 
-    assert run_program("export", "--plan", "counted", "--to", "llama-server", *urls) == 2
+    assert run_program("export", "counted", "--to", "llama-server", *urls) == 2
     assert "--drafter-url" in capsys.readouterr().err

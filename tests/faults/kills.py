@@ -25,7 +25,7 @@ from yggdrasil.artifacts import read_csv
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "killed"
 CALIBRATE = [
-    "calibrate", "--quick", "--target", "target", "--drafter", "ngram", "--prompts", "prompts.jsonl", "--name", NAME,
+    "calibrate", "--quick", "target", "--drafter", "ngram", "--prompts", "prompts.jsonl", "--name", NAME,
     "--root", ".", "--dtype", "float32", "--max-length", "200", "--max-depth", "4",
     "--verify-widths", "1,4", "--target-threads", "1",
 ]  # fmt: skip

@@ -77,7 +77,7 @@ class Kinds:
             return Case(
                 done, _run(generate(NAME, "--prompts", "prompts.jsonl"), folder), [path.name, NAME], self._tokens()
             )
-        report = ["report", "--name", NAME, "--text"]
+        report = ["report", NAME, "--text"]
         return Case(done, _run(report, folder), [path.name], self._same_text(report, folder))
 
     def counts(self, folder: Path, random: Random) -> Case:
@@ -95,7 +95,7 @@ class Kinds:
         path = profile_folder(folder) / random.choice(("stage_samples.csv", "schedule_samples.csv"))
         kind = random.choice(("bytes", "bytes", "file", "value"))
         search = random.random() < 0.5 and path.name == "schedule_samples.csv"
-        arguments = ["search", "--profile", NAME] if search else ["report", "--name", NAME, "--text"]
+        arguments = ["search", NAME] if search else ["report", NAME, "--text"]
         if kind == "value":
             done = change_table(path, random)
             return Case(done, _run(arguments, folder), [path.name, NAME], lambda outcome: None)

@@ -29,7 +29,7 @@ NAME = "faults"
 COUNTED = "counted"  # a plan whose drafter counts
 UNFINISHED = "unfinished"  # a calibration that ended before it wrote a plan
 CALIBRATE = [
-    "calibrate", "--quick", "--target", "target", "--prompts", "prompts.jsonl", "--name", UNFINISHED, "--root", ".",
+    "calibrate", "--quick", "target", "--prompts", "prompts.jsonl", "--name", UNFINISHED, "--root", ".",
     "--dtype", "float32", "--max-length", "200", "--max-depth", "4", "--verify-widths", "1,4",
     "--target-threads", "1", "--table-tokens", "2500",
 ]  # fmt: skip

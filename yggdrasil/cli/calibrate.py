@@ -8,8 +8,7 @@ import typer
 from yggdrasil.artifacts import MOST_THREADS, search_roots
 from yggdrasil.checkpoints.formats.names import AUTO, Weights
 from yggdrasil.cli import checks
-from yggdrasil.cli.model_argument import takes_model
-from yggdrasil.cli.shared_options import BackendOption, ChatOption, Dtype
+from yggdrasil.cli.shared_options import BackendOption, ChatOption, Dtype, TargetArgument
 from yggdrasil.errors import Interrupted, YggdrasilError
 
 if TYPE_CHECKING:
@@ -21,9 +20,8 @@ WIDTHS = "1,2,4,8", "1,2,4,6,8,16,32,64"  # draft and verify
 WEIGHTS = f"[{'|'.join((AUTO, *get_args(Weights)))}]"
 
 
-@takes_model("target")
 def calibrate(
-    target: str,
+    target: TargetArgument,
     drafter: Annotated[
         list[str] | None,
         typer.Option(

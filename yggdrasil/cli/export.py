@@ -8,13 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.model_argument import plan_of, takes_model
-from yggdrasil.cli.shared_options import ChatOption, ForceOption
+from yggdrasil.cli.open_decoder import plan_of
+from yggdrasil.cli.shared_options import ChatOption, ForceOption, ModelArgument
 
 
-@takes_model("plan")
 def export(
-    plan: str,
+    plan: ModelArgument,
     to: Annotated[Literal["llama-server", "vllm", "sglang"], typer.Option(help="The engine.")],
     url: Annotated[
         str | None, typer.Option(help="A llama-server with the target, started without speculation, to measure.")

@@ -1,4 +1,4 @@
-"""Opens the decoder of a command."""
+"""Opens the decoder or finds the plan of a command's argument MODEL."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -68,6 +68,25 @@ def open_decoder(
             "chosen trees may not be the fastest"
         )
     return decoder
+
+
+def plan_of(source: str) -> str:
+    """Return the plan that ``source`` names, or the plan of the model that it names.
+
+    Raises:
+        YggdrasilError: there is no such plan or model, or the model has no plan on this machine.
+    """
+    from yggdrasil.artifacts.plan_names import is_plan
+
+    if is_plan(source):
+        return source
+    from yggdrasil.checkpoints.source import Source
+    from yggdrasil.engine.plan_lookup import find_plan
+
+    path = find_plan(Source.find(source), None, None)
+    if path is None:
+        raise YggdrasilError(f"{source} has no plan on this machine yet; make one with `yggdrasil calibrate {source}`")
+    return str(path)
 
 
 def prepare_logits(decoder: "Decoder") -> None:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.model_argument import plan_of, takes_model
-from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption
+from yggdrasil.cli.open_decoder import plan_of
+from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption, ModelArgument
 
 if TYPE_CHECKING:
     from yggdrasil.runtime.parity import ParityReport
 
 
-@takes_model("plan")
 def parity(
-    plan: str,
+    plan: ModelArgument,
     prompts: Annotated[Path, typer.Option(callback=checks.input_file, help="JSON lines with a prompt field.")],
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts.")] = 16,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare per prompt.")] = 64,

@@ -9,8 +9,8 @@ import typer
 
 from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
-from yggdrasil.cli.model_argument import plan_of, takes_model
-from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption
+from yggdrasil.cli.open_decoder import plan_of
+from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption, ModelArgument
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ PROMPT_TOKENS, NEW_TOKENS = 256, 64
 TRACED = 4  # prompts at most
 
 
-@takes_model("plan")
 def profile(
-    plan: str,
+    plan: ModelArgument,
     contexts: Annotated[str, typer.Option(callback=checks.widths, help="Context lengths.")] = "128,1024",
     max_length: Annotated[
         str | None,

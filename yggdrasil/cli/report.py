@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.model_argument import plan_of, takes_model
-from yggdrasil.cli.open_decoder import say
-from yggdrasil.cli.shared_options import ChatOption, ForceOption
+from yggdrasil.cli.open_decoder import plan_of, say
+from yggdrasil.cli.shared_options import ChatOption, ForceOption, ModelArgument
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -19,9 +18,8 @@ USUAL_LIMIT = 3  # prompts
 PROMPT_TOKENS = 256  # maximum of the last tokens that are kept of a prompt
 
 
-@takes_model("name")
 def report(
-    name: str,
+    name: ModelArgument,
     out: Annotated[
         Path | None, typer.Option(callback=checks.output_file, help="Write a self-contained HTML page to this file.")
     ] = None,

@@ -6,14 +6,13 @@ from typing import Annotated, Literal
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.model_argument import plan_of, takes_model
-from yggdrasil.cli.shared_options import ChatOption, ForceOption
+from yggdrasil.cli.open_decoder import plan_of
+from yggdrasil.cli.shared_options import ChatOption, ForceOption, ModelArgument
 from yggdrasil.errors import Interrupted
 
 
-@takes_model("profile", checks.name)
 def search(
-    profile: str,
+    profile: ModelArgument,
     prompts: Annotated[
         Path | None,
         typer.Option(

@@ -10,7 +10,10 @@ import typer
 from yggdrasil.cli import checks
 
 Dtype = Literal["bfloat16", "float32"]
-ModelArgument = Annotated[str, typer.Argument(metavar="PLAN|MODEL", help="A plan (name or file) or a model.")]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model (folder, .gguf file or hub id), or a plan's name or file.")
+]
+TargetArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model: folder, .gguf file or hub id.")]
 BackendOption = Annotated[
     Literal["native", "inductor"] | None,
     typer.Option(

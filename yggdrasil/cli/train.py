@@ -7,13 +7,12 @@ import typer
 
 from yggdrasil.artifacts import MOST_THREADS
 from yggdrasil.cli import checks
-from yggdrasil.cli.model_argument import takes_model
+from yggdrasil.cli.shared_options import TargetArgument
 from yggdrasil.errors import Interrupted
 
 
-@takes_model("target")
 def train(
-    target: str,
+    target: TargetArgument,
     out: Annotated[
         Path,
         typer.Option(callback=checks.output_folder, help="Folder of the drafter; OUT.training has the state."),

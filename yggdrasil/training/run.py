@@ -129,7 +129,7 @@ class TrainingRun:
             target = self._settings.target
             self._teller.tell(
                 f"no plan says what passes of {target} take here, so no speed-up is told; make one with `yggdrasil "
-                f"calibrate --target {target} --name NAME`"
+                f"calibrate {target} --name NAME`"
             )
         self._began = self._looked = monotonic()
         self._deadline = deadline

@@ -8,9 +8,8 @@ from typer.core import TyperGroup
 
 from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
-from yggdrasil.cli.model_argument import takes_model
 from yggdrasil.cli.open_decoder import open_decoder
-from yggdrasil.cli.shared_options import BackendOption, ChatOption, Dtype, ForceOption
+from yggdrasil.cli.shared_options import BackendOption, ChatOption, Dtype, ForceOption, ModelArgument
 from yggdrasil.errors import YggdrasilError
 
 
@@ -25,9 +24,8 @@ class DefaultCommand(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-@takes_model("plan")
 def bench(
-    plan: str,
+    plan: ModelArgument,
     prompts: Annotated[
         Path | None,
         typer.Option(callback=checks.input_file, help="JSON lines with a prompt field, not used in calibration."),

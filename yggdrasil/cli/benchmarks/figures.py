@@ -7,12 +7,11 @@ import typer
 from rich.console import Console
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.model_argument import plan_of, takes_model
-from yggdrasil.cli.shared_options import ChatOption, ForceOption
+from yggdrasil.cli.open_decoder import plan_of
+from yggdrasil.cli.shared_options import ChatOption, ForceOption, ModelArgument
 from yggdrasil.errors import YggdrasilError
 
 
-@takes_model("plan")
 def figures(
     out: Annotated[
         Path,
@@ -21,7 +20,7 @@ def figures(
             help="Folder for CSV, plots and samples (data/), which are reused.",
         ),
     ],
-    plan: str,
+    plan: ModelArgument,
     prompts: Annotated[
         list[Path],
         typer.Option(callback=checks.input_file, help="A prompt set, JSON lines; can be repeated."),

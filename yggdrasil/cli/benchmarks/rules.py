@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.model_argument import plan_of, takes_model
-from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption
+from yggdrasil.cli.open_decoder import plan_of
+from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption, ModelArgument
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ Out = Annotated[
 ]
 
 
-@takes_model("plan")
 def rules(
-    plan: str,
+    plan: ModelArgument,
     prompts: Prompts,
     limit: Limit = None,
     max_new_tokens: NewTokens = 64,
@@ -62,9 +61,8 @@ def rules(
     )
 
 
-@takes_model("plan")
 def exactness(
-    plan: str,
+    plan: ModelArgument,
     prompts: Prompts,
     limit: Limit = None,
     max_new_tokens: NewTokens = 64,
