@@ -1,7 +1,8 @@
-"""Small block heads (DFlash) with random weights under published names, and a forward of the format apart from ours.
+"""Small block heads (DFlash and its relatives) with random weights under published names, and their forward by itself.
 
 The forward is written from the mathematics of z-lab/dflash's model.py: every layer's keys and values of the text are
-projections of one normed feature a position, beside those of the block's own rows.
+projections of one normed feature a position, beside those of the block's own rows. DFlash2's convolutions and selector
+are from there too, DSpark's Markov heads from deepseek-ai/DeepSpec's markov_head.py.
 """
 
 import torch
@@ -33,6 +34,28 @@ def block_config(vocab, block_size=16, layers=(0, 2, 4), target_layers=6, dflash
     }  # fmt: skip
 
 
+def dflash2_config(vocab, block_size=5, **more):
+    own = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 16}
+    config = block_config(vocab, dflash={**own, "block_size": block_size}, architectures=["DFlash2DraftModel"], **more)
+    return {name: value for name, value in config.items() if name != "block_size"}
+
+
+def dspark_config(vocab, kind, block_size=4, layers=(0, 2, 4), **more):
+    """As DeepSpec writes it: everything at the top."""
+    config = block_config(vocab, block_size, architectures=["Qwen3DSparkModel"], markov_rank=6, markov_head_type=kind)
+    del config["dflash_config"]
+    more = {"enable_confidence_head": True, "confidence_head_with_markov": True, **more}
+    return {**config, "target_layer_ids": list(layers), "mask_token_id": vocab - 1, **more}
+
+
+def jetspec_config(vocab, block_size=5):
+    return block_config(vocab, block_size, dflash={"causal_head": True})
+
+
+def section_of(config):
+    return {**config, **config.get("dflash_config", {})}
+
+
 def speculators_block_config(vocab, drafted, block_size=4, layers=(1, 3, 5), layer=None, **more):
     """As speculators writes it: layers by their inputs, a vocabulary and an output layer of its own."""
     return {
@@ -47,7 +70,8 @@ def block_shapes(config):
     layer = config.get("transformer_layer_config", config)
     hidden, inner, size = layer["hidden_size"], layer["intermediate_size"], layer["head_dim"]
     queries, keys = layer["num_attention_heads"] * size, layer["num_key_value_heads"] * size
-    states = len(config.get("aux_hidden_state_layer_ids") or config["dflash_config"]["target_layer_ids"])
+    own = section_of(config)
+    states = len(config.get("aux_hidden_state_layer_ids") or own["target_layer_ids"])
     shapes = {"fc.weight": (hidden, states * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     for number in range(layer["num_hidden_layers"]):
         of_layer = {
@@ -58,8 +82,26 @@ def block_shapes(config):
             "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
         }  # fmt: skip
         shapes |= {f"layers.{number}.{name}.weight": shape for name, shape in of_layer.items()}
+        if taps := own.get("conv_kernel_size"):
+            projected = 2 * taps * hidden // own["conv_group_size"]
+            for where in ("attention_conv", "mlp_conv"):
+                shapes[f"layers.{number}.{where}.base_kernel"] = 2, taps, hidden
+                shapes[f"layers.{number}.{where}.kernel_projection.weight"] = projected, hidden
+    drafted = config.get("draft_vocab_size", layer["vocab_size"])
     if "draft_vocab_size" in config:
-        shapes["lm_head.weight"] = config["draft_vocab_size"], hidden
+        shapes["lm_head.weight"] = drafted, hidden
+    if rank := own.get("selector_rank"):
+        shapes["candidate_selector.hidden_projection.weight"] = rank, hidden
+        for name in ("predecessor", "successor"):
+            shapes[f"candidate_selector.{name}_codebook"] = layer["vocab_size"], rank
+    if rank := own.get("markov_rank"):
+        shapes["markov_head.markov_w1.weight"] = layer["vocab_size"], rank
+        shapes["markov_head.markov_w2.weight"] = drafted, rank
+        sizes = {"gated": ("gate_proj", rank, hidden + rank), "rnn": ("joint_proj", 3 * rank, hidden + 2 * rank)}
+        if found := sizes.get(own["markov_head_type"]):
+            shapes[f"markov_head.{found[0]}.weight"], shapes[f"markov_head.{found[0]}.bias"] = found[1:], found[1:2]
+        if own.get("enable_confidence_head"):
+            shapes["confidence_head.proj.weight"], shapes["confidence_head.proj.bias"] = (1, hidden + rank), (1,)
     return shapes
 
 
@@ -67,7 +109,7 @@ def block_tensors(config, seed=0):
     """Random weights; norms are near one, but the last: the target's output layer is sure of itself."""
     tensors = random_tensors(block_shapes(config), seed, scale=0.2)
     for name, tensor in tensors.items():
-        if name.endswith("norm.weight"):
+        if name.endswith(("norm.weight", "base_kernel")):
             tensor.add_(1.0)
     tensors["norm.weight"] *= 0.02
     return tensors
@@ -80,8 +122,10 @@ class BlockReference:
         self.tensors, self.embedding, self.views = tensors, embedding, views
         self.output = tensors.get("lm_head.weight", output)
         self.layer = config.get("transformer_layer_config", config)
-        self.block_size = config["block_size"]
-        self.mask_token = config.get("mask_token_id", config.get("dflash_config", {}).get("mask_token_id"))
+        self.drafted = slice(None)  # target tokens that are drafted
+        self.own = section_of(config)
+        self.block_size, self.mask_token = self.own["block_size"], self.own["mask_token_id"]
+        self.first_row = 0 if "markov_rank" in self.own else 1
 
     def context(self, states):
         """Keys and values [n, heads, size] of every layer, of the target's states [n, S]."""
@@ -90,7 +134,11 @@ class BlockReference:
         return [self._keys(number, feature, positions) for number in range(len(self.views))]
 
     def logits(self, states, tokens, ends):
-        """What the masks behind each of the ``ends`` [E] of the text say, [E, B - 1, drafted]."""
+        """What the rows behind each of the ``ends`` [E] of the text say, [E, D, drafted]."""
+        return self.outputs(states, tokens, ends) @ self.output.T
+
+    def outputs(self, states, tokens, ends):
+        """Normed outputs [E, D, H] of the rows that predict."""
         ends, size = torch.as_tensor(ends), self.block_size
         block = torch.full((len(ends), size), self.mask_token)
         block[:, 0] = torch.as_tensor(tokens)[ends]
@@ -98,11 +146,54 @@ class BlockReference:
         context = self.context(states)
         for number, (window, is_causal) in enumerate(self.views):
             x = self._block_layer(number, x, positions, context[number], window, is_causal)
-        return self._norm(x, "norm")[:, 1:] @ self.output.T
+        return self._norm(x, "norm")[:, self.first_row :]
+
+    def law_after(self, states, tokens, path):
+        """Log-probabilities [drafted] after a text and ``path``, target tokens: with what the token before says."""
+        outputs = self.outputs(states, tokens, [len(tokens) - 1])[0]
+        logits, before = outputs @ self.output.T, [tokens[-1], *path]
+        law, state = logits[len(path)], torch.zeros(self.own.get("markov_rank", 0))
+        if "selector_rank" in self.own:
+            first = {name: self.tensors[f"candidate_selector.{name}_codebook"] for name in ("predecessor", "successor")}
+            projected = self.tensors["candidate_selector.hidden_projection.weight"] @ outputs[len(path)]
+            bias = first["successor"][self.drafted] @ (first["predecessor"][before[-1]] * projected)
+            kept = law.topk(min(self.own["selector_top_k"], len(law))).indices
+            return torch.full_like(law, float("-inf")).index_copy(0, kept, (law + bias)[kept]).log_softmax(-1)
+        for depth, token in enumerate(before if "markov_rank" in self.own else []):
+            bias, state = self._markov(token, outputs[depth], state)
+        return (law + bias if "markov_rank" in self.own else law).log_softmax(-1)
+
+    def _markov(self, token, output, state):
+        tensors = {name.removeprefix("markov_head."): tensor for name, tensor in self.tensors.items()}
+        known, kind = tensors["markov_w1.weight"][token], self.own["markov_head_type"]
+        following = tensors["markov_w2.weight"]
+        following = following if "draft_vocab_size" in self.own else following[self.drafted]
+        if kind == "vanilla":
+            return following @ known, state
+        if kind == "gated":
+            gate = tensors["gate_proj.weight"] @ torch.cat([output, known]) + tensors["gate_proj.bias"]
+            return following @ (gate.sigmoid() * known), state
+        joint = tensors["joint_proj.weight"] @ torch.cat([state, known, output]) + tensors["joint_proj.bias"]
+        gate, new, out = joint.chunk(3)
+        return following @ out.tanh(), gate.sigmoid() * state + (1 - gate.sigmoid()) * new.tanh()
+
+    def _convolved(self, number, where, side, x, normed):
+        """Sum over taps: fixed weights and those of the layer's normed input, of the row and of the one before it."""
+        if "conv_kernel_size" not in self.own:
+            return x
+        name, taps, size = f"layers.{number}.{where}.", self.own["conv_kernel_size"], self.own["conv_group_size"]
+        said = (normed @ self.tensors[f"{name}kernel_projection.weight"].T).view(*normed.shape[:-1], 2, taps, -1)
+        total = torch.zeros_like(x)
+        for tap in range(taps):
+            weight = self.tensors[f"{name}base_kernel"][side, tap] + said[..., side, tap, :].repeat_interleave(size, -1)
+            moved = torch.cat([torch.zeros_like(x[:, :tap]), x[:, : x.shape[1] - tap]], dim=1)
+            total = total + weight * moved
+        return total
 
     def _block_layer(self, number, x, positions, context, window, is_causal):
         name = f"layers.{number}."
-        normed = self._norm(x, f"{name}input_layernorm")
+        said = self._norm(x, f"{name}input_layernorm")
+        normed = self._convolved(number, "attention_conv", 0, said, said)
         query = self._turned(self._norm(self._heads(normed, number, "q"), f"{name}self_attn.q_norm"), positions)
         keys, values = self._keys(number, normed, positions)
         old_keys, old_values = (each.expand(len(x), *each.shape) for each in context)
@@ -112,10 +203,13 @@ class BlockReference:
         sees = self._sees(positions, len(context[0]), window, is_causal)
         weights = scores.masked_fill(~sees[:, None], float("-inf")).softmax(-1)
         mixed = torch.einsum("ehbs,eshd->ebhd", weights, values.repeat_interleave(groups, 2)).flatten(2)
-        h = x + mixed @ self.tensors[f"{name}self_attn.o_proj.weight"].T
-        normed = self._norm(h, f"{name}post_attention_layernorm")
+        mixed = mixed @ self.tensors[f"{name}self_attn.o_proj.weight"].T
+        h = x + self._convolved(number, "attention_conv", 1, mixed, said)
+        said = self._norm(h, f"{name}post_attention_layernorm")
+        normed = self._convolved(number, "mlp_conv", 0, said, said)
         gate, up = (normed @ self.tensors[f"{name}mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-        return h + (functional.silu(gate) * up) @ self.tensors[f"{name}mlp.down_proj.weight"].T
+        output = (functional.silu(gate) * up) @ self.tensors[f"{name}mlp.down_proj.weight"].T
+        return h + self._convolved(number, "mlp_conv", 1, output, said)
 
     @staticmethod
     def _sees(positions, length, window, is_causal):
@@ -154,7 +248,7 @@ class BlockReference:
 
 
 def learned(reference, states, tokens, choices, ends, steps=120):
-    """Have the reference's tensors say ``choices`` [E, B - 1] behind the ``ends`` of a text, mostly."""
+    """Have the reference's tensors say ``choices`` [E, D] behind the ``ends`` of a text, mostly."""
     tensors = [tensor.requires_grad_() for tensor in reference.tensors.values() if tensor.is_floating_point()]
     optimizer = torch.optim.Adam(tensors, lr=0.01)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Chooses the draft vocabulary of a head that uses the target's LM head (see ``Vocabulary``)."""
+"""Chooses the draft vocabulary of a head that drafts all of the target's tokens (see ``Vocabulary``)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ def among_frequent(job: Job) -> Job:
     """
     head = job.assembly.second
     vocab_size = job.assembly.target.loaded.vocab_size
-    if not isinstance(head, LoadedHead) or not head.drafts_by_targets_output or vocab_size <= DRAFT_VOCABULARY:
+    if not isinstance(head, LoadedHead) or not head.drafts_all_tokens or vocab_size <= DRAFT_VOCABULARY:
         return job
     file = job.work / FILE_NAME
     vocabulary = read_or_drop(file, Vocabulary.load)

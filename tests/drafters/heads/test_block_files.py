@@ -4,7 +4,16 @@ import json
 
 import pytest
 import torch
-from block_files import QWEN3_4B, block_config, block_shapes, block_tensors, speculators_block_config
+from block_files import (
+    QWEN3_4B,
+    block_config,
+    block_shapes,
+    block_tensors,
+    dflash2_config,
+    dspark_config,
+    jetspec_config,
+    speculators_block_config,
+)
 from head_files import write_head
 from tiny_pair import make_pair
 
@@ -60,6 +69,56 @@ def test_sizes_of_a_block_are_read_in_either_place(place):
     settings = block_settings_of(config)
 
     assert (settings.block_size, settings.mask_token) == (16, VOCAB - 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (CONFIG, (1, 15, None, 0)),
+        (jetspec_config(VOCAB), (1, 4, None, 0)),
+        (dflash2_config(VOCAB), (1, 4, "selector", 16)),
+        (dspark_config(VOCAB, "gated"), (0, 4, "gated", 128)),
+        (dspark_config(VOCAB, "vanilla", markov_rank=0), (0, 4, None, 0)),
+        (speculators_block_config(VOCAB, 20, speculators_model_type="dspark", markov_rank=6), (0, 4, "vanilla", 128)),
+        (speculators_block_config(VOCAB, 20, sample_from_anchor=True), (0, 4, None, 0)),
+    ],
+)
+def test_relatives_say_which_rows_predict_and_what_ranks_candidates_again(config, said):
+    settings = block_settings_of(config)
+
+    assert (settings.first_row, settings.num_guesses, settings.successors, settings.num_successors) == said
+
+
+def test_codebooks_load_in_both_spellings_and_a_confidence_head_is_left_out(tmp_path):
+    """As parameters and as embeddings; acceptance is measured and not read from a head."""
+    config, dspark = dflash2_config(VOCAB), dspark_config(VOCAB, "rnn")
+    tensors = block_tensors(config)
+    for number, ending in enumerate(("", ".weight")):
+        spelt = {name + ending * name.endswith("codebook"): tensor for name, tensor in tensors.items()}
+        (tmp_path / str(number)).mkdir()
+        head, _ = open_block(write_head(tmp_path / str(number), config, spelt), torch.float32)
+        assert torch.equal(head.successors.previous, tensors["candidate_selector.predecessor_codebook"])
+    assert "confidence_head.proj.bias" in block_tensors(dspark)
+    head, _ = open_block(write_head(tmp_path, dspark, block_tensors(dspark)), torch.float32)
+    assert torch.equal(head.successors.following, block_tensors(dspark)["markov_head.markov_w2.weight"])
+
+
+def test_scaled_embeddings_and_capped_logits_are_as_said(tmp_path):
+    said = {"input_embedding_scale": 2.0, "output_multiplier": 3.0, "final_logit_softcapping": 0.5}
+    tensors = block_tensors(CONFIG) | {"lm_head.weight": torch.randn(VOCAB, 32)}
+    plain, scaled = (
+        open_block(write_head(tmp_path, {**CONFIG, "dflash_config": {**SECTION, **more}}, tensors), torch.float32)[0]
+        for more in ({}, said)
+    )
+    x = torch.randn(4, 32)
+    outputs = [head(x * size, torch.arange(4), lambda _: _itself) for head, size in ((plain, 2.0), (scaled, 1.0))]
+
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(scaled.logits(x), 0.5 * torch.tanh(plain.logits(x) * 6))
+
+
+def _itself(query, key, value):
+    return value.repeat_interleave(2, dim=0).transpose(0, 1)
 
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
@@ -143,7 +202,8 @@ UNSERVED = {
     "a window of no size": (changed(layer_types=["sliding_attention"] * 2), "sliding_window is None"),
     "yarn": (changed(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "'yarn' are not served"),
     "domino": (speculators_block_config(VOCAB, 64, projector_type="domino"), "projector_type is 'domino'"),
-    "sampled anchors": (speculators_block_config(VOCAB, 20, sample_from_anchor=True), "sample_from_anchor is True"),
+    "a Markov head of another kind": (dspark_config(VOCAB, "transformer"), "markov_head_type is 'transformer'"),
+    "groups": (changed(conv_kernel_size=2, conv_group_size=5), r"conv_group_size \(5\) does not divide"),
     "no section": (changed(dflash_config=3), "dflash_config is 3, not a mapping"),
 }  # fmt: skip
 

@@ -4,7 +4,16 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from block_files import BlockReference, block_config, block_tensors, learned, speculators_block_config
+from block_files import (
+    BlockReference,
+    block_config,
+    block_tensors,
+    dflash2_config,
+    dspark_config,
+    jetspec_config,
+    learned,
+    speculators_block_config,
+)
 from head_files import write_head
 from no_waiting import refuse_waiting
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
@@ -46,8 +55,12 @@ CONFIGS = {
         [(9, False), (9, False)],
     ),
 }  # fmt: skip
-FREQUENT = "among frequent tokens"  # of its target's output layer, as a calibration has it draft
-CONFIGS[FREQUENT] = CONFIGS["z-lab"]
+CONFIGS["jetspec"] = jetspec_config(VOCAB_SIZE), [(0, True), (0, True)]
+CONFIGS["dflash 2"] = dflash2_config(VOCAB_SIZE), CONFIGS["z-lab"][1]
+CONFIGS |= {f"dspark {kind}": (dspark_config(VOCAB_SIZE, kind), CONFIGS["z-lab"][1]) for kind in ("gated", "rnn")}
+FREQUENT = "among frequent tokens", "dspark among frequent tokens"  # of the target's LM head, as calibrated
+CONFIGS["among frequent tokens"] = CONFIGS["z-lab"]
+CONFIGS["dspark among frequent tokens"] = dspark_config(VOCAB_SIZE, "vanilla"), CONFIGS["z-lab"][1]
 LAYERS = (0, 2, 4)  # whose outputs all of them read
 
 
@@ -68,24 +81,27 @@ class Case:
         )
         text = [*PROMPT, *pair.reference(PROMPT, COUNT + 16)]
         self.tokens = list(range(VOCAB_SIZE))
-        if "draft_vocab_size" in config or name == FREQUENT:
+        if "draft_vocab_size" in config or name in FREQUENT:
             others = sorted({*range(VOCAB_SIZE)} - {*text})
             self.tokens = sorted([*{*text}, *others][:DRAFTED])
-        if name == FREQUENT:
+        if name in FREQUENT:
             output = output[self.tokens]
         self.twin = BlockReference(config, tensors, embedding, output, views)
+        self.twin.drafted = self.tokens
+        self.num_guesses = self.twin.block_size - self.twin.first_row
         self._learn(text)
         if "draft_vocab_size" in config:
             tensors["d2t"] = torch.tensor(self.tokens) - torch.arange(DRAFTED)
             tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor(self.tokens), True)
         write_head(folder, config, tensors)
-        vocabulary = Vocabulary(torch.tensor(self.tokens)) if name == FREQUENT else None
+        vocabulary = Vocabulary(torch.tensor(self.tokens)) if name in FREQUENT else None
         self.head = load_head(folder, pair.target, 1, vocabulary)
 
     def _learn(self, text):
         ends = range(len(PROMPT) - 1, len(text) - 1)
-        padded = [*text, *[-1] * self.twin.block_size]
-        wanted = [padded[end + 1 : end + self.twin.block_size] for end in ends]
+        size = self.num_guesses + 1
+        padded = [*text, *[-1] * size]
+        wanted = [padded[end + 1 : end + size] for end in ends]
         numbers = {token: number for number, token in enumerate(self.tokens)} | {-1: -1}
         choices = torch.tensor([[numbers[token] for token in row] for row in wanted])
         learned(self.twin, self.states(text), text, choices, list(ends))
@@ -98,12 +114,14 @@ class Case:
 
     @torch.no_grad()
     def laws(self, text):
-        """Log-probabilities [B - 1, drafted] of what follows ``text``."""
+        """Log-probabilities [D, drafted] of what follows ``text``, whatever comes between."""
         states = self.states(text)[:-1]
         return self.twin.logits(states, list(text), [len(text) - 1])[0].log_softmax(-1)
 
     def expected_edge(self, text, path):
-        return self.laws(text)[len(path) - 1, self.tokens.index(path[-1])]
+        with torch.no_grad():
+            law = self.twin.law_after(self.states(text)[:-1], list(text), path[:-1])
+        return law[self.tokens.index(path[-1])]
 
     def decoder(self, policy=TREE, **options):
         return self.pair.decoder(policy, drafter=self.head, **options)
@@ -129,14 +147,14 @@ def test_every_guess_is_what_the_format_says(case, backend, monkeypatch):
 
     assert result.tokens == case.pair.reference(PROMPT, COUNT)
     assert result.metrics.aal > 1.3  # else no row was replaced
-    assert max(len(path) for _, guesses in seen for path, _ in guesses) == min(case.twin.block_size - 1, 4)
+    assert max(len(path) for _, guesses in seen for path, _ in guesses) == min(case.num_guesses, 4)
     assert len({len(text) for text, _ in seen}) > 3
     assert_guesses(seen, case.expected_edge)
 
 
 def test_a_vocabulary_is_for_heads_that_have_none_of_their_own(case, pair):
     has_none = case.config.get("draft_vocab_size") is None
-    assert case.head.drafts_by_targets_output == (len(case.tokens) == VOCAB_SIZE)
+    assert case.head.drafts_all_tokens == (len(case.tokens) == VOCAB_SIZE)
     with nullcontext() if has_none else pytest.raises(YggdrasilError, match="has an output layer of its own tokens"):
         load_head(case.folder, pair.target, 1, Vocabulary(torch.tensor([1, 2, 3])))
 
@@ -165,10 +183,12 @@ def test_all_marginals_and_all_rows_are_those_of_a_fresh_prefill(case):
     assert len(seen) > 3
     for known, edges, candidates, rows in seen:
         laws = case.laws(known)[: len(edges)]
-        assert len(laws) == len(edges) == min(case.twin.block_size - 1, SHAPES.max_depth)
+        assert len(laws) == len(edges) == min(case.num_guesses, SHAPES.max_depth)
         wanted = laws.topk(edges.shape[1])
         torch.testing.assert_close(edges, wanted.values, rtol=1e-3, atol=2e-3)
-        drafted = torch.tensor([[case.tokens.index(token) for token in row] for row in candidates.tolist()])
+        drafted = candidates  # with a successor head they are draft vocabulary ids
+        if case.head.settings.successors is None:
+            drafted = torch.tensor([[case.tokens.index(token) for token in row] for row in candidates.tolist()])
         torch.testing.assert_close(laws.gather(1, drafted), wanted.values, rtol=1e-3, atol=2e-3)
         fresh = case.twin.context(case.states(known)[:-1])
         for (keys, values), (own_keys, own_values) in zip(rows, fresh, strict=True):

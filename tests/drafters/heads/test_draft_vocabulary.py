@@ -3,10 +3,12 @@
 import pytest
 import torch
 from drafters.heads.test_mtp import Case
-from drafters.heads.test_other_heads_draft import FirstCase, MedusaCase
+from drafters.heads.test_other_heads_draft import FirstCase
 from gguf import GGMLQuantizationType as Q
 from gguf import quants
+from head_files import eagle_config, published_tensors, write_head
 from mtp_models import FAMILIES
+from other_heads import random_tensors, vllm_medusa_shapes
 from safetensors.torch import load_file, save_file
 from tiny_pair import TEXT, VOCAB_SIZE, make_pair
 from torch.nn import functional
@@ -241,17 +243,44 @@ def test_of_a_target_in_bfloat16_too(tmp_path):
     )
 
 
-def test_a_vocabulary_of_another_target_or_for_another_head_is_refused(case, tmp_path):
+@pytest.mark.parametrize("kind", ["eagle 3", "medusa"])
+def test_output_layers_of_a_heads_own_are_as_a_file_of_their_rows(tmp_path, kind):
+    """EAGLE-3 without d2t and Medusa without token_map draft what files with these tables draft."""
+    pair = make_pair(num_hidden_layers=6, hidden_size=HIDDEN)
+    whole, few = tmp_path / "whole", tmp_path / "few"
+    if kind == "eagle 3":
+        config = eagle_config(VOCAB_SIZE, VOCAB_SIZE)
+        tensors = published_tensors(config)
+        write_head(whole, config, tensors)
+        rows = {"lm_head.weight": tensors["lm_head.weight"][SOME], "d2t": SOME - torch.arange(len(SOME))}
+        write_head(few, {**config, "draft_vocab_size": len(SOME)}, tensors | rows)
+    else:
+        tensors = random_tensors(vllm_medusa_shapes(HIDDEN, VOCAB_SIZE))
+        write_head(whole, {"model_type": "medusa"}, tensors)
+        rows = {name: tensor[SOME] for name, tensor in tensors.items() if name.startswith("lm_heads")}
+        write_head(few, {"model_type": "medusa", "vocab_size": VOCAB_SIZE}, tensors | rows | {"token_map": SOME})
+    assert load_head(whole, pair.target, 1).drafts_all_tokens
+    heads = [load_head(whole, pair.target, 1, Vocabulary(SOME)), load_head(few, pair.target, 1)]
+    seen = []
+    for head in heads:
+        decoder = pair.decoder(FixedPolicy(TreeShape(2, 3, 8)), drafter=head)
+        seen.append(watch(decoder))
+        assert decoder.generate(PROMPT, max_new_tokens=8).tokens == pair.reference(PROMPT, 8)
+    for (text, guesses), (other_text, others) in zip(*seen, strict=True):
+        assert text == other_text
+        assert [path for path, _ in guesses] == [path for path, _ in others]
+        assert {token for path, _ in guesses for token in path} <= set(SOME.tolist())
+        torch.testing.assert_close(*(torch.tensor([edge for _, edge in each]) for each in (guesses, others)))
+    with pytest.raises(YggdrasilError, match="takes no other vocabulary"):
+        load_head(few, pair.target, 1, Vocabulary(SOME))
+
+
+def test_a_vocabulary_of_another_target_is_refused(case):
     with pytest.raises(
         YggdrasilError, match=f"is to draft token {VOCAB_SIZE}, and .* has {VOCAB_SIZE}; calibrate again"
     ):
         load_head(case.folder, case.pair.target, 1, Vocabulary(torch.tensor([0, VOCAB_SIZE])))
-    if isinstance(case, First):
-        medusa = MedusaCase(case.pair, tmp_path)
-        with pytest.raises(YggdrasilError, match="takes no other vocabulary"):
-            load_head(medusa.folder, case.pair.target, 1, Vocabulary(SOME))
-        assert not load_head(medusa.folder, case.pair.target, 1).drafts_by_targets_output
-    assert case.whole.drafts_by_targets_output
+    assert case.whole.drafts_all_tokens
 
 
 @pytest.mark.compiled

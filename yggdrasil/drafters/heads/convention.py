@@ -174,7 +174,10 @@ def _logits(module: DraftingHead, tokens: Tensor, states: Tensor) -> Tensor:
 
 
 def _block_logits(module: DraftingHead, tokens: Tensor, states: Tensor, ends: Tensor) -> Tensor:
-    """Return the head's logits [B, E, V] of the next token after each index of ``ends`` [E] in ``tokens`` [B, T]."""
+    """Return the head's logits [B, E, V] of the next token after each index of ``ends`` [E] in ``tokens`` [B, T].
+
+    They are those of the block pass, which a successor head would correct.
+    """
     head: Any = module.head
     rows = torch.arange(states.shape[1], device=states.device)
     context = head.context(states, rows)
@@ -188,7 +191,8 @@ def _block_logits(module: DraftingHead, tokens: Tensor, states: Tensor, ends: Te
             partial(_behind, *known[layer], sees=_seen(end, inside, *view))
             for layer, view in enumerate(head.settings.views)
         ]
-        found.append(head.logits(head(module.embedding(block), end + inside, attends.__getitem__)[:, 1]))
+        outputs = head(module.embedding(block), end + inside, attends.__getitem__)
+        found.append(head.logits(outputs[:, head.settings.first_row]))
     return torch.stack(found, dim=1)
 
 

@@ -26,11 +26,22 @@ EMBEDDING = "embed_tokens.weight"
 _OUTPUT = "lm_head.weight"
 # Tensors that are not the head's: copies of the target's, and tables that are computed.
 _IGNORED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
+_CONFIDENCE = "confidence_head."  # of DSpark: estimates acceptance, which is measured here
 _HEAD_NORM = ".self_attn.q_norm.weight"  # configurations do not always record these norms
 _WAY_BACK = "t2d"  # [V] bool: the target's tokens that can be drafted; redundant with d2t
 # Prefixes of tensor names of other writers, and ours.
 _SPELLINGS = {"layers.0.": "midlayer."}
 _FIRST_SPELLINGS = {"transformer.": "layers.0.", "fusion_fc.": "fc."}
+_BLOCK_SPELLINGS = {
+    "candidate_selector.predecessor_codebook": "successors.previous",
+    "candidate_selector.successor_codebook": "successors.following",
+    "candidate_selector.hidden_projection.": "successors.projection.",
+    "markov_head.markov_w1": "successors.previous",
+    "markov_head.markov_w2": "successors.following",
+    "markov_head.gate_proj.": "successors.projection.",
+    "markov_head.joint_proj.": "successors.projection.",
+}
+_TABLES = ("successors.previous", "successors.following")  # some files have them as parameters, some as layers
 _MASK_EMBEDDING = "mask_embedding.pt"  # some block heads have it instead of an embedding row for the mask token
 
 
@@ -67,7 +78,7 @@ def open_block(folder: Path, dtype: torch.dtype) -> tuple[BlockHead, Tensor | No
     settings = read_block_settings(folder)
     if (folder / _MASK_EMBEDDING).is_file():
         raise YggdrasilError(f"{shown(folder)} brings {_MASK_EMBEDDING}, and masks of a head's own are not served")
-    tensors = _renamed(folder, read_tensors(folder), {})
+    tensors = _renamed(folder, read_tensors(folder), _BLOCK_SPELLINGS)
     drafted = tensors.pop(_WAY_BACK, None)
     with torch.device("meta"):
         head = BlockHead(settings)
@@ -127,9 +138,13 @@ def _renamed(folder: Path, tensors: dict[str, Tensor], spellings: dict[str, str]
         name = name.removeprefix("model.")
         for theirs, own in spellings.items():
             if name.startswith(theirs):
-                return own + name.removeprefix(theirs)
+                named = own + name.removeprefix(theirs)
+                return named.removesuffix(".weight") if named.startswith(_TABLES) else named
         return name
 
-    return under_our_names(
-        folder, {name: tensor for name, tensor in tensors.items() if not name.endswith(_IGNORED)}, ours
-    )
+    kept = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.endswith(_IGNORED) and not name.removeprefix("model.").startswith(_CONFIDENCE)
+    }
+    return under_our_names(folder, kept, ours)

@@ -13,6 +13,7 @@ from yggdrasil.errors import ArtifactError
 Kind = Literal["eagle3", "eagle", "medusa", "mtp", "dflash"]
 
 MEDUSA_PREFIX = "medusa_head."  # tensors of Medusa heads that are stored with their base model's
+_BLOCKS = ("dflash", "dflash2", "dspark")  # as speculators names them; architectures contain these names
 _FUSIONS = ("fc.weight", "fusion_fc.weight")
 
 
@@ -31,7 +32,7 @@ def kind_of(folder: Path) -> Kind | None:
         return None
     architectures = str(config.get("architectures")).lower()
     written = config.get("speculators_model_type")
-    if "dflash_config" in config or written == "dflash":
+    if "dflash_config" in config or written in _BLOCKS or any(name in architectures for name in _BLOCKS):
         return "dflash"
     if "eagle3" in architectures or written == "eagle3" or "draft_vocab_size" in config:
         return "eagle3"

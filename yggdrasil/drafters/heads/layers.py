@@ -7,6 +7,7 @@ Dims: W rows, R rows whose outputs are computed, D head size, Hq query heads, Hk
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +94,35 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
         return output
+
+
+class DraftingVocabulary(nn.Module):
+    """Base class of heads: the tokens that a head drafts, all or some of the target's.
+
+    ``lm_head`` covers them. In heads without their own it is set to the target's when both are loaded.
+
+    Dims: Vd draft vocabulary, by default the target's whole vocabulary.
+    """
+
+    settings: Any
+    lm_head: nn.Module | None
+    d2t: Tensor  # [Vd] int64, with a draft vocabulary: offset from a draft vocabulary id to the target's token id
+
+    def draft_among(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
+        """Restrict drafting to ``tokens`` [Vd] int64.
+
+        ``rows`` returns an LM head with their rows from one over all tokens; None stands for the target's.
+        """
+        self.lm_head = rows(self.lm_head)
+        self._draft_only(tokens)
+
+    def _draft_only(self, tokens: Tensor) -> None:
+        self.settings = self.settings.among(len(tokens))
+        self.register_buffer("d2t", tokens - torch.arange(len(tokens)))
+
+    def target_tokens(self, drafted: Tensor) -> Tensor:
+        """Map draft vocabulary ids to the target's token ids."""
+        return target_tokens(drafted, self.d2t if self.settings.has_own_vocabulary else None)
 
 
 def target_tokens(drafted: Tensor, d2t: Tensor | None) -> Tensor:

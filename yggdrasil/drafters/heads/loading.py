@@ -49,11 +49,9 @@ class LoadedHead(NamedTuple):
     layers: tuple[int, ...]  # the target's layers whose outputs the head reads
 
     @property
-    def drafts_by_targets_output(self) -> bool:
+    def drafts_all_tokens(self) -> bool:
         """Whether the head's LM head covers the target's vocabulary, so that a subset of its rows can be used."""
-        if isinstance(self.settings, BlockSettings):
-            return not self.settings.layer.has_own_vocabulary
-        return isinstance(self.settings, HeadSettings) and self.settings.is_first
+        return not self.settings.has_own_vocabulary
 
 
 class DraftingHead(nn.Module):
@@ -67,8 +65,8 @@ class DraftingHead(nn.Module):
 def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: Vocabulary | None = None) -> LoadedHead:
     """Load the head in ``folder`` for ``target``, in the target's dtype and with the default layer convention.
 
-    With ``vocabulary``, a head that uses an LM head over the target's vocabulary drafts only those tokens: their rows
-    are copied, and a pass reads no others.
+    With ``vocabulary``, a head whose LM head is over the target's vocabulary drafts only those tokens: their rows are
+    copied, and a pass reads no others.
 
     Raises:
         YggdrasilError: if the head is unsupported, or the head or ``vocabulary`` belongs to another target.
@@ -133,15 +131,14 @@ def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
 def _draft_among(vocabulary: Vocabulary, head: Head, folder: Path, target: LoadedModel) -> None:
     """Restrict ``head`` to ``vocabulary``, with the rows of its own LM head or, without one, of the target's."""
     tokens = vocabulary.tokens
-    if not isinstance(head, StateHead | BlockHead) or "d2t" in dict(head.named_buffers()):
+    if head.settings.has_own_vocabulary:
         raise YggdrasilError(f"{shown(folder)} has an output layer of its own tokens and takes no other vocabulary")
     if int(tokens[-1]) >= target.vocab_size:
         raise YggdrasilError(
             f"{shown(folder)} is to draft token {int(tokens[-1])}, and {target.name} has {target.vocab_size}; "
             "calibrate again"
         )
-    output = output_of(target, 1) if head.lm_head is None else head.lm_head
-    head.draft_among(tokens, rows_of(output, tokens, target.dtype))
+    head.draft_among(tokens, lambda own: rows_of(own or output_of(target, 1), tokens, target.dtype))
 
 
 def _check_depth(folder: Path, settings: BlockSettings, target: LoadedModel) -> None:

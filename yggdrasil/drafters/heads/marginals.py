@@ -1,4 +1,4 @@
-"""Candidates per depth that do not depend on the path, and the steps that grow tree levels from them without a pass."""
+"""Candidates per depth that one pass finds, and the steps that grow tree levels from them without a further pass."""
 
 from collections.abc import Sequence
 
@@ -10,22 +10,36 @@ from yggdrasil.drafters.heads.medusa.steps import MedusaLevelStep
 from yggdrasil.drafters.level_drafter import LevelSteps
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.traced import StepModule
 from yggdrasil.tree.token_tree import TokenTree
 
 
 class Marginals:
-    """The table [D, K] of candidates and their log-probabilities that a pass fills, and the steps that attach nodes."""
+    """The table [D, M] of candidates and their log-probabilities that a pass fills, and the steps that attach nodes.
+
+    ``level`` attaches the next nodes and offers their candidates, by default those of their depth. It and the pass also
+    get the buffers ``more``. M is ``num_candidates``, by default that of a node.
+    """
 
     def __init__(
-        self, runner: ModelRunner, tree: TokenTree, widths: Sequence[int], num_depths: int, knots: Tensor
+        self,
+        runner: ModelRunner,
+        tree: TokenTree,
+        widths: Sequence[int],
+        num_depths: int,
+        knots: Tensor,
+        *,
+        level: StepModule | None = None,
+        more: Sequence[Tensor] = (),
+        num_candidates: int | None = None,
     ) -> None:
-        device, size = knots.device, (num_depths, tree.candidates)
+        device, size = knots.device, (num_depths, num_candidates or tree.candidates)
         table = [torch.zeros(size, device=device), torch.zeros(size, dtype=torch.int64, device=device)]
-        self.written = [*table, knots, *tree.tensors()]  # inputs of the pass, which writes the table and the tree
+        self.written = [*table, *more, knots, *tree.tensors()]  # inputs of the pass, which writes table, more and tree
         place = HostBuffer(2, device)
         self.levels = LevelSteps(runner, place)
         rows = torch.arange(max(widths), device=device)
         for width in widths:
             inputs = [place.tensor, rows[:width]]
-            runner.define("grow", width, MedusaLevelStep(), [*inputs, *self.written])
+            runner.define("grow", width, level or MedusaLevelStep(), [*inputs, *self.written])
             runner.define("finish", width, FinishStep(), [*inputs, *tree.tensors()])

@@ -1,4 +1,4 @@
-"""Drafter over a block head: one pass drafts all depths, and a tree grows from its candidates."""
+"""Drafter over a block head: one pass finds candidates of all depths, and a tree grows from them."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.heads.block.config import BlockSettings
-from yggdrasil.drafters.heads.block.steps import BlockCall, BlockStep, ReadStep
+from yggdrasil.drafters.heads.block.steps import BlockCall, BlockStep, ReadStep, SuccessorLevelStep, SuccessorStep
 from yggdrasil.drafters.heads.eagle.drafter import SHORT_HEADS
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.marginals import Marginals
@@ -48,10 +48,22 @@ class BlockDrafter(TextHeadDrafter):
         call = BlockCall(loaded, min(settings.num_guesses, read_width - 1))  # the maximum depth of a tree
         for width in self.read_widths:
             runner.define("read", width, ReadStep(call), [states[:width], self._start.tensor])
-        self._marginals = Marginals(runner, tree, widths, call.num_guesses, self.knots)
+        shared = runner, tree, widths, call.num_guesses, self.knots
+        if settings.successors is None:
+            self._marginals = Marginals(*shared)
+            head_step: BlockStep | SuccessorStep = BlockStep(call)
+        else:
+            more = [
+                torch.zeros(size, dtype=loaded.dtype, device=device)
+                for size in ((call.num_guesses, settings.hidden_size), (tree.num_nodes, settings.rank))
+            ]
+            most = max(min(settings.num_successors, settings.draft_vocab_size), tree.candidates)
+            level = SuccessorLevelStep(call)
+            self._marginals = Marginals(*shared, level=level, more=more, num_candidates=most)
+            head_step = SuccessorStep(call)
         self.levels = self._marginals.levels
         inputs = [self._token.tensor, self._root.tensor, *self._marginals.written]
-        runner.define("head", 1, BlockStep(call), inputs)
+        runner.define("head", 1, head_step, inputs)
 
     def _draft_head(self) -> None:
         """Read the queued hidden states, and draft the tokens after the last accepted one."""

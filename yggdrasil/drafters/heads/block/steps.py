@@ -3,21 +3,23 @@
 A context row depends only on the target's hidden states at its position and is cached in that position's slot. The
 block is written after the context; the next context rows overwrite it.
 
-Dims: W context rows, B rows of a block, D drafted tokens, K candidates per node, S concatenated hidden states of the
-target, M calibration knots.
+Dims: W context rows or nodes, B rows of a block, D drafted tokens, K candidates per node, C candidates per depth, S
+concatenated hidden states of the target, H hidden size, R rank of the successor head, N tree nodes, M calibration
+knots.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.layers import target_tokens
+from yggdrasil.drafters.heads.medusa.steps import offer_to_depth
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.traced import CallStep
-from yggdrasil.tree.growth import likeliest, offer, plant_root
+from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -26,16 +28,31 @@ class BlockCall:
 
     def __init__(self, loaded: LoadedModel, num_guesses: int) -> None:
         self._loaded, self._names = loaded, list(loaded.tensors)
-        self.num_guesses = num_guesses  # logits are computed for the first so many masks
+        self.num_guesses = num_guesses  # logits are computed for so many rows
 
     def read(self, weights: list[Tensor], caches: list[Tensor], states: Tensor, start: Tensor) -> None:
         """Write the keys and values of ``states`` [W, S] to the slots from ``start`` [1] int64 on."""
         self._run(_read, weights, caches, states, start)
 
-    def guess(self, weights: list[Tensor], caches: list[Tensor], token: Tensor, root: Tensor) -> Tensor:
-        """Return logits [D, draft vocabulary] after ``token`` [1] int64, which is at position ``root`` [1] int64."""
-        logits: Tensor = self._run(partial(_guess, count=self.num_guesses), weights, caches, token, root)
-        return logits
+    def guess(self, weights: list[Tensor], caches: list[Tensor], token: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits [D, draft vocabulary] after ``token`` [1] at position ``root`` [1], and outputs [D, H]."""
+        found: tuple[Tensor, Tensor] = self._run(partial(_guess, count=self.num_guesses), weights, caches, token, root)
+        return found
+
+    def follow(
+        self, weights: list[Tensor], table: "SuccessorTable", depths: Tensor, before: Tensor, states: Tensor, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the likeliest tokens after the tokens ``before`` [W] of nodes at ``depths`` [W].
+
+        Returns:
+            Log-probabilities and target token ids, [W, count] each, and the next states [W, R]; ``states`` [W, R] are
+            those of the nodes' parents.
+        """
+        rows = depths.clamp(max=self.num_guesses - 1)
+        inputs = *(column[rows] for column in table), before, states
+        logits, states = self._run(_follow, weights, [], *inputs)
+        edges, places = likeliest(logits, count)
+        return edges, self.target_tokens(weights, table.candidates[rows].gather(1, places)), states
 
     def target_tokens(self, weights: list[Tensor], drafted: Tensor) -> Tensor:
         """Map draft vocabulary ids to the target's token ids."""
@@ -46,6 +63,14 @@ class BlockCall:
         named = {f"module.{name}": weight for name, weight in zip(self._names, weights, strict=True)}
         cache = _Cache(caches, module.head.settings.num_layers, self._loaded.num_threads)
         return torch.func.functional_call(_Pass(module, run, cache), named, inputs)
+
+
+class SuccessorTable(NamedTuple):
+    """What a block pass finds for each depth, from which the successor head ranks the candidates of a node."""
+
+    logits: Tensor  # [D, C] float32
+    candidates: Tensor  # [D, C] int64, draft vocabulary ids
+    outputs: Tensor  # [D, H]
 
 
 class _Cache:
@@ -86,7 +111,14 @@ def _read(module: Any, cache: _Cache, states: Tensor, start: Tensor) -> None:
         cache.attend(query, key, value, layer=layer, offsets=offsets, mask=first, window=1)
 
 
-def _guess(module: Any, cache: _Cache, token: Tensor, root: Tensor, *, count: int) -> Tensor:
+def _follow(
+    module: Any, _: _Cache, logits: Tensor, drafted: Tensor, outputs: Tensor, before: Tensor, states: Tensor
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = module.head.successors(logits, drafted, before, outputs, states)
+    return found
+
+
+def _guess(module: Any, cache: _Cache, token: Tensor, root: Tensor, *, count: int) -> tuple[Tensor, Tensor]:
     head, settings = module.head, module.head.settings
     rows = torch.arange(settings.block_size, device=token.device)
     tokens = torch.cat([token, torch.full_like(rows[1:], settings.mask_token)])
@@ -97,8 +129,8 @@ def _guess(module: Any, cache: _Cache, token: Tensor, root: Tensor, *, count: in
         for layer, (window, is_causal) in enumerate(settings.views)
     ]
     outputs = head(module.embedding(tokens), root + rows, attends.__getitem__)
-    logits: Tensor = head.logits(outputs[1 : 1 + count])
-    return logits
+    outputs = outputs[settings.first_row : settings.first_row + count]
+    return head.logits(outputs), outputs
 
 
 class ReadStep(CallStep[BlockCall]):
@@ -130,10 +162,65 @@ class BlockStep(CallStep[BlockCall]):
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
         tree, call = TokenTree(*tree_buffers), self._call
-        found, drafted = likeliest(call.guess(weights, caches, token, root), tree.candidates)
+        found, drafted = likeliest(call.guess(weights, caches, token, root)[0], tree.candidates)
         edges.copy_(found)
         candidates.copy_(call.target_tokens(weights, drafted))
         plant_root(tree, token)
         first = torch.zeros_like(token)
         offer(tree, first, edges[:1], candidates[:1], knots)
         return (first,)
+
+
+class SuccessorStep(CallStep[BlockCall]):
+    """Find the likeliest tokens of every depth; the last accepted token becomes the tree's root with its candidates."""
+
+    def forward(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        token: Tensor,  # [1] int64
+        root: Tensor,  # [1] int64: the token's position, after the cached rows
+        logits: Tensor,  # [D, C] float32, written
+        candidates: Tensor,  # [D, C] int64, written
+        outputs: Tensor,  # [D, H], written
+        states: Tensor,  # [N, R], written
+        *buffers: Tensor,  # knots [M] float32, and those of the tree
+    ) -> tuple[Tensor]:
+        (knots, *tree_buffers), call, table = buffers, self._call, SuccessorTable(logits, candidates, outputs)
+        tree = TokenTree(*tree_buffers)
+        found, hidden = call.guess(weights, caches, token, root)
+        edges, drafted = likeliest(found, logits.shape[1])
+        for buffer, values in zip(table, (edges, drafted, hidden), strict=True):
+            buffer.copy_(values)
+        plant_root(tree, token)
+        first = torch.zeros_like(token)
+        edges, tokens, after = call.follow(weights, table, first, token, torch.zeros_like(states[:1]), tree.candidates)
+        states[:1] = after
+        offer(tree, first, edges, tokens, knots)
+        return (first,)
+
+
+class SuccessorLevelStep(CallStep[BlockCall]):
+    """Attach the W best candidates, and rank the candidates of the next depth after each of them."""
+
+    def forward(
+        self,
+        weights: list[Tensor],
+        caches: list[Tensor],
+        place: Tensor,  # [2] int64: unused, index of the first new node
+        rows: Tensor,  # [W] int64; only its size is read
+        logits: Tensor,  # [D, C] float32
+        candidates: Tensor,  # [D, C] int64
+        outputs: Tensor,  # [D, H]
+        states: Tensor,  # [N, R], read and written
+        *buffers: Tensor,  # knots [M] float32, and those of the tree
+    ) -> tuple[Tensor]:
+        knots, *tree_buffers = buffers
+        tree, table = TokenTree(*tree_buffers), SuccessorTable(logits, candidates, outputs)
+        nodes = attach_best(tree, place[1:], rows.shape[0])
+        edges, tokens, after = self._call.follow(
+            weights, table, tree.depths[nodes], tree.tokens[nodes], states[tree.parents[nodes]], tree.candidates
+        )
+        states[nodes] = after
+        offer_to_depth(tree, nodes, edges, tokens, knots, len(logits))
+        return (nodes,)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -67,6 +67,10 @@ class HeadSettings:
     def has_own_vocabulary(self) -> bool:
         """Whether the draft vocabulary is a subset of the target's."""
         return self.draft_vocab_size != self.vocab_size
+
+    def among(self, count: int) -> "HeadSettings":
+        """Return the settings of the head with a draft vocabulary of ``count`` tokens."""
+        return replace(self, draft_vocab_size=count)
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
         """Return the candidate layers whose outputs the head reads: by the default convention, then by the other.

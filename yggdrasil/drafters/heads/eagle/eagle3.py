@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
-from yggdrasil.drafters.heads.layers import Attend, Attention, FeedForward, Norm, RotaryEmbedding, target_tokens
+from yggdrasil.drafters.heads.layers import Attend, Attention, DraftingVocabulary, FeedForward, Norm, RotaryEmbedding
 
 
 class _MiddleLayer(nn.Module):
@@ -37,10 +37,10 @@ class _MiddleLayer(nn.Module):
         return output
 
 
-class EagleHead(nn.Module):
+class EagleHead(DraftingVocabulary):
     """One decoder layer that predicts the token after next from the target's hidden states and the next token."""
 
-    d2t: Tensor  # [draft vocabulary] int64: offset from a draft vocabulary id to the target's token id
+    lm_head: nn.Module
 
     def __init__(self, settings: HeadSettings) -> None:
         super().__init__()
@@ -88,7 +88,3 @@ class EagleHead(nn.Module):
         """Return logits [.., draft vocabulary] of ``outputs`` [.., H]."""
         logits: Tensor = self.lm_head(self.norm(outputs))
         return logits
-
-    def target_tokens(self, drafted: Tensor) -> Tensor:
-        """Map draft vocabulary ids to the target's token ids."""
-        return target_tokens(drafted, self.d2t if self.settings.has_own_vocabulary else None)

@@ -5,14 +5,15 @@ Parameters have the names of vLLM's files; those of Medusa's own files are renam
 Dims: D heads, H hidden size, Vd draft vocabulary.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from yggdrasil.drafters.heads.eagle.config import HEAD_INPUT
-from yggdrasil.drafters.heads.layers import target_tokens
+from yggdrasil.drafters.heads.layers import DraftingVocabulary
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class MedusaSettings:
     has_bias: bool = True
     is_shared: bool = False  # all heads use one LM head
     has_own_vocabulary: bool = False  # the draft vocabulary is a subset of the target's
+
+    def among(self, count: int) -> "MedusaSettings":
+        """Return the settings of the heads with a draft vocabulary of ``count`` tokens."""
+        return replace(self, draft_vocab_size=count, has_own_vocabulary=True)
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
         """Return the target's layers whose outputs the heads read: the input of its LM head."""
@@ -45,10 +50,8 @@ class _Block(nn.Module):
         return x
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(DraftingVocabulary):
     """All heads. From the hidden state that precedes a token they predict the tokens that follow it."""
-
-    d2t: Tensor  # [Vd] int64: offset from a draft vocabulary id to the target's token id
 
     def __init__(self, settings: MedusaSettings) -> None:
         super().__init__()
@@ -74,6 +77,6 @@ class MedusaHeads(nn.Module):
         logits: Tensor = self.lm_heads[0 if self.settings.is_shared else head](self.blocks[head](states))
         return logits
 
-    def target_tokens(self, drafted: Tensor) -> Tensor:
-        """Map draft vocabulary ids to the target's token ids."""
-        return target_tokens(drafted, self.d2t if self.settings.has_own_vocabulary else None)
+    def draft_among(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
+        self.lm_heads = nn.ModuleList(rows(each) for each in self.lm_heads)
+        self._draft_only(tokens)

@@ -74,10 +74,14 @@ class MedusaLevelStep(StepModule):
     ) -> tuple[Tensor]:
         tree = TokenTree(*tree_buffers)
         nodes = attach_best(tree, place[1:], rows.shape[0])
-        depths = tree.depths[nodes]
-        row = depths.clamp(max=edges.shape[0] - 1)
-        offer(tree, nodes, edges[row], candidates[row], knots)
-        entries = (nodes[:, None] * tree.candidates + torch.arange(tree.candidates, device=nodes.device)).flatten()
-        is_guessed = (depths < edges.shape[0]).repeat_interleave(tree.candidates)
-        tree.pool_scores[entries] = torch.where(is_guessed, tree.pool_scores[entries], NO_SCORE)
+        row = tree.depths[nodes].clamp(max=edges.shape[0] - 1)
+        offer_to_depth(tree, nodes, edges[row], candidates[row], knots, edges.shape[0])
         return (nodes,)
+
+
+def offer_to_depth(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor, depth: int) -> None:
+    """Add candidates below those of ``nodes`` [W] that are above ``depth``, see ``offer``."""
+    offer(tree, nodes, edges, tokens, knots)
+    entries = (nodes[:, None] * tree.candidates + torch.arange(tree.candidates, device=nodes.device)).flatten()
+    is_above = (tree.depths[nodes] < depth).repeat_interleave(tree.candidates)
+    tree.pool_scores[entries] = torch.where(is_above, tree.pool_scores[entries], NO_SCORE)

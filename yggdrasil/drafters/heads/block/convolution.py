@@ -1,0 +1,38 @@
+"""DFlash2's convolution over the rows of a block, around attention and around the feed-forward layer.
+
+Dims: W rows of a block, H hidden size, G groups of channels, T taps.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class BlockConvolution(nn.Module):
+    """Each row is a weighted sum of itself and the T - 1 rows before it in its block.
+
+    A weight is the sum of a fixed one per channel and one per group that is projected from the row.
+    """
+
+    def __init__(self, hidden_size: int, taps: int, group_size: int) -> None:
+        super().__init__()
+        self.base_kernel = nn.Parameter(torch.zeros(2, taps, hidden_size))  # before and after the layer
+        self.kernel_projection = nn.Linear(hidden_size, 2 * taps * (hidden_size // group_size), bias=False)
+        self._taps, self._group_size = taps, group_size
+
+    def before(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (the convolved input [.., W, H] of the layer, weights [.., W, T, G] for ``after``)."""
+        weights = self.kernel_projection(x).unflatten(-1, (2, self._taps, -1))
+        return self._convolved(x, self.base_kernel[0], weights[..., 0, :, :]), weights[..., 1, :, :]
+
+    def after(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Return the convolved output [.., W, H] of the layer."""
+        return self._convolved(x, self.base_kernel[1], weights)
+
+    def _convolved(self, x: Tensor, base: Tensor, weights: Tensor) -> Tensor:
+        rows = x.unflatten(-1, (-1, self._group_size))
+        total = torch.zeros_like(rows)
+        for tap in range(self._taps):
+            earlier = functional.pad(rows[..., : rows.shape[-3] - tap, :, :], (0, 0, 0, 0, tap, 0))
+            total = total + (base[tap].unflatten(-1, (-1, self._group_size)) + weights[..., tap, :, None]) * earlier
+        return total.flatten(-2)
