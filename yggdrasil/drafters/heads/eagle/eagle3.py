@@ -40,7 +40,7 @@ class _MiddleLayer(nn.Module):
 class EagleHead(DraftingVocabulary):
     """One decoder layer that predicts the token after next from the target's hidden states and the next token."""
 
-    lm_head: nn.Module
+    lm_head: nn.Linear
 
     def __init__(self, settings: HeadSettings) -> None:
         super().__init__()
