@@ -1,9 +1,12 @@
 """What goes wrong in one request stays in it: the next is answered as before, and the log has no word of either."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
+from yggdrasil.acceptance import grammar
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.serving import tokenization
 from yggdrasil.serving.server_settings import Limits
@@ -79,6 +82,24 @@ def test_constraints_that_are_too_large_or_broken(server, field, value):
     error = server.chat(SECRET, 400, max_tokens=4, **{field: value})["error"]
 
     assert error["type"] == "invalid_request_error"
+
+
+def test_others_are_answered_while_a_constraint_is_tried(server, monkeypatch):
+    begun, ends = Event(), Event()
+
+    def never_ends(*_):
+        begun.set()
+        assert ends.wait(60)
+        return False
+
+    monkeypatch.setattr(grammar, "ends_within", never_ends)
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(server.chat, SECRET, 400, max_tokens=4, regex="slow to compile")
+        assert begun.wait(60)
+        assert server.chat(max_tokens=4)["choices"][0]["finish_reason"] == "length"
+        assert not refused.done()
+        ends.set()
+        assert "the regex is too complex" in refused.result(60)["error"]["message"]
 
 
 def test_an_answer_ends_at_its_time(server, monkeypatch):

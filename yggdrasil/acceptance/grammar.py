@@ -6,7 +6,9 @@ and rejected tokens have no effect.
 
 import importlib.util
 import json
+from collections import deque
 from collections.abc import Collection, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +32,7 @@ _SPACING: "JsonCompileOptions" = {"whitespace_flexible": True, "whitespace_patte
 
 # Limits for compiling one constraint. 8,000 alternatives take 0.1 s and 10 MB; some schemas never end.
 _CPU_SECONDS, _MEGABYTES = 5, 1024
+_NUM_CHECKED = 64  # last checked constraints, which are not checked again
 
 
 class Grammar:
@@ -108,20 +111,33 @@ class GrammarCompiler:
             raise YggdrasilError("a constraint needs an end-of-text token, which this model does not name")
         from llguidance import LLTokenizer
 
+        self._lock, self._checked = Lock(), deque[Constraint](maxlen=_NUM_CHECKED)
         self._eos = sorted(eos)
         self._tokenizer = LLTokenizer(_spelling(tokenizer), n_vocab=vocab_size, eos_token=self._eos)
 
+    def check(self, constraint: Constraint) -> None:
+        """Try to compile ``constraint`` in a fork that limits processor time and memory. Any thread may call it.
+
+        Raises:
+            YggdrasilError: if compiling takes too long or too much memory; ``compile`` reports other faults.
+        """
+        with self._lock:
+            if constraint in self._checked:
+                return
+            if not ends_within(lambda: self._matcher(constraint), _CPU_SECONDS, _MEGABYTES):
+                raise YggdrasilError(
+                    f"the {constraint.name} is too complex: compiling it takes more than {_CPU_SECONDS} s or "
+                    f"{_MEGABYTES} MB; give fewer alternatives that overlap"
+                )
+            self._checked.append(constraint)
+
     def compile(self, constraint: Constraint) -> Grammar:
-        """Compile ``constraint``. It is first tried in a fork that limits processor time and memory.
+        """Compile ``constraint``, after ``check``.
 
         Raises:
             YggdrasilError: if the schema, expression or grammar is invalid or too complex.
         """
-        if not ends_within(lambda: self._matcher(constraint), _CPU_SECONDS, _MEGABYTES):
-            raise YggdrasilError(
-                f"the {constraint.name} is too complex: compiling it takes more than {_CPU_SECONDS} s or {_MEGABYTES} "
-                "MB; give fewer alternatives that overlap"
-            )
+        self.check(constraint)
         return Grammar(self._matcher(constraint), self._eos)
 
     def _matcher(self, constraint: Constraint) -> "LLMatcher":

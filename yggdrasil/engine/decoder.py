@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Unpack
 from weakref import finalize
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
-from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS, Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
@@ -61,7 +62,6 @@ class Decoder:
         self.tolerance: float | None = None  # in logits, from ``yggdrasil parity``; None: not measured
         self._turns, self._preparing = RequestLock(), Lock()
         self._policies = PolicyPerSetting()
-        self._host: HostAcceptance | None = None
 
     @classmethod
     def from_plan(  # noqa: PLR0913 - one argument for each option
@@ -272,12 +272,24 @@ class Decoder:
         if accepts_on_device(sampling, speculation, tolerance, is_captured=is_captured):
             prepared = prepare_on_device(self.assembly, prompt, sampling, speculation, policy, tolerance)
         else:
-            if self._host is None:
-                self._host = HostAcceptance(self.assembly, self.tokenizer, self.eos_tokens)
             prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
         if self.plan is None or sampling.is_greedy or not prepared.is_planned:
             return prepared
         return replace(prepared, report=replace(prepared.report, calibrated_temperature=0.0))
+
+    @cached_property
+    def _host(self) -> HostAcceptance:
+        return HostAcceptance(self.assembly, self.tokenizer, self.eos_tokens)
+
+    def check_constraint(self, constraint: Constraint) -> None:
+        """Check that ``constraint`` compiles within limits, also while a request runs; it is not checked again.
+
+        Raises:
+            YggdrasilError: compiling it takes too long or too much memory, or no constraint can be compiled.
+        """
+        with self._preparing:
+            grammars = self._host.grammars
+        grammars.check(constraint)
 
     def _tolerance_for(self, speculation: Speculation) -> float:
         """Return the lead in logits below which a decision is a near tie; 0 if near ties do not matter."""

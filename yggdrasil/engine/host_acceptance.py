@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from operator import mul
 from weakref import WeakKeyDictionary, ref
@@ -82,7 +82,6 @@ class HostAcceptance:
         self._vocab_size = assembly.target.call.vocab_size
         self._verify_widths = assembly.shapes.verify_widths
         self._target = assembly.logit_target
-        self._compiler: GrammarCompiler | None = None
 
     def prepare(
         self,
@@ -144,9 +143,16 @@ class HostAcceptance:
             return None
         if not eos and self._eos:
             raise YggdrasilError("a constraint ends the text by its end token; leave out ignore_eos")
-        if self._compiler is None:
-            self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self._eos)
-        return self._compiler.compile(sampling.constraint)
+        return self.grammars.compile(sampling.constraint)
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Return the compiler of constraints.
+
+        Raises:
+            YggdrasilError: llguidance is not installed, or the model has no end token.
+        """
+        return GrammarCompiler(self._tokenizer, self._vocab_size, self._eos)
 
     def _drafting(
         self, sampler: Sampler, speculation: Speculation, policy: Policy

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from yggdrasil.acceptance.sampling import GREEDY
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.recommended_sampling import RecommendedSampling, recommended_sampling_of
 from yggdrasil.serving.errors import Fault
+from yggdrasil.serving.exchange import JobRequest
 from yggdrasil.serving.server_settings import ServerSettings
 from yggdrasil.serving.tokenization import Texts
 from yggdrasil.serving.tools import ToolFormat
@@ -78,6 +80,16 @@ class Service:
         """Return ``system_fingerprint``: package version and, if there is a plan, the weights' fingerprint."""
         plan = self.decoder.plan
         return f"b{__version__}" if plan is None else f"b{__version__}-{plan.target.fingerprint}"
+
+    def check_constraint(self, jobs: Sequence[JobRequest]) -> None:
+        """Check the constraint of a request before it is queued, so that others are answered meanwhile.
+
+        Raises:
+            YggdrasilError: compiling the constraint takes too long or too much memory.
+        """
+        sampling = jobs[0].options.get("sampling")
+        if sampling is not None and sampling.constraint is not None:
+            self.decoder.check_constraint(sampling.constraint)
 
     def identify(self, kind: str, model: str | None) -> Identity:
         """Return the identity of a new reply, whose id begins with ``kind``.

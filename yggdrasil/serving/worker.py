@@ -12,6 +12,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.request import Generation
 from yggdrasil.engine.request_options import RequestOptions
 from yggdrasil.errors import first_line
+from yggdrasil.runtime.room import give_back
 from yggdrasil.serving.answer_delivery import AnswerDelivery
 from yggdrasil.serving.errors import Fault, fault_of
 from yggdrasil.serving.jobs import Failed, Job, QueuedRequest
@@ -20,6 +21,7 @@ from yggdrasil.serving.request_queue import RequestQueue, closing_fault
 from yggdrasil.serving.server_settings import ServerSettings
 
 _PATIENCE_SECONDS = 10.0  # wait for the current iteration at shutdown
+_TRIM_SECONDS = 10.0  # least time between two returns of freed memory to the system
 _QUIET_SECONDS = 0.03  # without a request before the last conversation's KV entries are copied
 
 log = logging.getLogger("yggdrasil.serving")
@@ -44,6 +46,7 @@ class Worker:
         self._settings = settings
         self._is_ending = False
         self._mean_seconds = 1.0  # moving average over jobs
+        self._trimmed = monotonic()  # when freed memory was last returned
         self._thread = Thread(target=self._work, name="decoder", daemon=True)
 
     def start(self) -> None:
@@ -107,6 +110,9 @@ class Worker:
                 self._serve(self.decoder, ask, job)
             finally:
                 self.meters.busy.set(0)
+            if monotonic() - self._trimmed > _TRIM_SECONDS:
+                give_back()
+                self._trimmed = monotonic()
 
     def _next(self) -> tuple[QueuedRequest, Job] | None:
         """Wait for the next job. While the queue is empty, copy the last conversation's KV entries for later reuse."""

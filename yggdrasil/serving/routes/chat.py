@@ -93,6 +93,7 @@ class Chat:
             )
             for i in range(body.n or 1)
         ]
+        service.check_constraint(jobs)
         return cls(body, service, identity, jobs, read)
 
     def reply(self, results: list[Generation]) -> ChatCompletion:

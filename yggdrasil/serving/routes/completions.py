@@ -70,6 +70,7 @@ class _Completion:
             for prompt in _prompts(body, service)
             for choice in range(body.n or 1)
         ]
+        service.check_constraint(jobs)
         return cls(body, service, identity, jobs)
 
     def reply(self, finished: list[Finished]) -> Completion:
