@@ -72,9 +72,9 @@ def run_program(*arguments: object) -> None:
     """Run a command of ``yggdrasil`` in this process, which has imported what it needs."""
     import typer
 
-    from yggdrasil.cli.app import app
+    from yggdrasil.cli.app import make_app
 
-    typer.main.get_command(app).main(list(map(str, arguments)), prog_name="yggdrasil", standalone_mode=False)
+    typer.main.get_command(make_app()).main(list(map(str, arguments)), prog_name="yggdrasil", standalone_mode=False)
 
 
 def answer(decoder: engine.Decoder, prompt: Prompt) -> None:

@@ -18,7 +18,7 @@ from documents import PAGES, ROOT, blocks, commands
 import yggdrasil
 from yggdrasil import Decoder
 from yggdrasil.checkpoints.facts import load_tokenizer
-from yggdrasil.cli.app import app
+from yggdrasil.cli.app import make_app
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import load_model
@@ -96,7 +96,7 @@ def in_a_readers_folder(tmp_path, monkeypatch):
 def test_every_command_is_taken(place, words, monkeypatch):
     program, rest = words[0], placed(words[1:])
     if program == "yggdrasil":
-        name = " ".join(parse(typer.main.get_command(app), "yggdrasil", rest))
+        name = " ".join(parse(typer.main.get_command(make_app()), "yggdrasil", rest))
     else:
         name, path = program, ROOT / program
         assert path.stat().st_mode & 0o100, f"{program} cannot be run"
@@ -115,9 +115,9 @@ def test_every_command_is_taken(place, words, monkeypatch):
 
 def test_unknown_options_would_be_noticed():
     with pytest.raises(Exception, match="No such option"):
-        parse(typer.main.get_command(app), "yggdrasil", ["bench", "x", "--no-such-option"])
+        parse(typer.main.get_command(make_app()), "yggdrasil", ["bench", "x", "--no-such-option"])
     with pytest.raises(Exception, match="No such command"):
-        parse(typer.main.get_command(app), "yggdrasil", ["calibrat"])
+        parse(typer.main.get_command(make_app()), "yggdrasil", ["calibrat"])
 
 
 def test_named_files_are_shipped_or_the_readers_own():

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from yggdrasil.acceptance.rules import MatchRule
 from yggdrasil.acceptance.speculation import Speculation, own_rule
-from yggdrasil.cli.app import app
+from yggdrasil.cli.app import make_app
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
@@ -53,7 +53,7 @@ def test_it_is_named_by_module_and_class():
         ("nosuch", "none of match"), ("no_such_module:Rule", "cannot be imported"),
         (f"{__name__}:Nothing", "lacks name, is_lossless or walk"),
     ):  # fmt: skip
-        result = CliRunner().invoke(app, ["generate", "model", "--prompt", "a", "--rule", rule])
+        result = CliRunner().invoke(make_app(), ["generate", "model", "--prompt", "a", "--rule", rule])
         assert message in str(result.exception)
     with pytest.raises(YggdrasilError, match="rule"):
         Speculation(rule=Nothing())

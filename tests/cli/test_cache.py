@@ -8,10 +8,14 @@ from tiny_pair import random_model
 from typer.testing import CliRunner
 
 from yggdrasil.artifacts import model_fingerprint
-from yggdrasil.cli.app import app
+from yggdrasil.cli.app import make_app
 from yggdrasil.drafters.statistics.grown_table import answers_folder
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.scheduling.plan import ModelRef
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(make_app("cache"), arguments)
 
 
 @pytest.fixture
@@ -31,27 +35,27 @@ def two_models(tmp_path, monkeypatch):
 
 
 def test_the_cache_is_listed_by_model_and_cleared(two_models):
-    listed = CliRunner().invoke(app, ["cache"])
+    listed = invoke("cache")
     assert listed.exit_code == 0
     assert "steps: 1 files, 2.0 MB" in listed.output
     assert "qwen.gguf: 1 files, 3.0 MB" in listed.output
     assert "fedcba9876543210: 1 files, 1.0 MB" in listed.output
     assert "plain-w1-0.pt2" not in listed.output
-    assert "plain-w1-0.pt2" in CliRunner().invoke(app, ["cache", "--files"]).output
+    assert "plain-w1-0.pt2" in invoke("cache", "--files").output
 
-    cleared = CliRunner().invoke(app, ["cache", "--clear"])
+    cleared = invoke("cache", "--clear")
     assert cleared.output.endswith("cleared: 6.0 MB\n")
     assert [path.name for path in two_models.iterdir()] == ["texts"]
-    assert CliRunner().invoke(app, ["cache"]).output.endswith("in all: 0.0 MB\n")
+    assert invoke("cache").output.endswith("in all: 0.0 MB\n")
 
 
 @pytest.mark.parametrize("name", ["qwen.gguf", "0123456789abcdef"])
 def test_what_is_kept_of_one_model_is_cleared_alone(two_models, name):
-    assert CliRunner().invoke(app, ["cache", name, "--clear"]).output.endswith("cleared: 3.0 MB\n")
+    assert invoke("cache", name, "--clear").output.endswith("cleared: 3.0 MB\n")
     assert [path.name for path in (two_models / "models").iterdir()] == ["fedcba9876543210"]
     assert (two_models / "steps").exists()
 
-    missing = CliRunner().invoke(app, ["cache", "llama"])
+    missing = invoke("cache", "llama")
     assert "nothing is kept of llama; the cache has fedcba9876543210" in str(missing.exception)
 
 
@@ -60,9 +64,9 @@ def test_counts_of_answers_are_forgotten_of_one_model_or_of_all(two_models, tmp_
     for digits in (model_fingerprint(tmp_path / "target"), "another"):
         Table.of([([], [1, 2])]).save(answers_folder(digits, "full") / "all.safetensors")
 
-    assert "forgot the answers of target" in CliRunner().invoke(app, ["cache", "target", "--forget"]).output
+    assert "forgot the answers of target" in invoke("cache", "target", "--forget").output
     assert [each.name for each in answers_folder("", "").parent.iterdir()] == [answers_folder("another", "full").name]
-    assert "forgot the answers of all models" in CliRunner().invoke(app, ["cache", "--forget"]).output
+    assert "forgot the answers of all models" in invoke("cache", "--forget").output
     assert not any(answers_folder("", "").parent.iterdir())
 
 
@@ -82,7 +86,7 @@ def test_what_another_process_takes_away_meanwhile_stops_no_listing(tmp_path, mo
         return found or stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", look)
-    listed = CliRunner().invoke(app, ["cache"])
+    listed = invoke("cache")
 
     assert listed.exit_code == 0
     assert ("steps: 2 files, 3.0 MB" if is_seen else "steps: 1 files, 2.0 MB") in listed.output
@@ -95,8 +99,8 @@ def test_a_folder_on_another_disk_is_listed_and_cleared_and_stays_linked(tmp_pat
     (tmp_path / "cache" / "models").symlink_to(disk)
     (disk / "tensors.safetensors").write_bytes(bytes(3_000_000))
 
-    assert CliRunner().invoke(app, ["cache"]).exit_code == 0
-    cleared = CliRunner().invoke(app, ["cache", "--clear"])
+    assert invoke("cache").exit_code == 0
+    cleared = invoke("cache", "--clear")
     assert cleared.output.endswith("cleared: 3.0 MB\n")
     assert list(disk.iterdir()) == []
     (tmp_path / "cache" / "models" / "again").mkdir(parents=True)

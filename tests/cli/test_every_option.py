@@ -12,14 +12,14 @@ from made_up import write_artifacts
 from options import absurd_options, prompt_commands
 
 from yggdrasil.cli import main
-from yggdrasil.cli.app import app
+from yggdrasil.cli.app import make_app
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef
 
-ABSURD = list(absurd_options(app, "faults", has_models=False))
+ABSURD = list(absurd_options(make_app(), "faults", has_models=False))
 TARGET = Path(__file__).parents[2] / "yggdrasil/assets/tiny/target"
-TAKES_PROMPTS = list(prompt_commands(app, "faults", str(TARGET)))
+TAKES_PROMPTS = list(prompt_commands(make_app(), "faults", str(TARGET)))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from yggdrasil.acceptance.sampling import GREEDY, Constraint
 from yggdrasil.acceptance.speculation import DEFAULT, OFF
-from yggdrasil.cli.app import generate
+from yggdrasil.cli.generate import generate
 from yggdrasil.cli.sampling import sampling_of, speculation_of
 from yggdrasil.errors import YggdrasilError
 

@@ -197,9 +197,9 @@ class Kinds:
         """An absurd value of any option is refused by name, on a whole plan as on one whose models are gone."""
         from options import absurd_options
 
-        from yggdrasil.cli.app import app
+        from yggdrasil.cli.app import make_app
 
-        chosen = random.choice(list(absurd_options(app, NAME)))
+        chosen = random.choice(list(absurd_options(make_app(), NAME)))
         done = " ".join([*chosen.arguments[:2], f"{chosen.option}={chosen.value}"])
         return Case(f"{done:.60}", _run(chosen.arguments, folder), chosen.names, lambda outcome: "taken as it is")
 

@@ -115,10 +115,12 @@ def import_ours() -> None:
     import yggdrasil.calibration.search
     import yggdrasil.checkpoints.gguf.checkpoint
     import yggdrasil.checkpoints.gguf.facts
-    import yggdrasil.cli.app
     import yggdrasil.engine.decoder
     import yggdrasil.pretrained
     import yggdrasil.reports.text  # noqa: F401
+    from yggdrasil.cli.app import make_app
+
+    make_app()
 
 
 def checkpoint() -> None:

@@ -7,7 +7,7 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from yggdrasil.cli.app import app
+from yggdrasil.cli.app import make_app
 from yggdrasil.cli.exit_codes import Ending, ending_of
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import BadLine, Prompt, scan_prompts
@@ -21,9 +21,8 @@ names = st.sampled_from(["prompt", "messages", "id", "category", "role", "conten
 turns = st.lists(st.dictionaries(names, values, max_size=3), max_size=3)
 records = st.dictionaries(names, values | turns, max_size=4).map(lambda record: json.dumps(record).encode())
 lines = records | st.binary(max_size=30) | st.text(max_size=30).map(lambda text: text.encode(errors="surrogatepass"))
-COMMANDS = {
-    name: command for name, command in typer.main.get_command(app).commands.items() if not hasattr(command, "commands")
-}  # fmt: skip
+FOUND = typer.main.get_command(make_app()).commands
+COMMANDS = {name: command for name, command in FOUND.items() if not hasattr(command, "commands")}
 quick = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 

@@ -2,11 +2,13 @@
 
 import gc
 import resource
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from yggdrasil.artifacts.memory import drop_reserved, reserve, take_reserved
 from yggdrasil.native.arena import Arena
 
 
@@ -55,6 +57,27 @@ def test_few_rows_of_sparse_tensors_take_little_memory_until_huge_pages_are_aske
     for number, tensor in enumerate(tensors):
         assert tensor[:100].tolist() == [number] * 100
         assert not tensor[100:4096].any()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux")
+def test_reserved_memory_is_made_resident_used_first_and_returned():
+    before = resident()
+    reserve(32 << 20)
+    reserve(64 << 20)  # ignored: there is one reservation at a time
+    reserved = take_reserved()
+    reserved._thread.join()
+    assert resident() - before >= 32 << 20
+    arena = Arena(reserved.region)
+    tensor = arena.zeros((4 << 20,), torch.uint8).fill_(3)
+    reserved.stop()
+    arena.free_rest()
+    assert resident() - before < 10 << 20
+    assert int(tensor.sum(dtype=torch.int64)) == 3 * tensor.numel()
+    del reserved, arena
+    reserve(32 << 20)
+    drop_reserved()
+    assert take_reserved() is None
+    assert resident() - before < 10 << 20
 
 
 def resident():

@@ -82,6 +82,19 @@ def check_weights(path: Path) -> None:
             _read_header(stream, file, file.stat().st_size)
 
 
+def packed_bytes(path: Path) -> int:
+    """Return the bytes of the weights of a folder or GGUF file, where float32 is loaded as bfloat16.
+
+    Raises:
+        ArtifactError: if the file or folder is damaged, see ``model_fingerprint``.
+    """
+    if is_gguf(path):
+        return sum(tensor.num_bytes >> (tensor.kind == 0) for tensor in read_gguf_layout(path).tensors.values())
+    config = _read_json(path / "config.json")
+    dtypes = [config.get(key) for key in ("dtype", "torch_dtype")] if isinstance(config, dict) else []
+    return sum(file.stat().st_size for file in _weight_files(path)) >> ("float32" in dtypes)
+
+
 def tokenizer_fingerprint(path: Path) -> str:
     """Return the fingerprint, 16 hexadecimal digits, of the tokenizer in ``path``: vocabulary, merges, text handling.
 

@@ -1,5 +1,6 @@
 """The ``yggdrasil`` command: argument parsing and printing, nothing else."""
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -7,8 +8,15 @@ if TYPE_CHECKING:
     import typer
 
 
+_DECODING = ("chat", "generate", "serve")
+
+
 def main() -> None:
     """Run the command line. An expected error prints one sentence to standard error and exits with code 2."""
+    from yggdrasil.cli.start_up import load_torch_libraries
+
+    if sys.argv[1:2] and sys.argv[1] in _DECODING and "--help" not in sys.argv:
+        load_torch_libraries()
     from yggdrasil.cli.exit_codes import run_guarded
 
     run_guarded(_program, "yggdrasil")
@@ -26,9 +34,10 @@ def run_script(command: Callable[..., None], name: str) -> None:
 
 
 def _program() -> "typer.Typer":
+    from yggdrasil.cli.app import COMMANDS, make_app
+
+    app = make_app(next((name for name in sys.argv[1:2] if name in COMMANDS), None))
     # Import it before torch does: torch takes an interruption of that import for a missing numpy.
     import numpy  # noqa: F401
-
-    from yggdrasil.cli.app import app
 
     return app

@@ -1,51 +1,50 @@
 """The commands of the ``yggdrasil`` program."""
 
 import platform
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
 import yggdrasil
-from yggdrasil.cli.benchmarks.command import DefaultCommand, bench
-from yggdrasil.cli.benchmarks.figures import figures
-from yggdrasil.cli.benchmarks.rules import exactness, rules
-from yggdrasil.cli.cache import cache
-from yggdrasil.cli.calibrate import calibrate
-from yggdrasil.cli.chat import chat
-from yggdrasil.cli.export import export
-from yggdrasil.cli.generate import generate
-from yggdrasil.cli.parity import parity
-from yggdrasil.cli.plans import plans
-from yggdrasil.cli.profile import profile
-from yggdrasil.cli.report import report
-from yggdrasil.cli.search import search
-from yggdrasil.cli.serve import serve
-from yggdrasil.cli.train import train
 
 DECODING, GAINING, MEASURING, KEPT = "Decode", "Make it faster", "Measure", "Stored files"
+# Panels of the help by command. A command is a function in the module of its name.
+COMMANDS = {
+    **dict.fromkeys(("chat", "generate", "serve"), DECODING),
+    **dict.fromkeys(("calibrate", "search", "train"), GAINING),
+    **dict.fromkeys(("bench", "report", "profile", "parity", "export"), MEASURING),
+    **dict.fromkeys(("plans", "cache"), KEPT),
+}
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command, panel in (
-    (chat, DECODING), (generate, DECODING), (serve, DECODING),
-    (calibrate, GAINING), (search, GAINING), (train, GAINING),
-):  # fmt: skip
-    app.command(rich_help_panel=panel)(command)
 
-bench_app = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
-bench_app.command(DefaultCommand.NAME)(bench)
-bench_app.command()(figures)
-bench_app.command()(rules)
-bench_app.command()(exactness)
-app.add_typer(
-    bench_app, name="bench", rich_help_panel=MEASURING,
-    help="Measure the speed-up over plain decoding: `bench MODEL --prompts FILE`.",
-)  # fmt: skip
+def make_app(only: str | None = None) -> typer.Typer:
+    """Return the program with all commands, or with ``only`` one of them, whose module alone is imported."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(_program)
+    for name in COMMANDS if only is None else (only,):
+        if name == "bench":
+            _add_bench(app)
+        else:
+            command = getattr(import_module(f"yggdrasil.cli.{name}"), name)
+            app.command(rich_help_panel=COMMANDS[name])(command)
+    return app
 
-for command, panel in (
-    (report, MEASURING), (profile, MEASURING), (parity, MEASURING), (export, MEASURING), (plans, KEPT), (cache, KEPT),
-):  # fmt: skip
-    app.command(rich_help_panel=panel)(command)
+
+def _add_bench(app: typer.Typer) -> None:
+    from yggdrasil.cli.benchmarks.command import DefaultCommand, bench
+    from yggdrasil.cli.benchmarks.figures import figures
+    from yggdrasil.cli.benchmarks.rules import exactness, rules
+
+    group = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
+    group.command(DefaultCommand.NAME)(bench)
+    for command in (figures, rules, exactness):
+        group.command()(command)
+    app.add_typer(
+        group, name="bench", rich_help_panel=COMMANDS["bench"],
+        help="Measure the speed-up over plain decoding: `bench MODEL --prompts FILE`.",
+    )  # fmt: skip
 
 
 def _print_version(is_asked: bool) -> None:
@@ -55,8 +54,7 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def program(
+def _program(
     shows_version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the versions and exit."),

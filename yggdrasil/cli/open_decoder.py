@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from yggdrasil.cli.shared_options import Dtype
+from yggdrasil.cli.start_up import reserve_memory, without_collections
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -51,8 +52,11 @@ def open_decoder(
     error where ``max_length`` exceeds the length that the plan was calibrated for.
     """
     check_source(source, chat=chat)
-    from yggdrasil.cli.progress import PhaseProgress
-    from yggdrasil.pretrained import Decoder
+    if device != "cuda":
+        reserve_memory(source)
+    with without_collections():
+        from yggdrasil.cli.progress import PhaseProgress
+        from yggdrasil.pretrained import Decoder
 
     with PhaseProgress() as progress:
         decoder = Decoder.from_pretrained(

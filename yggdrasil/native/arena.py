@@ -5,14 +5,14 @@ With 4 KiB pages, every 64th cache line needs an address translation, and hardwa
 
 import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from yggdrasil.artifacts.memory import new_region, use_huge_pages
+
 _REGION = 64 << 20  # bytes per region; pages become resident when they are written
 _LINE = 64  # bytes; tensors are aligned to cache lines
-_COLLAPSE = 25  # MADV_COLLAPSE (Linux 6.1): resident pages become huge pages at once
 
 
 class Arena:
@@ -20,11 +20,11 @@ class Arena:
 
     Each tensor has its own storage: compiled steps that write to one of several views of a storage would copy all.
     With ``is_sparse`` pages are small until ``use_huge_pages`` is called: on huge pages a tensor with few rows in use
-    takes 2 MiB for each of its heads.
+    takes 2 MiB for each of its heads. ``first`` is a region to use before others are mapped.
     """
 
-    def __init__(self, *, is_sparse: bool = False) -> None:
-        self._regions: list[mmap.mmap] = []
+    def __init__(self, first: mmap.mmap | None = None, *, is_sparse: bool = False) -> None:
+        self._regions = [] if first is None else [first]
         self._used = 0  # bytes of the last region
         self._has_huge_pages = not is_sparse
 
@@ -35,10 +35,10 @@ class Arena:
         if count == 0:
             return torch.zeros(*shape, dtype=dtype)
         if not self._regions or self._used + num_bytes > len(self._regions[-1]):
-            self._regions.append(_region(max(num_bytes, _REGION)))
+            self._regions.append(new_region(max(num_bytes, _REGION)))
             self._used = 0
             if self._has_huge_pages:
-                _advise(self._regions[-1])
+                use_huge_pages(self._regions[-1])
         begin, self._used = self._used, self._used + -(-num_bytes // _LINE) * _LINE
         return torch.frombuffer(self._regions[-1], dtype=dtype, count=count, offset=begin).view(*shape)
 
@@ -47,18 +47,10 @@ class Arena:
         if not self._has_huge_pages:
             self._has_huge_pages = True
             for region in self._regions:
-                _advise(region, _COLLAPSE)
+                use_huge_pages(region, collapses=True)
 
-
-def _region(num_bytes: int) -> mmap.mmap:
-    if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
-        return mmap.mmap(-1, num_bytes)
-    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _advise(region: mmap.mmap, *more: int) -> None:
-    """Ask the kernel for huge pages; one without them keeps small pages."""
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        for advice in (mmap.MADV_HUGEPAGE, *more):
-            with suppress(OSError):
-                region.madvise(advice)
+    def free_rest(self) -> None:
+        """Return resident pages behind the last tensor to the system."""
+        begin = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._regions and begin < len(self._regions[-1]) and hasattr(mmap, "MADV_DONTNEED"):
+            self._regions[-1].madvise(mmap.MADV_DONTNEED, begin)

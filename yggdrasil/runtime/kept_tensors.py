@@ -20,6 +20,7 @@ from torch import Tensor
 
 from yggdrasil.artifacts import check_weights, current_machine
 from yggdrasil.artifacts.fork import in_fork
+from yggdrasil.artifacts.memory import drop_reserved
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.prepared import is_whole, prepare, prepared_root
@@ -69,12 +70,13 @@ def open_model(
 
         return load_model(found, dtype, device, num_threads, weights=weights)
 
-    if device.type != "cpu":
-        return load()
-    described = load_described(found, dtype, num_threads, weights, lambda: load().model) if is_described else None
-    if described is not None:
-        return described
-    if not _is_kept(found, weights):
+    is_on_cpu = device.type == "cpu"
+    if is_on_cpu and is_described:
+        described = load_described(found, dtype, num_threads, weights, lambda: load().model)
+        if described is not None:
+            return described
+    drop_reserved()
+    if not is_on_cpu or not _is_kept(found, weights):
         return load()
     folder = _folder(found, dtype, weights)
     kept = _kept(folder)

@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 
 from yggdrasil.checkpoints.formats.kinds import BLOCKS, Format
+from yggdrasil.checkpoints.packable import release
 from yggdrasil.native.arena import Arena
+
+_PAIR = 32  # rows of a pair of panels
+_PART_BYTES = 16 << 20  # bytes of a mapped weight that are packed before their pages are dropped
 
 
 class QuantisedRows(NamedTuple):
@@ -22,14 +26,23 @@ class QuantisedRows(NamedTuple):
         block_inputs, block_bytes = BLOCKS[self.format]
         return int(self.blocks.shape[-1]) // block_bytes * block_inputs
 
-    def pack(self, arena: Arena) -> "PackedRows":
-        """Pack the rows into the kernels' layout, in memory of ``arena``."""
+    def pack(self, arena: Arena, *, is_mapped: bool = False) -> "PackedRows":
+        """Pack the rows into the kernels' layout, in memory of ``arena``.
+
+        With ``is_mapped`` the blocks are in a mapped file; its pages are dropped from memory soon after they are read.
+        """
         *experts, num_outputs, num_bytes = self.blocks.shape
         matrices = self.blocks.view(-1, num_outputs, num_bytes)
         shape = torch.ops.yggdrasil.quantised_shape(matrices[0], int(self.format), self.num_inputs)
         packed = arena.zeros((*experts, *shape), torch.uint8)
         for matrix, place in zip(matrices, packed.view(-1, *shape), strict=True):
-            torch.ops.yggdrasil.pack_quantised(matrix, int(self.format), self.num_inputs, place)
+            count = max(_PART_BYTES // num_bytes // _PAIR, 1) * _PAIR if is_mapped else num_outputs
+            for start in range(0, num_outputs, count):
+                rows, pairs = matrix[start : start + count], place[start // _PAIR :]
+                pairs = pairs[: -(-rows.shape[0] // _PAIR)]
+                torch.ops.yggdrasil.pack_quantised(rows, int(self.format), self.num_inputs, pairs)
+                if is_mapped:
+                    release(rows)
         return PackedRows(int(self.format), num_outputs, self.num_inputs, packed)
 
 

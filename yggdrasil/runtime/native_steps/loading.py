@@ -9,6 +9,7 @@ from torch import Tensor
 
 from yggdrasil.artifacts import check_weights, parse_json
 from yggdrasil.artifacts.gguf import read_gguf_layout
+from yggdrasil.artifacts.memory import take_reserved
 from yggdrasil.checkpoints.facts import MOST_LAYERS, load_config, refuse_unverifiable
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.formats.rows import PackedRows, QuantisedRows
@@ -116,6 +117,7 @@ def load_described(
     for name in weight_shapes(config, described):
         if name not in (EMBEDDING, HEAD):
             packer.add(name)
+    packer.finish()
     return LoadedModel(
         source.given, _outline(config, described), num_threads, dtype, torch.device("cpu"), packer.tensors,
         packer.formats, config, json.dumps(config, sort_keys=True), build, is_described=True,
@@ -141,14 +143,15 @@ class _Packer:
         self.tensors: dict[str, Tensor] = {}
         self.formats: dict[str, int] = {}
         self._mapped, self._dtype, self._keeps_blocks = mapped, dtype, keeps_blocks
-        self._arena = Arena()
+        self._reserved = take_reserved()
+        self._arena = Arena(None if self._reserved is None else self._reserved.region)
 
     def add(self, name: str) -> None:
         """Add the weight ``name``: pack that of a linear layer, copy a full embedding, norm or bias."""
         stem, _, kind = name.rpartition(".")
         is_linear = kind == "weight" and stem.endswith("_proj")
         if (is_linear or name == EMBEDDING) and (blocks := self._blocks(name)) is not None:
-            self._keep(stem, blocks.pack(self._arena))
+            self._keep(stem, blocks.pack(self._arena, is_mapped=True))
         elif is_linear:
             self.tensors[f"{stem}.packed"] = self._packed(self._mapped.values(name, self._dtype))
         else:
@@ -165,7 +168,7 @@ class _Packer:
         source = HEAD if own else EMBEDDING
         blocks = self._blocks(source)
         if blocks is not None:
-            self._keep("lm_head", blocks.pack(self._arena))
+            self._keep("lm_head", blocks.pack(self._arena, is_mapped=True))
         else:
             values = self._mapped.values(HEAD, self._dtype) if own else self.tensors[EMBEDDING]
             self.tensors["lm_head.packed"] = self._packed(values)
@@ -173,6 +176,12 @@ class _Packer:
                 copy, factors = copy_of(values, self._arena)
                 self.tensors |= {"lm_head.copy": copy, "lm_head.factors": factors}
         self._mapped.release(source)
+
+    def finish(self) -> None:
+        """Return memory that was reserved for the weights and is not needed."""
+        if self._reserved is not None:
+            self._reserved.stop()
+            self._arena.free_rest()
 
     def _blocks(self, name: str) -> QuantisedRows | None:
         return self._mapped.blocks(name) if self._keeps_blocks else None

@@ -1,0 +1,62 @@
+"""Shortens the start of commands that decode: work that needs no Python code runs beside the import of PyTorch."""
+
+import ctypes
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+
+from yggdrasil.artifacts.gguf import is_gguf
+from yggdrasil.errors import YggdrasilError
+
+_LAZY = 1  # RTLD_LAZY
+_SHARE = 15 / 16  # of the weights' bytes in the file; packed weights take at least so many
+
+
+def load_torch_libraries() -> None:
+    """Load PyTorch's libraries in a thread, which takes a fifth of its import; Linux only."""
+    found = find_spec("torch") if sys.platform == "linux" and is_first() else None
+    for folder in () if found is None else found.submodule_search_locations or ():
+        library = str(Path(folder) / "lib" / "libtorch_cpu.so").encode()
+        # The C function: ``ctypes.CDLL`` would hold the GIL. If it fails, so will the import, which says why.
+        with suppress(OSError, AttributeError, RuntimeError):
+            Thread(target=ctypes.CDLL(None).dlopen, args=(library, _LAZY), daemon=True).start()
+
+
+def is_first() -> bool:
+    """Return whether this process has not imported PyTorch yet."""
+    return "torch" not in sys.modules
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Switch the garbage collector off for the first imports: it would walk all modules again and again.
+
+    What exists at the end is exempt from later collections too.
+    """
+    if not is_first():
+        yield
+        return
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
+
+
+def reserve_memory(source: str) -> None:
+    """Reserve memory for the weights of a GGUF file or checkpoint folder, see ``artifacts.memory``."""
+    from yggdrasil.artifacts.homes import expanded
+    from yggdrasil.artifacts.memory import reserve
+    from yggdrasil.artifacts.models import packed_bytes
+
+    model = expanded(source)
+    with suppress(OSError, YggdrasilError):  # the loader raises what is wrong
+        if is_first() and (model.is_dir() or is_gguf(model)):
+            reserve(int(_SHARE * packed_bytes(model)))
