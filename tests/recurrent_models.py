@@ -83,10 +83,10 @@ class RecurrentModel(NamedTuple):
         loaded = (
             self.loaded if dtype == torch.float32 else prepare_model(copy.deepcopy(self.plain).to(dtype), "half", 1)
         )
-        return ModelRunner(loaded, 128, VOCAB_SIZE, "eager", widest=32)
+        return ModelRunner(loaded, 128, VOCAB_SIZE, "uncompiled", widest=32)
 
     def decoder(self, policy, drafter=None, **options):
-        assembly = assemble(self.loaded, drafter, SHAPES, "eager", **options)
+        assembly = assemble(self.loaded, drafter, SHAPES, "uncompiled", **options)
         return Decoder(assembly, byte_tokenizer(), policy, frozenset())
 
     def reference(self, prompt, count):

@@ -9,8 +9,10 @@ from gguf_files import add_tokenizer
 from recurrent_models import recurrent_config, recurrent_model
 from transformers import AutoModelForCausalLM
 
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loading import load_model
+from yggdrasil.runtime.native_steps.loading import load_described
 from yggdrasil.runtime.selfcheck import check_tree_attention
 
 CPU = torch.device("cpu")
@@ -174,6 +176,19 @@ def test_blocks_are_read_as_they_are(tmp_path, family):
     ours, expected = logits(blocks.model), logits(full.model)
     differences = (ours - expected).abs().amax(1) / (expected.max() - expected.min())
     assert differences.median() < 0.05  # a row may choose another expert where two are nearly equal
+
+
+@pytest.mark.parametrize("weights", ["full", "file"])
+def test_lfm2_is_packed_from_its_file_as_the_general_loader_packs_it(tmp_path, weights):
+    file = write(tmp_path / "model.gguf", "lfm2", Kind.Q8_0)
+    ours = load_described(Source.find(file), torch.bfloat16, 1, weights, lambda: pytest.fail("a model was made"))
+    theirs = load_model(file, torch.bfloat16, CPU, 1, weights=weights)
+
+    assert ours.outline == theirs.outline
+    assert ours.formats.keys() | {"lm_head"} == theirs.formats.keys() | {"lm_head"}
+    for name in ours.tensors.keys() & theirs.tensors.keys():
+        assert torch.equal(ours.tensors[name], theirs.tensors[name]), name
+    assert len(ours.tensors.keys() & theirs.tensors.keys()) > 20
 
 
 @pytest.mark.parametrize(

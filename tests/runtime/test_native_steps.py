@@ -1,10 +1,12 @@
 """Steps made from a configuration compute what transformers' model does, with the same bits at every width."""
 
+import copy
 from functools import cache
 
 import pytest
 import torch
-from tiny import VOCAB_SIZE, all_plain_logits, plain_logits, tiny_config, tiny_model
+from recurrent_models import recurrent_config, recurrent_model
+from tiny import VOCAB_SIZE, all_plain_logits, tiny_config, tiny_model
 from transformers import AutoConfig
 
 from yggdrasil.acceptance.greedy import walk_greedy
@@ -20,6 +22,7 @@ COVERED = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "phi3", "olmo2", "exaone4",
     "ernie4_5",
 )  # fmt: skip
+HYBRID = ("lfm2",)
 KINDS = [(torch.float32, "full"), (torch.bfloat16, "full"), (torch.float32, "q8_0"), (torch.bfloat16, "q4_0")]
 CONTEXT = tuple(torch.randint(1, VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(1)).tolist())
 PARENTS = (-1, 0, 0, 1, 1, 2, 5)
@@ -29,18 +32,27 @@ BOUNDS = {
     (torch.float32, "full"): 1e-5, (torch.bfloat16, "full"): 0.03, (torch.float32, "q8_0"): 0.03,
     (torch.bfloat16, "q4_0"): 0.06,
 }  # fmt: skip
-families = pytest.mark.parametrize("family", COVERED)
+families = pytest.mark.parametrize("family", COVERED + HYBRID)
 kinds = pytest.mark.parametrize(("dtype", "weights"), KINDS, ids=["f32", "bf16", "f32-q8_0", "bf16-q4_0"])
 
 
 @cache
 def loaded_model(family, dtype, weights):
-    model = tiny_model(family).to(dtype)
+    model = new_model(family).to(dtype)
     return prepare_model(model, family, 2, quantise=None if weights == "full" else rounding_to(weights, model))
 
 
+def new_model(family):
+    return copy.deepcopy(recurrent_model(family).plain) if family in HYBRID else tiny_model(family)
+
+
+def config_of(family):
+    return recurrent_config(family) if family in HYBRID else tiny_config(family)
+
+
 def new_runner(family, dtype=torch.float32, weights="full", backend="native", layers=(0, 1)):
-    runner = ModelRunner(loaded_model(family, dtype, weights), 64, VOCAB_SIZE, backend, layers)
+    loaded = loaded_model(family, dtype, weights)
+    runner = ModelRunner(loaded, 64, loaded.vocab_size, backend, layers)
     assert runner.backend == backend
     return runner
 
@@ -57,7 +69,15 @@ def run(runner, tokens, positions, mask, start):
 
 def read(runner, start, tokens):
     mask = [[column <= row for column in range(len(tokens))] for row in range(len(tokens))]
-    return run(runner, tokens, range(start, start + len(tokens)), mask, start)
+    found = run(runner, tokens, range(start, start + len(tokens)), mask, start)
+    accept(runner, start, range(len(tokens)))
+    return found
+
+
+def accept(runner, start, rows):
+    runner.cache.commit([start + row for row in rows], start)
+    if runner.states is not None:
+        runner.states.commit(start, rows)
 
 
 def verify(runner):
@@ -72,7 +92,8 @@ def test_logits_are_those_of_transformers_along_every_path(family):
 
     prompt, tree = read(runner, 0, CONTEXT), verify(runner)
 
-    expected = [plain_logits(family, (*CONTEXT, *(TOKENS[i] for i in path_to(node)))) for node in range(len(PARENTS))]
+    texts = [(*CONTEXT, *(TOKENS[i] for i in path_to(node))) for node in range(len(PARENTS))]
+    expected = [all_plain_logits(untouched(family), text)[-1] for text in texts]
     torch.testing.assert_close(prompt.logits, all_plain_logits(untouched(family), CONTEXT), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(tree.logits, torch.stack(expected), atol=1e-4, rtol=1e-4)
     assert torch.equal(tree.best_tokens()[1], tree.logits.argmax(-1))
@@ -100,7 +121,7 @@ def test_greedy_tokens_are_those_of_generate_whether_rows_are_plain_or_a_tree(fa
         found = run(tree, tokens, [start, start + 1, start + 1, start + 2], mask, start)
         choices = found.best_tokens()[1].tolist()
         rows = walk_greedy([0, 1, 2, 3], tokens, [0, 0, 0, 2], [True] * 4, choices)
-        tree.cache.commit([start + row for row in rows], start)
+        accept(tree, start, rows)
         certain += [choices[row] for row in rows]
     assert certain[: len(text)] == text
 
@@ -133,12 +154,16 @@ def test_the_cache_after_a_commit_is_that_of_a_fresh_prefill(family, dtype, weig
     verify(runner)
     accepted = path_to(6)
 
-    runner.cache.commit([len(CONTEXT) + node for node in accepted], len(CONTEXT))
+    accept(runner, len(CONTEXT), accepted)
 
     text = (*CONTEXT, *(TOKENS[node] for node in accepted))
     read(fresh, 0, text)
-    for ours, theirs in zip(runner.cache.tensors(), fresh.cache.tensors(), strict=True):
+    for ours, theirs in zip(runner.cache.rows(), fresh.cache.rows(), strict=True):
         assert torch.equal(ours[:, : len(text)], theirs[:, : len(text)])
+    if runner.states is not None:
+        for ours, theirs in zip(runner.cache.states.save(), fresh.cache.states.save(), strict=True):
+            assert ours.abs().max() > 0
+            assert torch.equal(ours, theirs)
 
 
 @families
@@ -154,7 +179,7 @@ def test_logits_stay_near_those_of_the_models_own_code(family, dtype, weights):
 @families
 def test_a_description_reads_the_same_from_a_whole_configuration_and_from_its_file(family, tmp_path):
     """Files leave out what is a family's default; transformers' configurations hold it all."""
-    config = tiny_config(family)
+    config = config_of(family)
     config.save_pretrained(tmp_path)
     kept = AutoConfig.from_pretrained(tmp_path)
     shortened = config.to_diff_dict() | {"model_type": config.model_type}
@@ -223,7 +248,7 @@ def test_another_family_is_left_to_the_compiler(family):
 
 @cache
 def untouched(family):
-    model = tiny_model(family)
+    model = new_model(family)
     model.set_attn_implementation("eager")
     return model
 

@@ -3,7 +3,7 @@
 Reading a configuration with transformers imports PyTorch's compiler, which takes longer than reading the weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,19 +87,21 @@ class Outline:
         )  # fmt: skip
 
     @classmethod
-    def of_facts(cls, facts: Mapping[str, Any], rope: Mapping[str, Any]) -> "Outline":
+    def of_facts(
+        cls, facts: Mapping[str, Any], rope: Mapping[str, Any], attends: Sequence[bool], recurrence: Recurrence | None
+    ) -> "Outline":
         """Read the sizes of a model from config.json as a mapping ``facts`` without missing fields.
 
-        ``rope`` are its rotary parameters.
+        ``rope`` are its rotary parameters, ``attends`` says of each layer whether it has attention.
         """
         limits = [facts.get("max_position_embeddings")]
         if rope.get("rope_type") == "longrope":
             limits.append(rope.get("original_max_position_embeddings"))
         longest = min((int(limit) for limit in limits if limit), default=_UNLIMITED)
-        heads = int(facts["num_key_value_heads"]), int(facts["head_dim"])
+        heads, size = int(facts["num_key_value_heads"]), int(facts["head_dim"])
         return cls(
             longest, int(facts["vocab_size"]), int(facts["hidden_size"]), int(facts["num_attention_heads"]),
-            (heads,) * int(facts["num_hidden_layers"]), facts.get("eos_token_id"),
+            tuple((heads if each else 0, size) for each in attends), facts.get("eos_token_id"), recurrence,
         )  # fmt: skip
 
     @classmethod

@@ -34,8 +34,11 @@ class Recurrence:
     value_size: int = 0
 
     @classmethod
-    def of(cls, config: "PretrainedConfig") -> "Recurrence | None":
-        """Read the sizes of recurrent layers from a text model's ``config``; None without any or if unsupported."""
+    def of(cls, config: Any) -> "Recurrence | None":
+        """Read the sizes of recurrent layers from a text model's ``config``; None without any or if unsupported.
+
+        ``config`` is transformers' configuration or another object with its fields.
+        """
         layers = tuple(number for number, kind in enumerate(layer_types(config)) if kind in _RECURRENT)
         if not layers:
             return None
@@ -72,7 +75,7 @@ class Recurrence:
         return self.heads * self.key_size * self.value_size
 
 
-def layer_types(config: "PretrainedConfig") -> tuple[str, ...]:
+def layer_types(config: Any) -> tuple[str, ...]:
     """Return the kind of every layer of a text model's ``config``; empty if it does not specify them."""
     return tuple(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
 

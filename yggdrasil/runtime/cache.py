@@ -69,6 +69,12 @@ class StaticCache:
         """Return all buffers in the order in which steps take them: keys, values, states."""
         return [*self.keys, *self.values, *(self.states.tensors() if self.states is not None else ())]
 
+    def of_layer(self, layer: int) -> list[Tensor]:
+        """Return the buffers of one layer: keys and values if it has attention, then its states if it is recurrent."""
+        rows = [self.keys[layer], self.values[layer]] if self.keys[layer].shape[0] else []
+        states = self.states
+        return rows if states is None or layer not in states.layers else [*rows, *states.of_layer(layer)]
+
     def use_huge_pages(self) -> None:
         """Move keys and values to huge pages: reads are faster, and a short text takes more memory."""
         if self.arena is not None:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.runtime.states.buffers import parents_of
 
 
 class StepCache(Cache):
@@ -116,9 +116,3 @@ class StepCache(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return query_length, 0
-
-
-def parents_of(tree_mask: Tensor) -> Tensor:
-    """Return each row's parent [W] int64, its last ancestor in ``tree_mask`` [W, W] bool; -1 if it follows the text."""
-    rows = torch.arange(1, tree_mask.shape[0] + 1, device=tree_mask.device)
-    return (tree_mask.tril(-1) * rows).amax(1) - 1

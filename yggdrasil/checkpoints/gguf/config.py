@@ -23,7 +23,7 @@ ARCHITECTURES = {
     "qwen35moe": "qwen3_5_moe_text", "granitehybrid": "granitemoehybrid",
 }  # fmt: skip
 # Architectures whose configuration needs no defaults of transformers' class, unless they are mixtures.
-_COMPLETE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5")
+_COMPLETE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5", "lfm2")
 # transformers' names of metadata: integers, then floats.
 _COUNTS = {
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",

@@ -22,13 +22,20 @@ from yggdrasil.errors import YggdrasilError
 ROPE_FACTORS = "rope_freqs.weight"
 _INTERLEAVED_ROTARY = ("llama", "smollm3", "granite")  # query and key rows are stored for rotary pairs (2i, 2i + 1)
 _ADDS_ONE = ("gemma", "gemma2", "gemma3")  # the file stores norm weights plus 1
-_PLACES = {"model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm"}
+_PLACES = {
+    "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm",
+}  # fmt: skip
 _PARTS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+    "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down", "feed_forward.w3": "ffn_up", "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
 }  # fmt: skip
 _BEHIND_ATTENTION = "post_attention_layernorm"
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.(.+)$")
@@ -49,7 +56,7 @@ class MappedGguf:
         Raises:
             YggdrasilError: if a tensor is missing, unknown or has another shape.
         """
-        self._header, self._heads = header, heads
+        self._header, self._heads, self._shapes = header, heads, shapes
         self._places = _places(header, shapes)
         with header.path.open("rb") as file:
             # ACCESS_COPY: torch.frombuffer warns about read-only memory; nothing writes to it.
@@ -79,7 +86,7 @@ class MappedGguf:
         values = values if order is None else values[torch.from_numpy(order)]
         if self._header.architecture in _ADDS_ONE and place.name.endswith("norm.weight"):
             values = values.float() - 1
-        return values.to(dtype, copy=True)
+        return values.to(dtype, copy=True).view(self._shapes.get(name, values.shape))
 
     def release(self, name: str) -> None:
         """Drop the pages of the mapped weight from memory; a later access reads the file again."""
@@ -122,7 +129,7 @@ def _places(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         raise YggdrasilError(f"{shown(header.path)} {what}; it cannot be loaded as {header.architecture}")
     for theirs, ours in names.items():
         tensor = header.tensors[theirs]
-        if tensor.shape != shapes[ours]:
+        if tensor.shape != tuple(size for size in shapes[ours] if size != 1):  # a depthwise convolution is [C, 1, K]
             raise YggdrasilError(
                 f"{shown(header.path)}: the tensor {theirs} has the shape {list(tensor.shape)} where the model "
                 f"({ours}) has {list(shapes[ours])}; the file is damaged or its metadata is of another model"

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <deque>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -10,84 +9,54 @@
 #include "linear/linear_stage.h"
 #include "common/norm_stage.h"
 #include "layers/program_code.h"
+#include "layers/program_values.h"
 #include "quantised/quantised_stage.h"
+#include "recurrence/tree_convolution.h"
 
 namespace yggdrasil {
 
 // A program over rows of dtype T. Between two units all threads wait for the one that lays out the next: once stages are
 // there, only the places of values change.
 template <typename T>
-class ProgramRun {
+class ProgramRun : public ProgramValues<T> {
+  using Base = ProgramValues<T>;
+  using typename Base::Needs;
+  using Base::rows_, Base::sizes_, Base::data_, Base::at, Base::at_raw, Base::floats_at, Base::result_at, Base::norm_at, Base::tensor_at,
+      Base::check_sizes, Base::check_rows, Base::check_norm, Base::is_of_rows;
+
  public:
+  using Base::size;
+
   // `rows` [..., K] are what the first stage reads, `tensors` those of the first run.
   // Programs that are laid out at one time have no attention of one number, counted from `first_attention`.
-  ProgramRun(const Program& program, int64_t rows, const std::vector<const Tensor*>& tensors, int64_t num_threads, int64_t first_attention = 0)
-      : program_(program), rows_(rows), num_threads_(num_threads), first_attention_(first_attention) {
-    for (const Tensor* tensor : tensors) sizes_.push_back(size_of(tensor));
-    int64_t attentions = 0;
-    std::vector<std::vector<int64_t>> reads;  // of each stage
-    std::vector<size_t> ends;                 // values that are there behind it
-    const auto end_stage = [&](std::vector<int64_t>&& read) { reads.push_back(std::move(read)), ends.push_back(sizes_.size()); };
-    read_program(
-        program,
-        [&](const LinearsCode& code) {
-          const int64_t inputs = size(code.input);
-          const bool is_quantised = code.layers[3] >= 0;
-          stage_words_ = std::max(stage_words_, is_quantised ? QuantisedStage<T>::words(rows, inputs) : PackedStage<T>::words(rows, inputs));
-          for (size_t i = 0; i < code.layers.size(); i += 4) sizes_.push_back(code.layers[i + 2]);
-          end_stage({code.input, code.gate, code.residual});
-        },
-        [&](const AttentionCode& code) {
-          sizes_.push_back(size(code.query));
-          end_stage({code.query, code.key, code.value});
-          ++attentions;
-        },
-        [&](const NormCode& code) {
-          sizes_.push_back(size(code.input));
-          end_stage({code.input, code.residual});
-        });
-    place_values(tensors.size(), reads, ends);
-    end_attention_ = first_attention_ + attentions;
+  ProgramRun(const Program& program, int64_t rows, const Tensors& tensors, int64_t num_threads, int64_t first_attention = 0)
+      : Base(rows, tensors), program_(program), num_threads_(num_threads), first_attention_(first_attention), end_attention_(first_attention) {
+    std::vector<Needs> stages;
+    read_program(program, [&](const auto& code) {
+      stages.push_back(needs_of(code));
+      sizes_.insert(sizes_.end(), stages.back().gives.begin(), stages.back().gives.end());
+      stage_words_ = std::max(stage_words_, stages.back().words);
+      end_attention_ += std::is_same_v<decltype(code), const AttentionCode&>;
+    });
+    this->place_values(tensors.size(), stages);
     if (static_cast<int64_t>(seen().size()) < end_attention_) seen().resize(end_attention_);
-  }
-
-  int64_t size(int64_t value) const {
-    YGG_CHECK(value >= 0 && value < static_cast<int64_t>(sizes_.size()), "a program reads the value ", value, ", which is not there yet");
-    return sizes_[value];
   }
 
   int64_t end_attention() const { return end_attention_; }
 
   // Asks for the memory of several programs before any is laid out: asking again may move it.
-  void reserve() const { scratch_words<Scratch::rows>(stage_words_), scratch_words<Scratch::values>(value_words_); }
-
-  int64_t last_value() const { return static_cast<int64_t>(sizes_.size()) - 1; }
+  void reserve() const { scratch_words<Scratch::rows>(stage_words_), scratch_words<Scratch::values>(this->value_words_); }
 
   // Lays the stages out over these tensors and checks them. `given` are the values that are wanted, where they shall lie;
   // others lie in memory that outlives the call.
-  void lay_out(const std::vector<const Tensor*>& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
-    uint32_t *memory = scratch_words<Scratch::rows>(stage_words_), *values = scratch_words<Scratch::values>(value_words_);
-    data_.clear(), packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), stages_.clear(), narrow_.clear();
+  void lay_out(const Tensors& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
+    packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), convolutions_.clear(), stages_.clear(), narrow_.clear();
     widened_.assign(tensors.size(), {});
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      YGG_CHECK(size_of(tensors[i]) == sizes_[i], "layers that repeat have tensors of one size");
-      data_.push_back(tensors[i] ? tensors[i]->const_data_ptr() : nullptr);
-    }
-    for (const int64_t place : places_) data_.push_back(values + place);
-    for (const auto& [value, place] : given) data_[value] = place;
-    int64_t value = tensors.size(), attention = first_attention_;
-    read_program(
-        program_,
-        [&](const LinearsCode& code) {
-          check(code, tensors);
-          code.layers[3] >= 0 ? add(quantised_.emplace_back(*this, code, value, memory), tensors) : add(packed_.emplace_back(*this, code, value, memory), tensors);
-          value += code.layers.size() / 4;
-        },
-        [&](const AttentionCode& code) { add(code, seen()[attention++], value++, tensors); }, [&](const NormCode& code) { add(code, value++, tensors); });
+    this->place_all(tensors, given);
+    next_attention_ = first_attention_;
+    int64_t value = tensors.size();
+    read_program(program_, [&](const auto& code) { value += add(code, value, tensors); });
   }
-
-  // Lets a value lie elsewhere, in memory of the same size and dtype.
-  void place(int64_t value, const void* data) { data_[value] = data; }
 
   void run() {
     for (const int64_t value : narrow_) {
@@ -98,38 +67,20 @@ class ProgramRun {
   }
 
  private:
-  // Lays out what stages give; where nobody reads a value any more, the next of its size lies: a program of several layers
-  // takes the memory of one.
-  void place_values(size_t num_tensors, const std::vector<std::vector<int64_t>>& reads, const std::vector<size_t>& ends) {
-    std::vector<size_t> last(sizes_.size(), 0);  // the stage behind which a value may go
-    for (size_t stage = 0, value = num_tensors; stage < ends.size(); ++stage) {
-      for (; value < ends[stage]; ++value) last[value] = stage;
-      for (const int64_t read : reads[stage])
-        if (read >= 0 && read < static_cast<int64_t>(value)) last[read] = stage;
-    }
-    std::multimap<int64_t, int64_t> free;  // places by their words
-    for (size_t stage = 0, value = num_tensors; stage < ends.size(); ++stage) {
-      for (; value < ends[stage]; ++value) {
-        const int64_t words = words_of(value);
-        const auto found = free.find(words);
-        places_.push_back(found == free.end() ? std::exchange(value_words_, value_words_ + words) : found->second);
-        if (found != free.end()) free.erase(found);
-      }
-      for (size_t gone = num_tensors; gone < value; ++gone)
-        if (last[gone] == stage) free.emplace(words_of(gone), places_[gone - num_tensors]);
-    }
+  Needs needs_of(const LinearsCode& code) const {
+    Needs needs{{code.input, code.gate, code.residual}, {}};
+    const int64_t inputs = size(code.input);
+    needs.words = code.layers[3] >= 0 ? QuantisedStage<T>::words(rows_, inputs) : PackedStage<T>::words(rows_, inputs);
+    for (size_t i = 0; i < code.layers.size(); i += 4) needs.gives.push_back(code.layers[i + 2]);
+    return needs;
   }
-
-  int64_t words_of(size_t value) const { return (rows_ * sizes_[value] * static_cast<int64_t>(sizeof(T)) / 4 + 16) / 16 * 16; }
+  Needs needs_of(const AttentionCode& code) const { return {{code.query, code.key, code.value}, {size(code.query)}}; }
+  Needs needs_of(const NormCode& code) const { return {{code.input, code.residual}, {size(code.input)}}; }
+  Needs needs_of(const ConvolutionCode& code) const { return {{code.input, code.factor, code.gate}, {size(code.input)}}; }
 
   static std::deque<SeenKeys>& seen() {  // whose places stay where they are
     static thread_local std::deque<SeenKeys> kept;
     return kept;
-  }
-
-  static const Tensor& tensor_at(int64_t value, const std::vector<const Tensor*>& tensors) {
-    YGG_CHECK(value >= 0 && value < static_cast<int64_t>(tensors.size()) && tensors[value], "a program reads the tensor ", value, ", which is not given");
-    return *tensors[value];
   }
 
   // Stages as threads run them: what they read and write is looked up then. Were it written into the stages between two
@@ -167,8 +118,25 @@ class ProgramRun {
     void write(int64_t begin, int64_t end) const { run.norm_of(code, value).write(begin, end); }
   };
 
-  template <typename Work>
-  void add(Work& work, const std::vector<const Tensor*>& tensors) {
+  struct ConvolutionWork {
+    const ProgramRun& run;
+    ConvolutionCode code;
+    TreeSlots tree;
+    int64_t taps, value;
+
+    void convolve(int64_t begin, int64_t end) const { run.convolution_of(code, tree, taps, value).convolve(begin, end); }
+  };
+
+  // Each adds a stage, whose first output is `value`, and returns how many outputs it has.
+  int64_t add(const LinearsCode& code, int64_t value, const Tensors& tensors) {
+    check(code, tensors);
+    uint32_t* memory = scratch_words<Scratch::rows>(stage_words_);
+    code.layers[3] >= 0 ? add(quantised_.emplace_back(*this, code, value, memory), tensors) : add(packed_.emplace_back(*this, code, value, memory), tensors);
+    return code.layers.size() / 4;
+  }
+
+  template <typename Stage>
+  void add(LinearsWork<Stage>& work, const Tensors& tensors) {
     const Ints layers = work.code.layers;
     for (size_t i = 0; i < layers.size() / 4; ++i) {
       add_bias(layers[4 * i + 1], layers[4 * i + 2], tensors);
@@ -178,28 +146,44 @@ class ProgramRun {
     work.stage.share_out(stages_, num_threads_, stages_.is_empty());
   }
 
-  void add(const AttentionCode& code, SeenKeys& sees, int64_t value, const std::vector<const Tensor*>& tensors) {
+  int64_t add(const AttentionCode& code, int64_t value, const Tensors& tensors) {
     const Tensor &keys = tensor_at(code.key_cache, tensors), &values = tensor_at(code.value_cache, tensors);
     check(code, keys, values, tensors);
+    SeenKeys& sees = seen()[next_attention_++];
     sees.look(tensor_at(code.mask, tensors), tensor_at(code.offsets, tensors), keys.size(1), code.window);
     sees.check(rows_, keys.size(1));
     const int64_t d = keys.size(2);
     const AttentionOf<T> of{nullptr, size(code.query) / d, 0, 0, nullptr, nullptr, keys.size(0), keys.size(1), d, code.scale, code.softcap};
     const AttentionWork& work = attentions_.emplace_back(AttentionWork{*this, code, of, sees, value});
     attention_of(code, of, sees, value).share_out(stages_, work, num_threads_);
+    return 1;
   }
 
-  void add(const NormCode& code, int64_t value, const std::vector<const Tensor*>& tensors) {
+  int64_t add(const NormCode& code, int64_t value, const Tensors& tensors) {
     YGG_CHECK(code.norm >= 0, "a norm has a weight");
-    for (const int64_t read : {code.norm, code.residual}) YGG_CHECK(read < 0 || size(read) == size(code.input), "a norm and a residual have the size of the input");
+    check_sizes({code.norm, code.residual}, size(code.input), "a norm and a residual have the size of the input,");
     check_rows({code.input, code.residual}, tensors);
     check_norm(code.norm, tensors);
     const NormWork& work = norms_.emplace_back(NormWork{*this, code, value});
     norm_of(code, value).share_out(stages_, work, num_threads_, stages_.is_empty());
+    return 1;
+  }
+
+  int64_t add(const ConvolutionCode& code, int64_t value, const Tensors& tensors) {
+    const Tensor &weight = tensor_at(code.weight, tensors), &window = tensor_at(code.window, tensors), &inputs = tensor_at(code.inputs, tensors);
+    check_sizes({code.factor, code.gate, code.weight, code.bias, code.window, code.inputs}, size(code.input), "operands of a convolution have the size of the input,");
+    check_rows({code.input, code.factor, code.gate}, tensors);
+    for (const Tensor* kept : {&window, &inputs}) YGG_CHECK(is_of_rows(*kept) && kept->is_contiguous(), "a state is dense and has the dtype of the rows");
+    YGG_CHECK(weight.dtype() == DType::float32 && weight.is_contiguous() && window.dim() == 2 && window.size(0) == weight.size(0) - 1,
+                "a convolution's weight is float32, and its state has a row less, not ", window.sizes(), " beside ", weight.sizes());
+    const TreeSlots tree(tensor_at(code.parents, tensors), tensor_at(code.offsets, tensors), rows_, inputs.size(0));
+    const ConvolutionWork& work = convolutions_.emplace_back(ConvolutionWork{*this, code, tree, weight.size(0), value});
+    convolution_of(code, tree, work.taps, value).share_out(stages_, work, num_threads_);
+    return 1;
   }
 
   // What is added to sums is float32; biases that are not are widened when the program runs.
-  void add_bias(int64_t value, int64_t outputs, const std::vector<const Tensor*>& tensors) {
+  void add_bias(int64_t value, int64_t outputs, const Tensors& tensors) {
     if (value < 0) return;
     const Tensor& bias = tensor_at(value, tensors);
     const bool is_wide = bias.dtype() == DType::float32;
@@ -209,18 +193,13 @@ class ProgramRun {
   }
 
   // What stages are made of, wherever values lie just now.
-  const T* at(int64_t value) const { return value < 0 ? nullptr : static_cast<const T*>(data_.at(value)); }
-  const void* at_raw(int64_t value) const { return value < 0 ? nullptr : data_.at(value); }
-  void* result_at(int64_t value) const { return const_cast<void*>(data_.at(value)); }
-  NormOf<T> norm_at(int64_t value, int64_t plus_one, double eps) const { return {at(value), plus_one == 1, static_cast<float>(eps), plus_one == 2}; }
-
   InputRows<T> input_of(const LinearsCode& code) const {
     return {at(code.input), {at(code.gate), code.gelu != 0}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)};
   }
 
   LinearOutput output_of(const LinearsCode& code, size_t layer, int64_t value) const {
     const int64_t bias = code.layers[4 * layer + 1];
-    const float* known = bias < 0 ? nullptr : widened_[bias].empty() ? static_cast<const float*>(data_[bias]) : widened_[bias].data();
+    const float* known = bias < 0 || widened_[bias].empty() ? floats_at(bias) : widened_[bias].data();
     return {nullptr, result_at(value), known, at(code.residual), code.layers[4 * layer + 2], std::is_same_v<T, BFloat16>,
             static_cast<float>(code.scale)};
   }
@@ -236,15 +215,19 @@ class ProgramRun {
     return {input, at(code.residual), static_cast<T*>(result_at(value))};
   }
 
-  void check(const LinearsCode& code, const std::vector<const Tensor*>& tensors) const {
-    for (const int64_t read : {code.gate, code.norm}) YGG_CHECK(read < 0 || size(read) == size(code.input), "a gate and a norm have the size of the input");
-    for (size_t i = 2; i < code.layers.size(); i += 4)
-      YGG_CHECK(code.residual < 0 || size(code.residual) == code.layers[i], "a residual has the size of the outputs");
+  TreeConvolution<T> convolution_of(const ConvolutionCode& code, const TreeSlots& tree, int64_t taps, int64_t value) const {
+    return {tree, at(code.input), at(code.factor), at(code.gate), floats_at(code.weight), floats_at(code.bias), at(code.window),
+            static_cast<T*>(result_at(code.inputs)), static_cast<T*>(result_at(value)), size(code.input), taps};
+  }
+
+  void check(const LinearsCode& code, const Tensors& tensors) const {
+    check_sizes({code.gate, code.norm}, size(code.input), "a gate and a norm have the size of the input,");
+    for (size_t i = 2; i < code.layers.size(); i += 4) check_sizes({code.residual}, code.layers[i], "a residual has the size of the outputs,");
     check_rows({code.input, code.gate, code.residual}, tensors);
     check_norm(code.norm, tensors);
   }
 
-  void check(const AttentionCode& code, const Tensor& keys, const Tensor& values, const std::vector<const Tensor*>& tensors) const {
+  void check(const AttentionCode& code, const Tensor& keys, const Tensor& values, const Tensors& tensors) const {
     const int64_t d = keys.size(2), heads = size(code.query) / d;
     YGG_CHECK(keys.sizes() == values.sizes() && size(code.key) == keys.size(0) * d && size(code.value) == size(code.key) && heads * d == size(code.query) &&
                     heads % keys.size(0) == 0 && (code.cos < 0 || (size(code.cos) == d && size(code.sin) == d)),
@@ -263,36 +246,16 @@ class ProgramRun {
     }
   }
 
-  void check_rows(std::initializer_list<int64_t> values, const std::vector<const Tensor*>& tensors) const {
-    for (const int64_t value : values) {
-      if (value < 0 || value >= static_cast<int64_t>(tensors.size())) continue;
-      const Tensor& tensor = tensor_at(value, tensors);
-      YGG_CHECK(is_of_rows(tensor) && tensor.is_contiguous() && tensor.numel() == rows_ * size(value),
-                  "rows of a program are dense and of one dtype and number, not ", tensor.sizes());
-    }
-  }
-
-  void check_norm(int64_t value, const std::vector<const Tensor*>& tensors) const {
-    if (value < 0) return;
-    const Tensor& norm = tensor_at(value, tensors);
-    YGG_CHECK(is_of_rows(norm) && norm.is_contiguous() && norm.numel() == size(value), "a norm has the dtype of the rows");
-  }
-
-  static bool is_of_rows(const Tensor& tensor) { return tensor.dtype() == dtype_of<T>; }
-  static int64_t size_of(const Tensor* tensor) { return tensor && tensor->dim() > 0 ? tensor->size(-1) : 0; }
-
   const Program program_;
-  const int64_t rows_, num_threads_, first_attention_;
-  int64_t end_attention_ = 0;
-  std::vector<int64_t> sizes_, places_;  // numbers of a row; where values lie among those that are not given
-  int64_t stage_words_ = 0, value_words_ = 0;
-  std::vector<const void*> data_;
+  const int64_t num_threads_, first_attention_;
+  int64_t end_attention_, next_attention_ = 0, stage_words_ = 0;
   std::vector<int64_t> narrow_;              // biases that are not float32
   std::vector<std::vector<float>> widened_;  // of these, by value
   std::deque<LinearsWork<PackedStage<T>>> packed_;
   std::deque<LinearsWork<QuantisedStage<T>>> quantised_;
   std::deque<AttentionWork> attentions_;
   std::deque<NormWork> norms_;
+  std::deque<ConvolutionWork> convolutions_;
   Stages stages_;
 };
 

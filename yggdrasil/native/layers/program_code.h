@@ -4,16 +4,17 @@
 // others wait, 20 % of the time in small models. Bytecode refers to operands by number, so there is nothing but thread
 // synchronisation between stages. It is a list of integers:
 //
-//   linears    0, input, gate, gelu, norm, plus one, residual, how many, then for each layer: packed, bias, outputs, format
-//              (-1: not quantised)
-//   attention  1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one, turn
-//   norm       2, input, norm, plus one, residual
+//   linears      0, input, gate, gelu, norm, plus one, residual, how many, then for each layer: packed, bias, outputs, format
+//                (-1: not quantised)
+//   attention    1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one, turn
+//   norm         2, input, norm, plus one, residual
+//   convolution  3, input, factor, gate, weight, bias, text's inputs, tree's inputs, offsets, parents
 //
 // and three floats per stage: eps of the norm, scale, softcap. The scale of linears multiplies their outputs before a residual is
 // added. `gelu` is 0 or 1, as in Around. `plus one` is 0 (the normalised value is rounded, then multiplied by the weight), 1
 // (multiplied by weight + 1, rounded once) or 2 (multiplied by the weight, rounded once). `turn` is the rotary embedding: 0 (pairs
 // (i, i + D/2), every operation rounded), 1 (the same in float32 with float32 cos and sin, rounded once) or 2 (as 1, with pairs
-// (2i, 2i + 1)). Operand numbers begin with the tensors, followed by the outputs of stages, one per linear layer, norm or attention;
+// (2i, 2i + 1)). Operand numbers begin with the tensors, followed by the outputs of stages, one per linear layer or other stage;
 // -1 is none. Queries are normalised and rotated in place, so no other stage may read them.
 #pragma once
 
@@ -44,9 +45,14 @@ struct NormCode {
   double eps;
 };
 
-// Calls linears(LinearsCode), attention(AttentionCode) or norm(NormCode) for each stage.
-template <typename Linears, typename Attention, typename Norm>
-void read_program(const Program& program, const Linears& linears, const Attention& attention, const Norm& norm) {
+// As in TreeConvolution.
+struct ConvolutionCode {
+  int64_t input, factor, gate, weight, bias, window, inputs, offsets, parents;
+};
+
+// Calls visit(code) for each stage, with the code of its kind.
+template <typename Visit>
+void read_program(const Program& program, const Visit& visit) {
   size_t at = 0;
   const auto take = [&] {
     YGG_CHECK(at < program.code.size(), "a program ends within a stage");
@@ -62,13 +68,15 @@ void read_program(const Program& program, const Linears& linears, const Attentio
       YGG_CHECK(at + count <= program.code.size(), "a program ends within a stage");
       code.layers = program.code.slice(at, count);
       at += count;
-      linears(code);
+      visit(code);
     } else if (kind == 1) {
-      attention(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
-                              numbers[0], numbers[1], numbers[2]});
+      visit(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
+                          numbers[0], numbers[1], numbers[2]});
+    } else if (kind == 2) {
+      visit(NormCode{take(), take(), take(), take(), numbers[0]});
     } else {
-      YGG_CHECK(kind == 2, "a program has no stage of the kind ", kind);
-      norm(NormCode{take(), take(), take(), take(), numbers[0]});
+      YGG_CHECK(kind == 3, "a program has no stage of the kind ", kind);
+      visit(ConvolutionCode{take(), take(), take(), take(), take(), take(), take(), take(), take()});
     }
   }
 }

@@ -10,66 +10,112 @@
 
 namespace yggdrasil {
 
-// Where a pass keeps what its rows add: row r in slot (start + r) modulo the number of slots.
-inline int64_t slot_of(int64_t start, int64_t row, int64_t slots) { return (start + row) % slots; }
+// The rows of a pass: a row follows its parent, -1 for the text; what it adds is kept in a slot.
+struct TreeSlots {
+  Ints parents;
+  int64_t start, slots;  // row r has slot (start + r) modulo the number of slots
 
-// The parents of the rows of a pass, -1 for those behind the text; parents come before children.
-inline std::vector<int64_t> checked_parents(const Tensor& parents, int64_t rows) {
-  const Tensor dense = parents.contiguous();
-  YGG_CHECK(dense.numel() == rows, "a pass of ", rows, " rows has ", dense.numel(), " parents");
-  const auto* first = dense.const_data_ptr<int64_t>();
-  for (int64_t row = 0; row < rows; ++row)
-    YGG_CHECK(first[row] >= -1 && first[row] < row, "row ", row, " has the parent ", first[row]);
-  return {first, first + rows};
+  // `parents` [W] and `offsets` [2], both int64 and dense; parents come before children.
+  TreeSlots(const Tensor& parents, const Tensor& offsets, int64_t rows, int64_t slots)
+      : parents(parents.const_data_ptr<int64_t>(), rows), start(offsets.const_data_ptr<int64_t>()[1]), slots(slots) {
+    YGG_CHECK(parents.is_contiguous() && parents.numel() == rows, "a pass of ", rows, " rows has ", parents.numel(), " parents");
+    YGG_CHECK(rows <= slots, "a pass of ", rows, " rows, and room for ", slots);
+    for (int64_t row = 0; row < rows; ++row)
+      YGG_CHECK(this->parents[row] >= -1 && this->parents[row] < row, "row ", row, " has the parent ", this->parents[row]);
+  }
+
+  int64_t rows() const { return static_cast<int64_t>(parents.size()); }
+  int64_t slot(int64_t row) const { return (start + row) % slots; }
+};
+
+// One rounding where the processor has such an instruction.
+inline float multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
 }
 
-// Dims: W rows, C channels, K taps, M slots. `input` [W, C], `weight` [C, K], `bias` [C] or none, `window` [K - 1, C]: the
-// text's last inputs, oldest first; `inputs` [M, C] keeps those of this pass. Sums go from the oldest input to the newest.
+// Dims: W rows, C channels, K taps, M slots. Sums go from the newest input to the oldest.
 template <typename T>
-void convolve_tree(const Tensor& input, const Tensor& weight, const Tensor& bias, const Tensor& window, const Tensor& inputs,
-                   int64_t start, const std::vector<int64_t>& parents, int64_t num_threads, const Tensor& out) {
-  const int64_t rows = input.size(0), channels = input.size(1), taps = weight.size(1), slots = inputs.size(0);
-  const Tensor dense = input.contiguous(), weights = weight.floats(), shift = bias.floats();
-  const auto* given = dense.const_data_ptr<T>();
-  const auto* past = window.const_data_ptr<T>();
-  const auto* factors = weights.const_data_ptr<float>();
-  const float* added = shift.defined() ? shift.const_data_ptr<float>() : nullptr;
-  auto* kept = inputs.mutable_data_ptr<T>();
-  auto* result = out.mutable_data_ptr<T>();
-  parallel(rows, num_threads, [&](int64_t begin, int64_t end) {
-    std::vector<const T*> read(taps);
-    for (int64_t row = begin; row < end; ++row) {
-      int64_t before = taps - 2;  // of the text's last inputs
-      for (int64_t tap = taps - 1, node = row; tap >= 0; --tap) {
-        read[tap] = node >= 0 ? given + node * channels : past + before-- * channels;
-        if (node >= 0) node = parents[node];
-      }
-      std::copy_n(given + row * channels, channels, kept + slot_of(start, row, slots) * channels);
-      for (int64_t channel = 0; channel < channels; ++channel) {
-        float sum = added ? added[channel] : 0.0f;
-        for (int64_t tap = 0; tap < taps; ++tap) sum += widen(read[tap][channel]) * factors[channel * taps + tap];
-        result[row * channels + channel] = T(sum);
-      }
-    }
-  });
-}
+struct TreeConvolution {
+  TreeSlots tree;
+  const T *input, *factor, *gate;  // [W, C] each: `factor` multiplies the inputs, `gate` the outputs; null: none
+  const float *weight, *bias;      // [K, C]; [C] or null
+  const T* window;                 // [K - 1, C]: the text's last inputs, oldest first
+  T *inputs, *out;                 // [M, C], keeps the inputs of this pass; [W, C]
+  int64_t channels, taps;
 
+  // `work` does convolve() when the stages run.
+  template <typename Work>
+  void share_out(Stages& stages, const Work& work, int64_t num_threads) const {
+    stages.add<&Work::convolve>(work, blocks(), num_threads);
+  }
+
+  int64_t blocks() const { return (channels + kBlock - 1) / kBlock; }
+
+  // Blocks of channels of all rows, in their order: a row reads what was kept of its ancestors.
+  void convolve(int64_t begin, int64_t end) const {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * kBlock, count = std::min(kBlock, channels - first);
+      for (int64_t row = 0; row < tree.rows(); ++row) keep(row, first, count), sum(row, first, count);
+    }
+  }
+
+ private:
+  static constexpr int64_t kBlock = 64;
+
+  void keep(int64_t row, int64_t first, int64_t count) const {
+    const T* from = input + row * channels + first;
+    T* to = inputs + tree.slot(row) * channels + first;
+    if (!factor) {
+      std::copy_n(from, count, to);
+      return;
+    }
+    const T* factors = factor + row * channels + first;
+    for (int64_t c = 0; c < count; ++c) to[c] = T(widen(from[c]) * widen(factors[c]));
+  }
+
+  void sum(int64_t row, int64_t first, int64_t count) const {
+    float sums[kBlock] = {};
+    if (bias) std::copy_n(bias + first, count, sums);
+    int64_t before = taps - 2;  // of the text's last inputs
+    for (int64_t tap = taps - 1, node = row; tap >= 0; --tap) {
+      const T* read = first + (node >= 0 ? inputs + tree.slot(node) * channels : window + before-- * channels);
+      const float* factors = weight + tap * channels + first;
+      for (int64_t c = 0; c < count; ++c) sums[c] = multiply_add(widen(read[c]), factors[c], sums[c]);
+      if (node >= 0) node = tree.parents[node];
+    }
+    T* to = out + row * channels + first;
+    for (int64_t c = 0; c < count; ++c) to[c] = T(sums[c]);
+    if (!gate) return;
+    const T* gates = gate + row * channels + first;
+    for (int64_t c = 0; c < count; ++c) to[c] = T(widen(to[c]) * widen(gates[c]));
+  }
+};
+
+// The operator: `input` [W, C], `weight` [C, K], `bias` [C] or none, `window` [K - 1, C], `inputs` [M, C].
 inline void tree_convolution(const Tensor& input, const Tensor& weight, const Tensor& bias, const Tensor& window, const Tensor& inputs,
                              const Tensor& offsets, const Tensor& parents, int64_t num_threads, const Tensor& out) {
-  const int64_t rows = input.size(0), channels = input.size(1);
-  YGG_CHECK(weight.dim() == 2 && weight.size(0) == channels && window.dim() == 2 && window.size(0) == weight.size(1) - 1 &&
+  const int64_t rows = input.size(0), channels = input.size(1), taps = weight.size(1);
+  YGG_CHECK(weight.dim() == 2 && weight.size(0) == channels && window.dim() == 2 && window.size(0) == taps - 1 &&
                 window.size(1) == channels && inputs.size(1) == channels && window.is_contiguous() && inputs.is_contiguous(),
             "a convolution of ", channels, " channels has the weight ", weight.sizes(), " and the state ", window.sizes());
-  YGG_CHECK(rows <= inputs.size(0), "a pass of ", rows, " rows, and room for ", inputs.size(0));
   check_result(out, {rows, channels}, input.dtype());
-  const std::vector<int64_t> above = checked_parents(parents, rows);
-  const int64_t start = offsets.contiguous().const_data_ptr<int64_t>()[1];
-  if (input.dtype() == DType::bfloat16) {
-    convolve_tree<BFloat16>(input, weight, bias, window, inputs, start, above, num_threads, out);
-  } else {
-    YGG_CHECK(input.dtype() == DType::float32, "tree_convolution serves bfloat16 and float32");
-    convolve_tree<float>(input, weight, bias, window, inputs, start, above, num_threads, out);
-  }
+  const Tensor given = input.contiguous(), above = parents.contiguous(), places = offsets.contiguous(), wide = weight.floats(), shift = bias.floats();
+  std::vector<float> transposed(taps * channels);
+  for (int64_t c = 0; c < channels; ++c)
+    for (int64_t tap = 0; tap < taps; ++tap) transposed[tap * channels + c] = wide.const_data_ptr<float>()[c * taps + tap];
+  const auto run = [&]<typename T>(T) {
+    const TreeConvolution<T> all{TreeSlots(above, places, rows, inputs.size(0)), given.const_data_ptr<T>(), nullptr, nullptr, transposed.data(),
+                                 shift.defined() ? shift.const_data_ptr<float>() : nullptr, window.const_data_ptr<T>(),
+                                 inputs.mutable_data_ptr<T>(), out.mutable_data_ptr<T>(), channels, taps};
+    parallel(all.blocks(), num_threads, [&](int64_t begin, int64_t end) { all.convolve(begin, end); });
+  };
+  if (input.dtype() == DType::bfloat16) return run(BFloat16{});
+  YGG_CHECK(input.dtype() == DType::float32, "tree_convolution serves bfloat16 and float32");
+  run(0.0f);
 }
 
 // The inputs in `slots`, a path in order, become the text's.

@@ -18,21 +18,12 @@ namespace yggdrasil {
 
 constexpr int64_t kColumns = 32;  // of a state that go through the tree together
 
-// One rounding where the processor has such an instruction.
-inline float multiply_add(float a, float b, float c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
 // Buffers for the columns of nodes, as few as the tree's shape allows: a node's last child takes over its parent's.
 struct ColumnBuffers {
   std::vector<int64_t> of_row;
   int64_t count = 0;
 
-  explicit ColumnBuffers(const std::vector<int64_t>& parents) : of_row(parents.size()) {
+  explicit ColumnBuffers(Ints parents) : of_row(parents.size()) {
     std::vector<int64_t> children(parents.size()), free;
     for (const int64_t parent : parents)
       if (parent >= 0) ++children[parent];
@@ -88,7 +79,7 @@ struct TokenStep {
 
 // The columns from `first` on of one head: what each row of the tree adds and gives.
 template <int64_t N>
-void run_columns(const std::vector<int64_t>& parents, const ColumnBuffers& buffers, const float* state, int64_t key_size, int64_t value_size,
+void run_columns(Ints parents, const ColumnBuffers& buffers, const float* state, int64_t key_size, int64_t value_size,
                  int64_t first, const auto& step_of) {
   static thread_local std::vector<float> memory;
   const int64_t size = key_size * kColumns;
@@ -110,18 +101,17 @@ inline void tree_recurrence(const Tensor& query, const Tensor& key, const Tensor
   const int64_t rows = k.size(0), key_heads = k.size(1), key_size = k.size(2), heads = v.size(1), value_size = v.size(2), slots = keys.size(0);
   YGG_CHECK(state.sizes() == Ints({heads, key_size, value_size}) && q.sizes() == k.sizes() && heads % key_heads == 0,
             "a recurrence of keys ", k.sizes(), " and values ", v.sizes(), " has the state ", state.sizes());
-  YGG_CHECK(rows <= slots, "a pass of ", rows, " rows, and room for ", slots);
   YGG_CHECK(state.is_contiguous() && keys.is_contiguous() && updates.is_contiguous() && decays.is_contiguous(), "states are dense");
   check_result(out, {rows, heads, value_size}, DType::float32);
-  const std::vector<int64_t> above = checked_parents(parents, rows);
-  const ColumnBuffers buffers(above);
-  const int64_t start = offsets.contiguous().const_data_ptr<int64_t>()[1];
+  const Tensor above = parents.contiguous(), places = offsets.contiguous();
+  const TreeSlots tree(above, places, rows, slots);
+  const ColumnBuffers buffers(tree.parents);
   const auto *q_ = q.const_data_ptr<float>(), *k_ = k.const_data_ptr<float>(), *v_ = v.const_data_ptr<float>(), *g_ = g.const_data_ptr<float>();
   const float *b_ = b.defined() ? b.const_data_ptr<float>() : nullptr, *s_ = state.const_data_ptr<float>();
   auto *keys_ = keys.mutable_data_ptr<float>(), *updates_ = updates.mutable_data_ptr<float>(), *decays_ = decays.mutable_data_ptr<float>();
   auto* out_ = out.mutable_data_ptr<float>();
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t slot = slot_of(start, row, slots);
+    const int64_t slot = tree.slot(row);
     std::copy_n(k_ + row * key_heads * key_size, key_heads * key_size, keys_ + slot * key_heads * key_size);
     std::copy_n(g_ + row * heads, heads, decays_ + slot * heads);
   }
@@ -130,13 +120,13 @@ inline void tree_recurrence(const Tensor& query, const Tensor& key, const Tensor
     for (int64_t item = begin; item < end; ++item) {
       const int64_t head = item / parts, first = item % parts * kColumns;
       const auto step_of = [&](int64_t row) {
-        const int64_t at = row * heads + head, from = (row * key_heads + head / group) * key_size, slot = slot_of(start, row, slots);
+        const int64_t at = row * heads + head, from = (row * key_heads + head / group) * key_size, slot = tree.slot(row);
         return TokenStep{k_ + from, q_ + from, v_ + at * value_size + first, std::exp(g_[at]), b_ ? b_ + at : nullptr,
                          updates_ + (slot * heads + head) * value_size + first, out_ + at * value_size + first};
       };
       const float* own = s_ + head * key_size * value_size;
-      if (value_size - first >= kColumns) run_columns<kColumns>(above, buffers, own, key_size, value_size, first, step_of);
-      else run_columns<0>(above, buffers, own, key_size, value_size, first, step_of);
+      if (value_size - first >= kColumns) run_columns<kColumns>(tree.parents, buffers, own, key_size, value_size, first, step_of);
+      else run_columns<0>(tree.parents, buffers, own, key_size, value_size, first, step_of);
     }
   });
 }

@@ -13,17 +13,26 @@ from yggdrasil.native import is_native
 from yggdrasil.runtime.cache import StaticCache
 from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, likeliest_tokens
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.native_steps.families import Description, describe
-from yggdrasil.runtime.native_steps.layers import Linear, NotCoveredError, Weights, stack_of
+from yggdrasil.runtime.native_steps.families import Description, describe, names_of
+from yggdrasil.runtime.native_steps.layers import stack_of
+from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weights
 from yggdrasil.runtime.native_steps.rotary import RotaryTable
+from yggdrasil.runtime.states.buffers import parents_of
 
 _TEXT = "model.language_model."  # prefix of the text model's tensors in a multimodal model
 _Value = TypeVar("_Value")
 
 
-def _plainly_named(values: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Rename the keys of ``values`` from those of a multimodal model to those of a text model."""
-    return {name.replace(_TEXT, "model."): value for name, value in values.items()}
+def _plainly_named(values: Mapping[str, _Value], names: Mapping[str, str]) -> dict[str, _Value]:
+    """Rename the keys of ``values`` from those of a multimodal model or of the family (``names``) to Llama's."""
+    return {_plain_name(name, names): value for name, value in values.items()}
+
+
+def _plain_name(name: str, names: Mapping[str, str]) -> str:
+    name = name.replace(_TEXT, "model.")
+    for ours, theirs in names.items():
+        name = name.replace(theirs, ours)
+    return name
 
 
 def native_call(
@@ -55,16 +64,18 @@ class NativeCall:
     ) -> None:
         self.vocab_size = vocab_size
         self.hidden_layers = tuple(hidden_layers)
-        weights = Weights(_plainly_named(loaded.tensors), _plainly_named(loaded.formats))
+        names = names_of(loaded.config)
+        weights = Weights(_plainly_named(loaded.tensors, names), _plainly_named(loaded.formats, names))
         positions = min(described.max_positions, cache.capacity)
         self._last_position = positions - 1
         self._last_token = loaded.vocab_size - 1
-        self._stack = stack_of(described, weights, cache.keys, cache.values, loaded.num_threads)
+        self._stack = stack_of(described, weights, cache, loaded.num_threads)
         # Rotary embeddings computed in float32 read a float32 table.
         table_dtype = loaded.dtype if described.turn == 0 else torch.float32
         self._rotary = [
             RotaryTable(rope, described.head_size, positions, table_dtype) for rope in described.ropes.values()
         ]
+        self._is_recurrent = described.recurrence is not None
         self._embedding = _Embedding(loaded, described, weights)
         self._head = _Head(loaded, described, weights, vocab_size)
         self._kept = [*sorted({layer for layer in self.hidden_layers if layer >= 0}), len(described.layers)]
@@ -85,6 +96,8 @@ class NativeCall:
         places = positions.clamp(max=self._last_position)
         last = int(places.max())
         shared = [tree_mask, offsets, *(part for table in self._rotary for part in table.rows(places, last))]
+        if self._is_recurrent:
+            shared.append(parents_of(tree_mask))
         outputs = dict(zip(self._kept, self._stack.run(embedded, shared, self._kept), strict=True))
         hidden = outputs[self._kept[-1]]
         wanted = hidden if rows is None else hidden.index_select(0, rows)

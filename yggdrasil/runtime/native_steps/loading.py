@@ -22,7 +22,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.native_steps.families import FULL, Config, Description, describe, with_defaults
+from yggdrasil.runtime.native_steps.families import CONVOLUTION, FULL, Config, Description, describe, with_defaults
 from yggdrasil.runtime.native_steps.weights import EMBEDDING, HEAD, is_tied, weight_shapes
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def outline_of(source: Source) -> Outline:
 def _outline(config: Config, described: Description) -> Outline:
     full = with_defaults(config)
     assert full is not None, "it was described"
-    return Outline.of_facts(full, described.ropes[FULL])
+    attends = [shape.kind != CONVOLUTION for shape in described.layers]
+    return Outline.of_facts(full, described.ropes[FULL], attends, described.recurrence)
 
 
 def refuse_uncovered(source: Source) -> None:
@@ -112,11 +113,11 @@ def load_described(
         return None
     config, described = found
     packer = _Packer(_mapped(source, config, described), dtype, keeps_blocks=weights == "file")
-    packer.add(EMBEDDING)
+    packer.add(EMBEDDING, is_linear=False)
     packer.add_head(is_tied=is_tied(config))  # first, as the largest weight needs most memory while it is packed
-    for name in weight_shapes(config, described):
+    for name, shape in weight_shapes(config, described).items():
         if name not in (EMBEDDING, HEAD):
-            packer.add(name)
+            packer.add(name, is_linear=len(shape) == 2)
     packer.finish()
     return LoadedModel(
         source.given, _outline(config, described), num_threads, dtype, torch.device("cpu"), packer.tensors,
@@ -146,10 +147,9 @@ class _Packer:
         self._reserved = take_reserved()
         self._arena = Arena(None if self._reserved is None else self._reserved.region)
 
-    def add(self, name: str) -> None:
-        """Add the weight ``name``: pack that of a linear layer, copy a full embedding, norm or bias."""
-        stem, _, kind = name.rpartition(".")
-        is_linear = kind == "weight" and stem.endswith("_proj")
+    def add(self, name: str, *, is_linear: bool) -> None:
+        """Add the weight ``name``: pack that of a linear layer, copy a full embedding, norm, convolution or bias."""
+        stem = name.rpartition(".")[0]
         if (is_linear or name == EMBEDDING) and (blocks := self._blocks(name)) is not None:
             self._keep(stem, blocks.pack(self._arena, is_mapped=True))
         elif is_linear:

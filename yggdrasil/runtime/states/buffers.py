@@ -51,9 +51,11 @@ class StateBuffers:
 
     def tensors(self) -> list[Tensor]:
         """Return all state buffers, layer by layer, the order in which steps take them."""
-        return [tensor for number in range(len(self.layers)) for tensor in self._of(number)]
+        return [tensor for layer in self.layers for tensor in self.of_layer(layer)]
 
-    def _of(self, number: int) -> list[Tensor]:
+    def of_layer(self, layer: int) -> list[Tensor]:
+        """Return the buffers of one recurrent layer, in the order of the fields."""
+        number = self.layers.index(layer)
         parts = self.windows, self.inputs, self.states, self.keys, self.updates, self.decays
         return [part[number] for part in parts if part]
 
@@ -77,3 +79,9 @@ class StateBuffers:
         """Restore windows and states from a copy."""
         for tensor, before in zip((*self.windows, *self.states), saved, strict=True):
             tensor.copy_(before)
+
+
+def parents_of(tree_mask: Tensor) -> Tensor:
+    """Return each row's parent [W] int64, its last ancestor in ``tree_mask`` [W, W] bool; -1 if it follows the text."""
+    rows = torch.arange(1, tree_mask.shape[0] + 1, device=tree_mask.device)
+    return (tree_mask.tril(-1) * rows).amax(1) - 1

@@ -1,0 +1,128 @@
+"""Bytecode of layers: stages over numbered tensors, as in ``native/layers/program_code.h``."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from yggdrasil.runtime.native_steps.packed import Linear
+
+_LINEARS, _ATTENTION, _NORM, _CONVOLUTION = 0, 1, 2, 3  # stage kinds
+NOTHING = -1  # tensor number of an absent operand
+# Tensor numbers common to all layers: hidden states, then the step's inputs. Cosines and sines follow, then the parents
+# of rows if there are recurrent layers.
+CARRIED, MASK, OFFSETS, FIRST_TURN = 0, 1, 2, 3
+
+
+class Writer:
+    """Write one layer's bytecode.
+
+    Operands are tensor numbers: 0 for the hidden states, then the step's shared inputs, the layer's own tensors in the
+    order of ``tensor`` calls, and the outputs of stages. While writing, output n is numbered -2 - n, since the number
+    of own tensors is not yet known; ``code`` resolves these.
+    """
+
+    def __init__(self, num_shared: int) -> None:
+        self.own: list[Tensor] = []
+        self._first_own = 1 + num_shared
+        self._code: list[int] = []
+        self._outputs: list[int] = []  # indices in ``_code`` that may hold the number of a stage's output
+        self._num_outputs = 0
+        self.numbers: list[float] = []
+
+    def tensor(self, tensor: Tensor | None) -> int:
+        """Register a tensor of the layer and return its number; ``NOTHING`` for None."""
+        if tensor is None:
+            return NOTHING
+        self.own.append(tensor)
+        return self._first_own + len(self.own) - 1
+
+    def code(self) -> list[int]:
+        """Return the finished bytecode, with the numbers of stage outputs resolved."""
+        first = self._first_own + len(self.own)
+        return [
+            first - 2 - value if place in self._given and value < NOTHING else value
+            for place, value in enumerate(self._code)
+        ]
+
+    @property
+    def _given(self) -> set[int]:
+        return set(self._outputs)
+
+    def _add(self, values: Sequence[int], plain: Sequence[int] = ()) -> None:
+        """Append tensor numbers ``values``, which may be stage outputs (below -1), then plain integers."""
+        self._outputs += range(len(self._code), len(self._code) + len(values))
+        self._code += [*values, *plain]
+
+    def _give(self) -> int:
+        """Return the provisional number of the next stage output."""
+        self._num_outputs += 1
+        return -1 - self._num_outputs
+
+    def linears(  # noqa: PLR0913  (fused operations of linear layers)
+        self,
+        source: int,
+        layers: Sequence[Linear],
+        *,
+        norm: Tensor | None = None,
+        norm_kind: int = 0,
+        eps: float = 0.0,
+        gate: int = NOTHING,
+        is_gelu: bool = False,
+        residual: int = NOTHING,
+        scale: float = 1.0,
+    ) -> list[int]:
+        """Write linear layers over one input, quantised ones and others as separate stages; return output numbers.
+
+        ``norm``: RMS norm applied to the input. ``gate``: tensor whose activation multiplies the input. ``residual``:
+        tensor added to the outputs, which are multiplied by ``scale`` before.
+        """
+        given: dict[int, int] = {}
+        for is_quantised in (True, False):
+            chosen = [i for i, layer in enumerate(layers) if (layer.format >= 0) == is_quantised]
+            if not chosen:
+                continue
+            self._code.append(_LINEARS)
+            self._add([source, gate], [int(is_gelu)])
+            self._add([self.tensor(norm)], [norm_kind])
+            self._add([residual], [len(chosen)])
+            for i in chosen:
+                layer = layers[i]
+                self._add([self.tensor(layer.packed), self.tensor(layer.bias)], [layer.outputs, layer.format])
+                given[i] = self._give()
+            self.numbers += [eps, scale, 0.0]
+        return [given[i] for i in range(len(layers))]
+
+    def norm(self, source: int, weight: Tensor, kind: int, eps: float, residual: int = NOTHING) -> int:
+        """Write an RMS norm of ``source``, added to ``residual`` if given; return its output's number."""
+        self._code.append(_NORM)
+        self._add([source, self.tensor(weight)], [kind])
+        self._add([residual])
+        self.numbers += [eps, 0.0, 0.0]
+        return self._give()
+
+    def attention(self, values: Sequence[int], window: int, norm_kind: int, turn: int, numbers: Sequence[float]) -> int:
+        """Write tree attention over the operands ``values``; return its output's number."""
+        self._code.append(_ATTENTION)
+        self._add(values, [window, norm_kind, turn])
+        self.numbers += numbers
+        return self._give()
+
+    def convolution(self, values: Sequence[int]) -> int:
+        """Write a causal convolution along paths over the operands ``values``; return its output's number."""
+        self._code.append(_CONVOLUTION)
+        self._add(values)
+        self.numbers += [0.0, 0.0, 0.0]
+        return self._give()
+
+
+class Program(NamedTuple):
+    """The bytecode, float parameters and own tensors of one layer."""
+
+    code: list[int]
+    numbers: list[float]
+    own: list[Tensor]
+
+    def kind(self) -> tuple[object, ...]:
+        """Return a key that is equal for layers that can share their bytecode."""
+        return tuple(self.code), tuple(self.numbers), tuple(tensor.shape[-1] for tensor in self.own)

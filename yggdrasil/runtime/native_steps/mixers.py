@@ -1,0 +1,89 @@
+"""Bytecode of the parts of a layer that mix rows: attention, and the short convolution of LFM2.
+
+Dims: H hidden size, C channels, K taps.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from yggdrasil.runtime.native_steps.bytecode import CARRIED, FIRST_TURN, MASK, NOTHING, OFFSETS, Writer
+from yggdrasil.runtime.native_steps.families import Description, LayerShape
+from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weights
+
+Mixed = tuple[int, Linear]  # the output's number, and the linear layer that is to be applied to it
+
+
+def write_attention(
+    writer: Writer,
+    of: Description,
+    shape: LayerShape,
+    weights: Weights,
+    name: str,
+    norm: Tensor | None,
+    caches: Sequence[Tensor],
+) -> Mixed:
+    """Write attention ``name`` over the layer's key and value ``caches``; ``norm`` is applied to its input."""
+    sizes = [heads * of.head_size for heads in (of.query_heads, of.key_heads, of.key_heads)]
+    if weights.has(f"{name}.qkv_proj.packed"):
+        layers = weights.joined(f"{name}.qkv_proj", sizes)
+    else:
+        parts = ("q_proj", "k_proj", "v_proj")
+        layers = [weights.linear(f"{name}.{part}", size) for part, size in zip(parts, sizes, strict=True)]
+    query, key, value = writer.linears(CARRIED, layers, norm=norm, norm_kind=of.norm_kind, eps=of.norm_eps)
+    query, key, head_norms = _normed_heads(writer, of, weights, name, (query, key))
+    turn = [NOTHING] * 2 if shape.rope is None else _turn_of(of, shape.rope)
+    own = [writer.tensor(cache) for cache in caches]
+    attended = writer.attention(
+        [query, key, value, *head_norms, *turn, *own, OFFSETS, MASK],
+        shape.window, of.norm_kind, of.turn, [of.norm_eps, of.scale, of.softcap],
+    )  # fmt: skip
+    return attended, weights.linear(f"{name}.o_proj", of.hidden_size)
+
+
+def _normed_heads(
+    writer: Writer, of: Description, weights: Weights, name: str, rows: tuple[int, int]
+) -> tuple[int, int, list[int]]:
+    """Return (queries, keys, norms of single heads). A norm over all heads together is written as a separate stage."""
+    norms = [weights.tensors.get(f"{name}.{part}.weight") for part in ("q_norm", "k_norm")]
+    query, key = rows
+    if norms[0] is None or norms[1] is None:
+        return query, key, [NOTHING] * 2
+    if norms[0].shape[0] == of.head_size:
+        return query, key, [writer.tensor(norm) for norm in norms]
+    query, key = (
+        writer.norm(source, norm, of.norm_kind, of.norm_eps)
+        for source, norm in zip(rows, (norms[0], norms[1]), strict=True)
+    )
+    return query, key, [NOTHING] * 2
+
+
+def _turn_of(of: Description, rope: str) -> list[int]:
+    """Return the tensor numbers of a rotary table's cosines and sines."""
+    first = FIRST_TURN + 2 * list(of.ropes).index(rope)
+    return [first, first + 1]
+
+
+def write_short_convolution(
+    writer: Writer, of: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
+) -> Mixed:
+    """Write the gated short convolution ``name`` over the layer's ``states``; ``norm`` is applied to its input."""
+    layers = weights.joined(f"{name}.in_proj", [of.hidden_size] * 3)
+    factor, gate, source = writer.linears(CARRIED, layers, norm=norm, norm_kind=of.norm_kind, eps=of.norm_eps)
+    taps = _taps(writer, weights, f"{name}.conv", states)
+    rows = writer.convolution([source, factor, gate, *taps, OFFSETS, parents_of(of)])
+    return rows, weights.linear(f"{name}.out_proj", of.hidden_size)
+
+
+def _taps(writer: Writer, weights: Weights, name: str, states: Sequence[Tensor]) -> list[int]:
+    """Register the weight [K, C] and bias [C] of convolution ``name``, both float32, and its ``states``."""
+    weight, bias = (weights.tensors.get(f"{name}.{part}") for part in ("weight", "bias"))
+    if weight is None:
+        raise NotCoveredError(f"{name} has no weight")
+    own = [weight.flatten(1).t().float().contiguous(), None if bias is None else bias.float(), *states]
+    return [writer.tensor(tensor) for tensor in own]
+
+
+def parents_of(of: Description) -> int:
+    """Return the tensor number of the parents of rows."""
+    return FIRST_TURN + 2 * len(of.ropes)
