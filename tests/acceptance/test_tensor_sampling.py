@@ -10,7 +10,7 @@ from yggdrasil.acceptance.processors import build_processors
 from yggdrasil.acceptance.random_numbers import _uniform, gumbel_noise, random_words, uniform_number
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import SamplingParams
-from yggdrasil.acceptance.tensor_sampling import SamplingTensors, choose, counts_on_path, kind_on_device
+from yggdrasil.acceptance.tensor_sampling import SamplingTensors, counts_on_path, draw, kind_on_device, process
 
 SIZE, PROMPT, PATH = 300, [5, 9, 9, 40], [7, 40, 7]
 SETTINGS = {
@@ -51,7 +51,8 @@ def test_tokens_are_the_host_samplers(options):
             expected.append(sampler.choose(row).token)
             sampler.push(token, row)
         positions = torch.arange(4) + len(PROMPT) + 2
-        ours = choose(kind, logits, positions, counts_on_path(tokens, ancestors, SIZE), tensors.tensors())
+        scores = process(kind, logits, counts_on_path(tokens, ancestors, SIZE), tensors.inputs)
+        ours = draw(scores, positions, tensors.inputs)
         assert ours.tolist() == expected
         found += expected
     assert len(set(found)) > 20
@@ -60,7 +61,6 @@ def test_tokens_are_the_host_samplers(options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"logprobs": 1},
         {"temperature": 1.0, "typical_p": 0.5},
         {"bad_words": ("no",)},
         {"min_new_tokens": 3},

@@ -8,7 +8,7 @@ from no_waiting import refuse_waiting
 from test_engine import PROMPT, TREES
 from tiny_pair import SHAPES, TEXT, OracleDrafter, addresses, cache_rows
 
-from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.engine.trace import Trace
@@ -99,8 +99,26 @@ DEVICE_SAMPLES = {
     },
     "plain and drawn": {"sampling": SamplingParams(temperature=6.0, seed=1), "speculation": False},
 }
+_PATTERN = Constraint("regex", "[a-zA-Z0-9.,!? -]{50}stuv")
+_GREEDY_LOGPROBS = SamplingParams(logprobs=3)
+DEVICE_SAMPLES |= {
+    "log-probabilities": {"sampling": _GREEDY_LOGPROBS},
+    "drawn, with log-probabilities": {"sampling": SamplingParams(temperature=6.0, top_k=9, seed=4, logprobs=60)},
+    "a constraint": {"sampling": SamplingParams(constraint=_PATTERN, logprobs=0)},
+    "drawn under a constraint": {
+        "sampling": SamplingParams(temperature=9.0, top_p=0.9, seed=3, constraint=_PATTERN, presence_penalty=0.5)
+    },
+    "typical": {
+        "sampling": SamplingParams(temperature=8.0, seed=1, logprobs=0),
+        "speculation": Speculation(rule="typical", typical_epsilon=0.02, typical_delta=0.1),
+    },
+    "relaxed": {"speculation": Speculation(rule="relaxed", relaxed_topk=4, relaxed_delta=20.0)},
+    "relaxed, drawn with penalties": {
+        "sampling": SamplingParams(temperature=5.0, frequency_penalty=1.0, seed=2),
+        "speculation": Speculation(rule="relaxed", relaxed_topk=6, relaxed_delta=4.0),
+    },
+}
 HOST_DECIDES = {
-    "log-probabilities": {"sampling": SamplingParams(logprobs=1)},
     "a rule of its own": {"sampling": SamplingParams(temperature=1.0, typical_p=0.5, seed=1)},
     "k-ary": {"speculation": Speculation(expansion=(2, 1))},
     "drawn candidates": {
@@ -113,18 +131,19 @@ OTHER_REQUESTS = DEVICE_SAMPLES | HOST_DECIDES
 @pytest.mark.parametrize("name", OTHER_REQUESTS)
 def test_other_requests_give_what_they_give_on_a_cpu(pair, name):
     """The same coins by position, so the same tokens, and the same cache behind them."""
-    options, found = OTHER_REQUESTS[name], {}
+    options, found, eos = OTHER_REQUESTS[name], {}, (0,) if "constraint" in name else ()
     for backend in ("eager", "cudagraph"):
-        decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend=backend)
+        decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend=backend, eos=eos)
         greedy = decoder.generate(PROMPT, max_new_tokens=5).tokens
         found[backend] = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
         assert decoder.generate(PROMPT, max_new_tokens=5).tokens == greedy  # chosen by the requests' own parameters
     eager, captured = found.values()
 
-    assert (decoder._host is None) == (name in DEVICE_SAMPLES)
+    assert ("_host" in vars(decoder)) == (name in HOST_DECIDES)
     assert captured.tokens == eager.tokens
     assert captured.metrics.iterations == eager.metrics.iterations
-    assert captured.metrics.decoding.seed == eager.metrics.decoding.seed
+    assert captured.metrics.decoding == eager.metrics.decoding
+    assert_equal_logprobs(captured.logprobs, eager.logprobs)
     again = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
     assert again.tokens == eager.tokens
     target = decoder.assembly.engine.target
@@ -134,10 +153,21 @@ def test_other_requests_give_what_they_give_on_a_cpu(pair, name):
         torch.testing.assert_close(ours[:, :length], theirs[:, :length], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in DEVICE_SAMPLES if "plain" not in name])
+def assert_equal_logprobs(ours, theirs):
+    """Of the chosen tokens and of the alternatives, in float32."""
+    assert (ours is None) == (theirs is None)
+    for mine, other in zip(ours or (), theirs or (), strict=True):
+        assert mine.token == other.token
+        assert [token for token, _ in mine.top] == [token for token, _ in other.top]
+        values = [mine.logprob, *(value for _, value in mine.top)]
+        assert values == pytest.approx([other.logprob, *(value for _, value in other.top)], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, options in DEVICE_SAMPLES.items() if "speculation" not in options])
 def test_sampled_trees_give_the_plain_tokens_without_waiting(pair, monkeypatch, name):
     refuse_waiting(monkeypatch)
-    decoder, options = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph"), DEVICE_SAMPLES[name]
+    options, eos = DEVICE_SAMPLES[name], (0,) if "constraint" in name else ()
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph", eos=eos)
     plain = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, speculation=False, **options)
     tree = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
 
@@ -163,7 +193,9 @@ def count_calls(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "sampling", [SamplingParams(), SamplingParams(temperature=6.0, top_k=9, frequency_penalty=1.0, seed=1)]
+    "sampling",
+    [SamplingParams(), SamplingParams(temperature=6.0, top_k=9, frequency_penalty=1.0, seed=1, logprobs=2)],
+    ids=["greedy", "sampled"],
 )
 def test_an_iteration_launches_three_captures_and_waits_once(pair, monkeypatch, sampling):
     calls = count_calls(monkeypatch)
@@ -180,7 +212,7 @@ def test_an_iteration_launches_three_captures_and_waits_once(pair, monkeypatch, 
 def test_a_pass_that_the_host_decides_is_one_launch(pair):
     """And one more where accepted rows have to be moved."""
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
-    sampling = SamplingParams(temperature=1.0, seed=1, logprobs=0)
+    sampling = SamplingParams(temperature=1.0, seed=1, typical_p=0.99)
     decoder.generate(PROMPT, max_new_tokens=5, sampling=sampling)
     recorded = decoder.assembly.target.recorder.num_recorded
     generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, sampling=sampling)

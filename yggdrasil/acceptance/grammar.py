@@ -12,6 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -52,21 +53,44 @@ class Grammar:
         return not ends or self._matcher.is_accepting()
 
     def mask(self, path: Sequence[int], vocab_size: int) -> Tensor:
-        """Return the tokens that may follow ``path``, [vocab_size] bool; all False if ``path`` has ended or is invalid.
+        """Return ``bits`` unpacked, [vocab_size] bool."""
+        unpacked = np.unpackbits(self.bits(path, vocab_size), count=vocab_size, bitorder="little")
+        return torch.from_numpy(unpacked.astype(np.bool_))
+
+    def bits(self, path: Sequence[int], vocab_size: int) -> npt.NDArray[np.uint8]:
+        """Return the tokens that may follow ``path``, bit t for token t; none if ``path`` has ended or is invalid.
 
         Raises:
             YggdrasilError: if llguidance fails on this path.
         """
-        allowed = torch.zeros(vocab_size, dtype=torch.bool)
+        allowed = np.zeros(-(-vocab_size // 8), dtype=np.uint8)
         if (path and path[-1] in self._eos) or not self._go_to(list(path)):
             return allowed
         self._check()
         if self._matcher.is_stopped():  # the text is complete and nothing can be added to it
-            allowed[self._eos] = self._matcher.is_accepting()
+            for token in self._eos if self._matcher.is_accepting() else ():
+                allowed[token >> 3] |= 1 << (token & 7)
             return allowed
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
-        return torch.from_numpy(np.unpackbits(packed, count=vocab_size, bitorder="little").astype(np.bool_))
+        return packed
+
+    def tree_bits(
+        self, text: Sequence[int], layout: Sequence[Sequence[int]], vocab_size: int
+    ) -> list[npt.NDArray[np.uint8]]:
+        """Return ``bits`` after each row of a tree pass; row 0 follows ``text``, and none may follow padding.
+
+        ``layout`` has for each row: its node, token, parent's row, and 1 if it exists.
+        """
+        _, tokens, parents, exist = layout
+        found = [self.bits(text, vocab_size)]
+        paths = [list(text)]
+        for row in range(1, len(tokens)):
+            token, above = tokens[row], found[parents[row]]
+            paths.append([*paths[parents[row]], token])
+            is_allowed = exist[row] and above[token >> 3] >> (token & 7) & 1
+            found.append(self.bits(paths[row], vocab_size) if is_allowed else np.zeros_like(above))
+        return found
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """Return the tokens that follow ``path`` in every matching text, up to the first alternative."""

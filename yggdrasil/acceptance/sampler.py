@@ -81,10 +81,7 @@ class Sampler:
         scores = _as_array(self.scores(row))
         _check_finite(scores)
         if scores.max() == -np.inf:
-            raise YggdrasilError(
-                "no token may follow: the constraint, bad_words, min_new_tokens and logits processors together forbid "
-                "all; relax one"
-            )
+            raise no_token_possible()
         if self.params.is_greedy:
             return best_of(scores)
         choice = self.coins("target").draw(scores)
@@ -126,11 +123,15 @@ class Sampler:
 
     def push(self, token: int, row: Tensor) -> None:
         """Commit ``token``, which was chosen from the target's logits ``row`` [V]."""
+        self.note(token, None if self.params.logprobs is None else logprobs_of(token, row, self.params.logprobs))
+
+    def note(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Commit ``token``, which was chosen elsewhere, with its log-probabilities if the request wants them."""
         self._ids[0, self._length] = token
         self._length += 1
         self.tokens.append(token)
-        if self.params.logprobs is not None:
-            self.logprobs.append(logprobs_of(token, row, self.params.logprobs))
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
 
 
 def _checked(process: object, given: object, before: Tensor) -> Tensor:
@@ -163,3 +164,28 @@ def logprobs_of(token: int, row: Tensor, count: int) -> TokenLogprobs:
     best = values.topk(min(count, values.shape[0]))
     top = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
     return TokenLogprobs(token, float(values[token]), top)
+
+
+def read_logprobs(
+    words: Tensor, width: int, num_top: int, rows: Sequence[int], tokens: Sequence[int], count: int
+) -> list[TokenLogprobs]:
+    """Read the words of ``tensor_sampling.logprob_words`` at ``rows``, after which ``tokens`` were chosen.
+
+    ``width`` and ``num_top`` are those of the words, ``count`` the wanted number of top log-probabilities.
+    """
+    size = width * num_top
+    values = words[: width + size].view(torch.float64)
+    own, top = values[:width].tolist(), values[width:].view(width, num_top)
+    best = words[width + size : width + 2 * size].view(width, num_top)
+    return [
+        TokenLogprobs(token, own[row], list(zip(best[row, :count].tolist(), top[row, :count].tolist(), strict=True)))
+        for row, token in zip(rows, tokens, strict=True)
+    ]
+
+
+def no_token_possible() -> YggdrasilError:
+    """Return the YggdrasilError to raise if a request forbids every token."""
+    return YggdrasilError(
+        "no token may follow: the constraint, bad_words, min_new_tokens and logits processors together forbid all; "
+        "relax one"
+    )

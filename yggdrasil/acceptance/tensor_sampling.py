@@ -3,39 +3,53 @@
 Dims: W rows, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.coins import draw_key
 from yggdrasil.acceptance.random_numbers import gumbel_noise
-from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
+from yggdrasil.acceptance.sampling import GREEDY, MAX_TOP_LOGPROBS, SamplingParams
+from yggdrasil.acceptance.speculation import DEFAULT, Speculation
+
+DeviceRule = Literal["match", "typical", "relaxed"]
+
+_FEW_LOGPROBS = 5  # log-probabilities per row that most requests ask for at most; others get the most allowed
 
 
 @dataclass(frozen=True)
 class SamplingKind:
-    """Which sampling operations a request needs; steps are compiled and captured once for each kind in use."""
+    """Which operations a request needs to choose and accept its tokens; one set of captures serves one kind."""
 
-    shapes: bool  # whether it has biases or penalties
-    truncates: bool  # whether it has top-k or top-p, which sort the vocabulary
+    shapes: bool = False  # whether it has biases or penalties
+    truncates: bool = False  # whether it has top-k or top-p, which sort the vocabulary
+    is_masked: bool = False  # whether it has a constraint: the host writes the tokens allowed after each row
+    num_top: int | None = None  # highest log-probabilities reported for each token; None: no log-probabilities
+    rule: DeviceRule = "match"
 
     @property
     def name(self) -> str:
         """Suffix of the names of steps compiled for this sampling kind."""
-        return f"{'-shaped' if self.shapes else ''}{'-truncated' if self.truncates else ''}-sampled"
+        parts = {"shaped": self.shapes, "truncated": self.truncates, "masked": self.is_masked}
+        top = [] if self.num_top is None else [f"top{self.num_top}"]
+        return "-".join(["", *(name for name, has in parts.items() if has), *top, self.rule])
 
 
-def kind_on_device(params: SamplingParams) -> SamplingKind | None:
+def kind_on_device(params: SamplingParams, speculation: Speculation = DEFAULT) -> SamplingKind | None:
     """Return the sampling kind of a request that captured steps can serve, else None: the host needs the logits.
 
-    The host needs them for constraints, log-probabilities, ``typical_p``, ``bad_words``, ``min_new_tokens`` and
-    ``logits_processors``.
+    The host needs them for ``typical_p``, ``bad_words``, ``min_new_tokens`` and ``logits_processors``, for rules that
+    draw candidates or that users define, and for ``thinking_only``.
     """
+    rule = "match" if speculation.rule == "off" else speculation.rule
     if (
-        params.constraint is not None
-        or params.logprobs is not None
+        rule not in get_args(DeviceRule)
+        or (rule == "relaxed" and speculation.thinking_only)
         or (params.typical_p < 1.0 and not params.is_greedy)
         or params.bad_words
         or params.min_new_tokens
@@ -43,8 +57,36 @@ def kind_on_device(params: SamplingParams) -> SamplingKind | None:
     ):
         return None
     has_penalties = bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
-    truncates = not params.is_greedy and (params.top_k > 0 or params.top_p < 1.0)
-    return SamplingKind(has_penalties or bool(params.logit_bias), truncates)
+    num_top = params.logprobs
+    if num_top:
+        num_top = _FEW_LOGPROBS if num_top <= _FEW_LOGPROBS else MAX_TOP_LOGPROBS
+    return SamplingKind(
+        shapes=has_penalties or bool(params.logit_bias),
+        truncates=not params.is_greedy and (params.top_k > 0 or params.top_p < 1.0),
+        is_masked=params.constraint is not None,
+        num_top=num_top,
+        rule=cast("DeviceRule", rule),
+    )
+
+
+class SamplingInputs(NamedTuple):
+    """Tensors that captured steps read: parameters of one request, its text's token counts and its masks."""
+
+    key: Tensor  # [1] int64, of the random stream
+    top_k: Tensor  # [1] int64
+    relaxed_topk: Tensor  # [1] int64
+    temperature: Tensor  # [1] float32; 1 for greedy requests
+    is_drawn: Tensor  # [1] float32; 0 for greedy requests
+    refused_mass: Tensor  # [1] float32, 1 - top_p
+    min_p: Tensor  # [1] float32
+    penalties: Tensor  # [3] float32: repetition, presence, frequency
+    thresholds: Tensor  # [2] float32: epsilon and delta of "typical", or delta of "relaxed" and 0
+    vocabulary: Tensor  # [V] int64: 0 to V - 1
+    bias: Tensor  # [V] float32
+    in_prompt: Tensor  # [V] float32; 1 for tokens of the prompt
+    counts: Tensor  # [V] float32, occurrences in the generated text
+    ends: Tensor  # [V] float32; 1 for tokens that end the text
+    masks: Tensor  # [rows, bytes] uint8; bit t of a row is set if token t may follow it
 
 
 class SamplingTensors:
@@ -53,75 +95,112 @@ class SamplingTensors:
     The host writes them between requests only: committed tokens are counted on the device (``count``).
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, most_rows: int = 1) -> None:
         def floats(size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.float32, device=device)
 
         self._vocab_size = vocab_size
-        self._integers = torch.zeros(2, dtype=torch.int64, device=device)  # key, top_k
-        self._numbers = floats(7)
+        integers = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(3)]
+        numbers = [floats(size) for size in (1, 1, 1, 1, 3, 2)]
         # NOTE: read from memory, not made by the step. Products with them wrap around. Where they are a loop's counter,
         # a C++ compiler rules that out, and TorchInductor's code for a CPU then wrote past its buffers.
-        self._tokens = torch.arange(vocab_size, device=device)
-        self._bias, self._in_prompt, self._counts = floats(vocab_size), floats(vocab_size), floats(vocab_size)
+        vocabulary = torch.arange(vocab_size, device=device)
+        masks = torch.zeros(most_rows, -(-vocab_size // 8), dtype=torch.uint8, device=device)
+        texts = [floats(vocab_size) for _ in range(4)]
+        self.inputs = SamplingInputs._make([*integers, *numbers, vocabulary, *texts, masks])
+        self._staged = torch.zeros(masks.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._staged_bytes = self._staged.numpy()
         self.begin(GREEDY, 0, ())
 
-    def tensors(self) -> list[Tensor]:
-        """Return the sampling parameters and counts as tensors, the last argument of ``choose``."""
-        return [self._integers, self._numbers, self._tokens, self._bias, self._in_prompt, self._counts]
-
-    def begin(self, params: SamplingParams, seed: int, prompt: Sequence[int]) -> None:
-        """Set the parameters, seed and prompt of the next request and reset its token counts."""
-        top_k = min(params.top_k, self._vocab_size) or self._vocab_size
-        self._integers.copy_(torch.tensor([draw_key(seed), top_k]))
-        is_drawn = not params.is_greedy
-        self._numbers.copy_(
-            torch.tensor(
-                [
-                    params.temperature if is_drawn else 1.0, float(is_drawn), 1.0 - params.top_p,
-                    params.min_p if is_drawn else 0.0, params.repetition_penalty, params.presence_penalty,
-                    params.frequency_penalty,
-                ],
-                dtype=torch.float32,
-            )
-        )  # fmt: skip
-        bias, in_prompt = torch.zeros(self._vocab_size), torch.zeros(self._vocab_size)
+    def begin(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt: Sequence[int],
+        speculation: Speculation = DEFAULT,
+        eos: Collection[int] = (),
+    ) -> None:
+        """Set the parameters, seed, prompt, rule and end tokens of the next request and reset its token counts."""
+        inputs, is_drawn = self.inputs, not params.is_greedy
+        values: tuple[tuple[Tensor, list[float]], ...] = (
+            (inputs.key, [draw_key(seed)]),
+            (inputs.top_k, [min(params.top_k, self._vocab_size) or self._vocab_size]),
+            (inputs.relaxed_topk, [min(speculation.relaxed_topk, self._vocab_size)]),
+            (inputs.temperature, [params.temperature if is_drawn else 1.0]),
+            (inputs.is_drawn, [is_drawn]),
+            (inputs.refused_mass, [1.0 - params.top_p]),
+            (inputs.min_p, [params.min_p if is_drawn else 0.0]),
+            (inputs.penalties, [params.repetition_penalty, params.presence_penalty, params.frequency_penalty]),
+            (inputs.thresholds, _thresholds(speculation)),
+        )
+        for tensor, numbers in values:
+            tensor.copy_(torch.tensor(numbers, dtype=tensor.dtype))
+        bias, in_prompt, ends = (torch.zeros(self._vocab_size) for _ in range(3))
         for token, value in params.logit_bias.items():
             bias[token] = value
         in_prompt[list(prompt)] = 1.0
-        self._bias.copy_(bias)
-        self._in_prompt.copy_(in_prompt)
-        self._counts.zero_()
+        ends[[token for token in eos if token < self._vocab_size]] = 1.0
+        self.inputs.ends.copy_(ends)
+        self.inputs.bias.copy_(bias)
+        self.inputs.in_prompt.copy_(in_prompt)
+        self.inputs.counts.zero_()
+
+    def write_masks(self, masks: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Set the tokens that may follow the first ``len(masks)`` rows of a pass, packed as ``Grammar.bits`` does.
+
+        The device takes them after its earlier work. The last pass with masks must have ended.
+        """
+        size = self.inputs.masks.shape[1]
+        for row, mask in enumerate(masks):
+            self._staged_bytes[row] = mask[:size]
+        self.inputs.masks[: len(masks)].copy_(self._staged[: len(masks)], non_blocking=True)
 
     def count(self, tokens: Tensor, exist: Tensor) -> None:
         """Add generated ``tokens`` [W] int64 to the counts; ``exist`` [W] bool selects those that count."""
-        self._counts.index_add_(0, tokens, exist.to(torch.float32))
+        self.inputs.counts.index_add_(0, tokens, exist.to(torch.float32))
 
 
-def choose(
-    kind: SamplingKind, logits: Tensor, positions: Tensor, path_counts: Tensor | None, tensors: Sequence[Tensor]
-) -> Tensor:
-    """Return the token chosen after each row, [W] int64.
+def process(kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, inputs: SamplingInputs) -> Tensor:
+    """Return the scores from which each row's token is chosen, [W, V] float32; -inf for impossible tokens.
 
     Args:
         logits: [W, V].
-        positions: [W] int64, the index in the text of the chosen token.
         path_counts: [W, V] float32, number of occurrences of each token on the row's path below the root, or None.
-        tensors: those of ``SamplingTensors.tensors``.
+        inputs: those of ``SamplingTensors``.
     """
-    integers, numbers, tokens, *text = tensors
-    key, top_k = integers[:1], integers[1:]
-    temperature, is_drawn, refused_mass, min_p, *penalties = numbers.split(1)
     scores = logits.float()
     if kind.shapes:
-        scores = _shaped(scores, path_counts, text, penalties)
-    scores = scores / temperature
+        scores = _shaped(scores, path_counts, inputs)
+    if kind.is_masked:
+        bits = inputs.masks[: scores.shape[0]].index_select(1, inputs.vocabulary >> 3)
+        allowed = (bits >> (inputs.vocabulary & 7).to(torch.uint8)) & 1
+        scores = torch.where(allowed > 0, scores, float("-inf"))
+    scores = scores / inputs.temperature
     if kind.truncates:
-        scores = _truncated(scores, top_k, refused_mass)
+        scores = _truncated(scores, inputs.top_k, inputs.refused_mass)
     best = scores.amax(-1, keepdim=True)
-    scores = torch.where(torch.exp(scores - best) < min_p, float("-inf"), scores)
-    noise = gumbel_noise(key, positions[:, None], tokens)
-    return torch.where(is_drawn > 0, scores + noise, scores).argmax(-1)
+    return torch.where(torch.exp(scores - best) < inputs.min_p, float("-inf"), scores)
+
+
+def draw(scores: Tensor, positions: Tensor, inputs: SamplingInputs) -> Tensor:
+    """Choose a token after each row from ``scores`` [W, V], [W] int64; the argmax if the request is greedy.
+
+    ``positions`` [W] int64 are the indices of the chosen tokens in the text.
+    """
+    noise = gumbel_noise(inputs.key, positions[:, None], inputs.vocabulary)
+    return torch.where(inputs.is_drawn > 0, scores + noise, scores).argmax(-1)
+
+
+def logprob_words(logits: Tensor, choices: Tensor, num_top: int) -> Tensor:
+    """Pack log-probabilities of ``logits`` [W, V] into int64 words, [W * (1 + 2K)], K = ``num_top`` or less.
+
+    The words are the float64 bits of those of ``choices`` [W], those of the K highest ones by row, then K tokens by
+    row.
+    """
+    values = logits.float().log_softmax(-1)
+    best = values.topk(min(num_top, logits.shape[-1]))
+    found = torch.cat([values.gather(1, choices[:, None]).flatten(), best.values.flatten()])
+    return torch.cat([found.double().view(torch.int64), best.indices.flatten()])
 
 
 def counts_on_path(tokens: Tensor, ancestors: Tensor, vocab_size: int) -> Tensor:
@@ -135,14 +214,13 @@ def counts_on_path(tokens: Tensor, ancestors: Tensor, vocab_size: int) -> Tensor
     return counts.scatter_add(1, tokens.expand(width, width), below.to(torch.float32))
 
 
-def _shaped(scores: Tensor, path_counts: Tensor | None, text: Sequence[Tensor], penalties: Sequence[Tensor]) -> Tensor:
+def _shaped(scores: Tensor, path_counts: Tensor | None, inputs: SamplingInputs) -> Tensor:
     """Apply the bias, then transformers' repetition penalty, then presence and frequency penalties."""
-    (bias, in_prompt, counts), (repetition, presence, frequency) = text, penalties
-    if path_counts is not None:
-        counts = counts + path_counts
-    scores = scores + bias
+    repetition, presence, frequency = inputs.penalties.split(1)
+    counts = inputs.counts if path_counts is None else inputs.counts + path_counts
+    scores = scores + inputs.bias
     repeated = torch.where(scores < 0, scores * repetition, scores / repetition)
-    scores = torch.where(in_prompt + counts > 0, repeated, scores)
+    scores = torch.where(inputs.in_prompt + counts > 0, repeated, scores)
     return torch.where(counts > 0, scores - (presence + frequency * counts), scores)
 
 
@@ -158,3 +236,9 @@ def _truncated(scores: Tensor, top_k: Tensor, refused_mass: Tensor) -> Tensor:
     refused = kept.softmax(-1).cumsum(-1) <= refused_mass
     first = refused.sum(-1, keepdim=True).clamp(max=size - 1)
     return torch.where(scores < torch.maximum(least, ascending.gather(-1, first)), float("-inf"), scores)
+
+
+def _thresholds(speculation: Speculation) -> list[float]:
+    if speculation.rule == "typical":
+        return [speculation.typical_epsilon, speculation.typical_delta]
+    return [speculation.relaxed_delta, 0.0]

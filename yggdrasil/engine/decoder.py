@@ -22,7 +22,7 @@ from yggdrasil.drafters.statistics.shipped_table import make_in_background, tabl
 from yggdrasil.drafters.statistics.table_files import WatchedTable
 from yggdrasil.engine.assembly import Assembly, Phase, silent
 from yggdrasil.engine.device_acceptance import accepts_on_device, prepare_on_device
-from yggdrasil.engine.host_acceptance import HostAcceptance, PolicyPerSetting, PreparedRequest
+from yggdrasil.engine.host_acceptance import HostAcceptance, PolicyPerSetting, PreparedRequest, SamplerFactory
 from yggdrasil.engine.loading import DtypeName, check_opening, load_parts
 from yggdrasil.engine.online_estimates import OnlineEstimates
 from yggdrasil.engine.plan_parts import planned_policy
@@ -270,7 +270,9 @@ class Decoder:
         policy = self._policies.of(self.policy, sampling, speculation)
         is_captured = isinstance(self.assembly.engine.target, CapturedTarget)
         if accepts_on_device(sampling, speculation, tolerance, is_captured=is_captured):
-            prepared = prepare_on_device(self.assembly, prompt, sampling, speculation, policy, tolerance)
+            prepared = prepare_on_device(
+                self.assembly, self._samplers, prompt, sampling, speculation, policy, eos, tolerance
+            )
         else:
             prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
         if self.plan is None or sampling.is_greedy or not prepared.is_planned:
@@ -278,8 +280,12 @@ class Decoder:
         return replace(prepared, report=replace(prepared.report, calibrated_temperature=0.0))
 
     @cached_property
+    def _samplers(self) -> SamplerFactory:
+        return SamplerFactory(self.assembly, self.tokenizer, self.eos_tokens)
+
+    @cached_property
     def _host(self) -> HostAcceptance:
-        return HostAcceptance(self.assembly, self.tokenizer, self.eos_tokens)
+        return HostAcceptance(self.assembly, self._samplers)
 
     def check_constraint(self, constraint: Constraint) -> None:
         """Check that ``constraint`` compiles within limits, also while a request runs; it is not checked again.
@@ -288,7 +294,7 @@ class Decoder:
             YggdrasilError: compiling it takes too long or too much memory, or no constraint can be compiled.
         """
         with self._preparing:
-            grammars = self._host.grammars
+            grammars = self._samplers.grammars
         grammars.check(constraint)
 
     def _tolerance_for(self, speculation: Speculation) -> float:

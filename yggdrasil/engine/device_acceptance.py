@@ -1,18 +1,18 @@
 """Requests whose tokens are chosen and accepted within the target's steps, so that the host only reads tokens."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
 from yggdrasil.acceptance.coins import fresh_seed
-from yggdrasil.acceptance.processors import check_bias
+from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.acceptance.tensor_sampling import SamplingKind, kind_on_device
 from yggdrasil.compiler.in_process import keep_code
 from yggdrasil.engine.assembly import Assembly
-from yggdrasil.engine.host_acceptance import PreparedRequest
+from yggdrasil.engine.engine import Engine
+from yggdrasil.engine.host_acceptance import PreparedRequest, SamplerFactory, guided
 from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.policy.fixed import PLAIN_POLICY
@@ -24,58 +24,69 @@ def accepts_on_device(
 ) -> bool:
     """Return whether the target's steps can choose and accept the request's tokens.
 
-    They can for greedy requests and, if captured, for most sampled ones. The host accepts for the others: sampled
-    drafts, lossy rules, near ties, and sampling that ``kind_on_device`` does not support.
+    They can for greedy requests and, if captured, for those that ``kind_on_device`` supports. The host accepts for the
+    others: sampled drafts, rules that users define, and near ties.
     """
     is_exact = speculation.exactness == "fast" or (speculation.exactness == "strict" and tolerance == 0)
-    chooses = not sampling.needs_logits or (is_captured and kind_on_device(sampling) is not None)
-    return (
-        chooses
-        and speculation.rule in ("match", "off")
-        and speculation.expansion is None
-        and is_exact
-        and not speculation.audit
-    )
+    if speculation.expansion is not None or speculation.audit or not is_exact:
+        return False
+    if is_captured:
+        return kind_on_device(sampling, speculation) is not None
+    return not sampling.needs_logits and speculation.rule in ("match", "off")
 
 
 def prepare_on_device(
     assembly: Assembly,
+    samplers: SamplerFactory,
     prompt: Sequence[int],
     sampling: SamplingParams,
     speculation: Speculation,
     policy: Policy,
+    eos: frozenset[int],
     tolerance: float,
 ) -> PreparedRequest:
     """Prepare a request for which ``accepts_on_device`` is true.
 
     Raises:
-        YggdrasilError: ``logit_bias`` has a token outside the vocabulary.
+        YggdrasilError: ``logit_bias`` has a token outside the vocabulary, or the constraint is invalid.
     """
-    check_bias(sampling, assembly.target.call.vocab_size)
+    sampler = samplers.recording(prompt, sampling, eos)
     seed = sampling.seed if sampling.seed is not None else fresh_seed()
     report = DecodingReport(
-        rule=speculation.rule_name, temperature=sampling.temperature, seed=None if sampling.is_greedy else seed,
-        exactness=speculation.exactness, tolerance=tolerance if speculation.exactness == "strict" else None,
+        rule=speculation.rule_name, lossless=speculation.is_lossless, temperature=sampling.temperature,
+        seed=None if sampling.is_greedy else seed, exactness=speculation.exactness,
+        tolerance=tolerance if speculation.exactness == "strict" else None,
     )  # fmt: skip
-    kind = kind_on_device(sampling) if sampling.needs_logits else None
     chosen = PLAIN_POLICY if speculation.rule == "off" else policy
-    set_up = partial(_set_up, assembly, kind, sampling, seed, prompt)
-    return PreparedRequest(assembly.engine, chosen, report, is_planned=chosen is policy, set_up=set_up)
+    engine = assembly.engine
+    # With a lossy rule, copied tokens could be accepted for ever, so that the text repeats itself.
+    model_free = guided(engine.model_free, sampler) if speculation.is_lossless else None
+    if model_free is not engine.model_free:
+        engine = Engine(
+            engine.target, engine.drafter, engine.tree, assembly.shapes.verify_widths, engine.max_length,
+            engine.schedule.labels, model_free,
+        )  # fmt: skip
+    is_chosen_by_argmax = not sampling.needs_logits and speculation.is_lossless
+    kind = None if is_chosen_by_argmax else kind_on_device(sampling, speculation)
+
+    def set_up() -> None:
+        target = engine.target
+        if isinstance(target, CapturedTarget):
+            _prepare_captures(assembly, target, kind, sampler)
+            if kind is not None:
+                target.sampled.sampling.begin(sampling, seed, prompt, speculation, eos)
+
+    return PreparedRequest(engine, chosen, report, sampler, is_planned=chosen is policy, set_up=set_up)
 
 
-def _set_up(
-    assembly: Assembly, kind: SamplingKind | None, sampling: SamplingParams, seed: int, prompt: Sequence[int]
+def _prepare_captures(
+    assembly: Assembly, target: CapturedTarget, kind: SamplingKind | None, sampler: Sampler | None
 ) -> None:
-    target = assembly.engine.target
-    if not isinstance(target, CapturedTarget):
-        return
     with torch.inference_mode(False):  # inference-mode buffers could not be written outside it
-        captures = target.choose_by(kind)
+        captures = target.choose_by(kind, sampler)
         if captures:  # recording runs each capture once
             assembly.forget()
             for capture in captures:
                 capture.prepare()
             keep_code()
             assembly.forget()
-        if kind is not None:
-            target.sampling.begin(sampling, seed, prompt)

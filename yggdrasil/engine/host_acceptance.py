@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, ref
 from yggdrasil.acceptance.coins import SeededCoins, fresh_seed
 from yggdrasil.acceptance.drawn import DrawnTree
 from yggdrasil.acceptance.grammar import Grammar, GrammarCompiler
-from yggdrasil.acceptance.processors import build_processors, check_bias, tokenize_bad_words
+from yggdrasil.acceptance.processors import Processors, build_processors, check_bias, tokenize_bad_words
 from yggdrasil.acceptance.rules import DRAWN_KINDS, Counts, MatchRule, make_rule
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import SamplingParams
@@ -72,14 +72,69 @@ class PreparedRequest:
         )
 
 
+class SamplerFactory:
+    """Factory of the samplers of one decoder's requests."""
+
+    def __init__(self, assembly: Assembly, tokenizer: Tokenizer, eos: frozenset[int]) -> None:
+        self.tokenizer = tokenizer
+        self._assembly, self._eos = assembly, eos
+        self._vocab_size = assembly.target.call.vocab_size
+
+    def full(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:
+        """Return a sampler that chooses tokens from logits.
+
+        Raises:
+            YggdrasilError: parameters do not fit the vocabulary, or the constraint is invalid.
+        """
+        check_bias(sampling, self._vocab_size)
+        bad_words = tokenize_bad_words(sampling.bad_words, self.tokenizer, self._vocab_size)
+        return self._sampler(prompt, sampling, seed, eos, build_processors(sampling, len(prompt), eos, bad_words))
+
+    def recording(self, prompt: Sequence[int], sampling: SamplingParams, eos: frozenset[int]) -> Sampler | None:
+        """Return a sampler of tokens that the device chooses; None without log-probabilities and constraint."""
+        check_bias(sampling, self._vocab_size)
+        if sampling.logprobs is None and sampling.constraint is None:
+            return None
+        return self._sampler(prompt, sampling, 0, eos, Processors([], []))
+
+    def _sampler(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int], processors: Processors
+    ) -> Sampler:
+        engine = self._assembly.engine
+        capacity = engine.max_length + engine.tree.num_nodes + 1
+        grammar = self._grammar(sampling, eos)
+        return Sampler(sampling, prompt, processors, SeededCoins(seed), capacity, eos=eos, grammar=grammar)
+
+    def _grammar(self, sampling: SamplingParams, eos: frozenset[int]) -> Grammar | None:
+        if sampling.constraint is None:
+            return None
+        if not eos and self._eos:
+            raise YggdrasilError("a constraint ends the text by its end token; leave out ignore_eos")
+        return self.grammars.compile(sampling.constraint)
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Return the compiler of constraints.
+
+        Raises:
+            YggdrasilError: llguidance is not installed, or the model has no end token.
+        """
+        return GrammarCompiler(self.tokenizer, self._vocab_size, self._eos)
+
+
+def guided(model_free: DrafterGroup | None, sampler: Sampler | None) -> DrafterGroup | None:
+    """Return the model-free drafters of a request: its constraint's forced tokens come first."""
+    if sampler is None or sampler.grammar is None:
+        return model_free
+    return DrafterGroup([GrammarDrafter(sampler, model_free)])
+
+
 class HostAcceptance:
     """Factory of one decoder's requests that accept on the host."""
 
-    def __init__(self, assembly: Assembly, tokenizer: Tokenizer, eos: frozenset[int]) -> None:
-        engine = assembly.engine
-        self._assembly, self._engine = assembly, engine
-        self._tokenizer, self._eos = tokenizer, eos
-        self._vocab_size = assembly.target.call.vocab_size
+    def __init__(self, assembly: Assembly, samplers: SamplerFactory) -> None:
+        self._assembly, self._engine = assembly, assembly.engine
+        self._samplers = samplers
         self._verify_widths = assembly.shapes.verify_widths
         self._target = assembly.logit_target
 
@@ -98,7 +153,7 @@ class HostAcceptance:
             YggdrasilError: parameters are incompatible with the model, the shapes or each other.
         """
         seed = sampling.seed if sampling.seed is not None else fresh_seed()
-        sampler = self._sampler(prompt, sampling, seed, eos)
+        sampler = self._samplers.full(prompt, sampling, seed, eos)
         drafter, chosen, drafts, set_up = self._drafting(sampler, speculation, policy)
         is_off = speculation.rule == "off"
         thinking = self._thinking(speculation)
@@ -124,35 +179,11 @@ class HostAcceptance:
         is_free = speculation.rule == "match" and width is None
         engine = Engine(
             self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages,
-            self._guesses(sampler) if is_free else None,
+            guided(self._engine.model_free, sampler) if is_free else None,
         )  # fmt: skip
         return PreparedRequest(
             engine, chosen, report, sampler, AcceptanceSetup(sampler, rule, drawn, width), counts, is_planned, set_up
         )
-
-    def _sampler(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:
-        check_bias(sampling, self._vocab_size)
-        bad_words = tokenize_bad_words(sampling.bad_words, self._tokenizer, self._vocab_size)
-        processors = build_processors(sampling, len(prompt), eos, bad_words)
-        capacity = self._engine.max_length + self._engine.tree.num_nodes + 1
-        grammar = self._grammar(sampling, eos)
-        return Sampler(sampling, prompt, processors, SeededCoins(seed), capacity, eos=eos, grammar=grammar)
-
-    def _grammar(self, sampling: SamplingParams, eos: frozenset[int]) -> Grammar | None:
-        if sampling.constraint is None:
-            return None
-        if not eos and self._eos:
-            raise YggdrasilError("a constraint ends the text by its end token; leave out ignore_eos")
-        return self.grammars.compile(sampling.constraint)
-
-    @cached_property
-    def grammars(self) -> GrammarCompiler:
-        """Return the compiler of constraints.
-
-        Raises:
-            YggdrasilError: llguidance is not installed, or the model has no end token.
-        """
-        return GrammarCompiler(self._tokenizer, self._vocab_size, self._eos)
 
     def _drafting(
         self, sampler: Sampler, speculation: Speculation, policy: Policy
@@ -169,10 +200,6 @@ class HostAcceptance:
         expansion = self._expansion(speculation)
         shape = self._shape_of(expansion)
         return drafts, FixedPolicy(shape), drafts, partial(drafts.prepare, sampler, expansion, kind)
-
-    def _guesses(self, sampler: Sampler) -> DrafterGroup | None:
-        model_free = self._engine.model_free
-        return model_free if sampler.grammar is None else DrafterGroup([GrammarDrafter(sampler, model_free)])
 
     def _expansion(self, speculation: Speculation) -> tuple[int, ...]:
         usual = _CHAIN if DRAWN_KINDS.get(speculation.rule_name) == "chain" else _TREE
@@ -209,7 +236,7 @@ class HostAcceptance:
     def _thinking(self, speculation: Speculation) -> tuple[int, int] | None:
         if speculation.rule != "relaxed" or not speculation.thinking_only:
             return None
-        vocabulary = self._tokenizer.get_vocab()
+        vocabulary = self._samplers.tokenizer.get_vocab()
         marks = ("<think>", "</think>")
         if any(mark not in vocabulary for mark in marks):
             raise YggdrasilError("thinking_only needs the tokens <think> and </think>, which this tokenizer lacks")

@@ -7,13 +7,18 @@ Dims: W verified nodes, H hidden size.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from yggdrasil.acceptance.tensor_sampling import SamplingKind, SamplingTensors, choose
-from yggdrasil.engine.targets.steps import SampledPlainStep, SampledVerifyStep, VerifyStep
+from yggdrasil.acceptance.sampler import Sampler, TokenLogprobs, no_token_possible, read_logprobs
+from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS
+from yggdrasil.acceptance.tensor_sampling import SamplingKind
+from yggdrasil.engine.targets.sampled_captures import SampledCaptures, finish
+from yggdrasil.engine.targets.steps import VerifyStep
 from yggdrasil.engine.targets.target import Outcome, PromptReader, RowsWithRunnersUp, not_finite
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.buffers import Readback
@@ -50,41 +55,32 @@ class CapturedTarget(PromptReader):
         super().__init__(runner, tree, prefill_widths)
         self._hidden_words = runner.loaded.hidden_size // 2
         most = max(1, *verify_widths)
-        words = 2 + 4 * most + 1 + self._hidden_words + (2 + NUM_RUNNERS_UP) * most
+        words = 2 + 4 * most + 1 + self._hidden_words + (2 + NUM_RUNNERS_UP + 1 + 2 * MAX_TOP_LOGPROBS) * most
         self._readback = Readback(words, runner.loaded.device)
-        self._recorder = runner.recorder
         self._kind: SamplingKind | None = None  # None: greedy, without logits processors
+        self._sampler: Sampler | None = None  # of a request with log-probabilities or a constraint
+        self._masks: list[npt.NDArray[np.uint8]] | None = None  # of the last pass's rows
         self._verify_widths = [width for width in verify_widths if width > 1]  # width 1 is a plain step
+        self.sampled = SampledCaptures(runner, tree, self.order, self._start.tensor, most)
         self.captures: dict[tuple[str, int], Capture] = {}
         for width in self.prefill_widths:
-            self.captures["prefill", width] = self._recorder.capture(partial(self._read_one, "prefill", width))
-        self.captures["plain", 1] = self._recorder.capture(partial(self._read_one, "plain", 1))
+            self.captures["prefill", width] = runner.recorder.capture(partial(self._read_one, "prefill", width))
+        self.captures["plain", 1] = runner.recorder.capture(partial(self._read_one, "plain", 1))
         for width in self._verify_widths:
             inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
             runner.define("verify", width, VerifyStep(runner.call), inputs)
-            self.captures["verify", width] = self._recorder.capture(partial(self._verify, "verify", width))
+            self.captures["verify", width] = runner.recorder.capture(partial(self._verify, width))
 
-    @cached_property
-    def sampling(self) -> SamplingTensors:
-        """Return the sampling parameters' buffers on the device, created on first use."""
-        return SamplingTensors(self.vocab_size, self.runner.loaded.device)
+    def choose_by(self, kind: SamplingKind | None, sampler: Sampler | None = None) -> list[Capture]:
+        """Set how later requests choose tokens. Return the captures of a new kind, which must be prepared first.
 
-    def choose_by(self, kind: SamplingKind | None) -> list[Capture]:
-        """Set how later requests choose tokens. Return the captures of a new kind, which must be prepared first."""
-        self._kind = kind
-        if kind is None or ("plain" + kind.name, 1) in self.captures:
+        ``sampler`` gets the request's tokens and log-probabilities, and has its constraint; None if it has neither.
+        """
+        self._kind, self._sampler = kind, sampler
+        if kind is None:
             return []
-        plain, verify, others = "plain" + kind.name, "verify" + kind.name, self.sampling.tensors()
-        call, recorder = self.runner.call, self._recorder
-        inputs = [self._tokens.tensor[:1], self._start.tensor, *others]
-        self.runner.define(plain, 1, SampledPlainStep(call, kind), inputs)
-        new = {(plain, 1): recorder.capture(partial(self._read_one, plain, 1, kind))}
-        for width in self._verify_widths:
-            inputs = [self._start.tensor, self.order[:width], *self._tree.tensors(), *others]
-            self.runner.define(verify, width, SampledVerifyStep(call, kind), inputs)
-            new[verify, width] = recorder.capture(partial(self._verify, verify, width, kind))
-        self.captures |= new
-        return list(new.values())
+        self.define_logits_steps(self._verify_widths)
+        return self.sampled.add(kind, [1, *self._verify_widths])
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
         for outcome, logits in self.read(tokens, start):
@@ -95,10 +91,12 @@ class CapturedTarget(PromptReader):
 
     def _first(self, kind: SamplingKind, logits: Tensor) -> int:
         """Sample the first token of a request from ``logits`` [1, V]."""
-        position = torch.full((1,), self.length, device=logits.device)
-        choice = choose(kind, logits, position, None, self.sampling.tensors())
-        self.sampling.count(choice, torch.ones_like(choice))
-        return int(self._readback.read(choice)[0])
+        if kind.is_masked:
+            self._write_masks(((0,), (0,), (0,), (1,)))
+        packed = self._readback.read(self.sampled.first(kind, logits, self.length))
+        token = int(packed[3])
+        self._note([0], [token], packed[6:], 1)
+        return token
 
     def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
         for width, count in self._chunks(tokens, start):
@@ -115,22 +113,34 @@ class CapturedTarget(PromptReader):
         outputs = self.launch_plain(token)
         outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]
         seen = self._seen(outputs[0], 1, [token])
-        return self._outcome(outputs[0], 1)._replace(layers=self._layers(outputs, slice(1)), seen=seen)
+        outcome = self._outcome(outputs[0], 1)
+        self._note(outcome.rows, outcome.tokens, self._report(outputs[0], 1), 1)
+        return outcome._replace(layers=self._layers(outputs, slice(1)), seen=seen)
 
     def launch_plain(self, token: int) -> Sequence[Tensor]:
         """Launch a plain step without waiting for it."""
         self._tokens.write(token)
-        self._start.write(self.length)
-        packed, *layers = self.captures[self._step("plain"), 1]()
-        self._readback.begin(packed)
-        return packed, *layers
+        return self._launch_pass("plain", 1)
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch ranking, verification, acceptance and commit of the ``width`` best nodes. ``accept`` waits for it."""
+        return self._launch_pass("verify", width)
+
+    def _launch_pass(self, name: str, width: int) -> Sequence[Tensor]:
         self._start.write(self.length)
-        packed, *layers = self.captures[self._step("verify"), width]()
+        if self._kind is None:
+            packed, *layers = self.captures[name, width]()
+        else:
+            packed, *layers = self.sampled.launch(self._kind, width, self._write_masks)
         self._readback.begin(packed)
         return packed, *layers
+
+    def _write_masks(self, layout: Sequence[Sequence[int]]) -> None:
+        """Write the tokens that the constraint allows after each row."""
+        assert self._sampler is not None
+        assert self._sampler.grammar is not None
+        self._masks = self._sampler.grammar.tree_bits(self._sampler.tokens, layout, self.vocab_size)
+        self.sampled.sampling.write_masks(self._masks)
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """Wait for verification and return its outcome."""
@@ -138,6 +148,7 @@ class CapturedTarget(PromptReader):
         outcome = self._outcome(packed, width)
         nodes = packed[2 + 3 * width : 2 + 4 * width].tolist()
         outcome = outcome._replace(nodes=[nodes[row] for row in outcome.rows])
+        self._note(outcome.rows, outcome.tokens, self._report(packed, width), width)
         seen = self._seen(packed, width)
         return outcome._replace(layers=self._layers(outputs, outcome.rows), seen=seen)
 
@@ -158,9 +169,6 @@ class CapturedTarget(PromptReader):
         """Count the accepted rows, which the device has already moved."""
         self.text.num_rows += len(rows)
 
-    def _step(self, name: str) -> str:
-        return name if self._kind is None else name + self._kind.name
-
     def _launch(self, name: str, width: int) -> Sequence[Tensor]:
         """Replay a capture and copy its packed result to the host: the only transfer from the device per iteration."""
         packed, *layers = self.captures[name, width]()
@@ -175,11 +183,35 @@ class CapturedTarget(PromptReader):
         hidden = packed[words + 1 : words + 1 + self._hidden_words].view(torch.float32).clone()[None]
         return Outcome(rest[width : width + count], rest[:count], hidden, {}, expected=float(expected))
 
+    def _report(self, packed: Tensor, width: int) -> Tensor:
+        """Return the part of a packed result that begins with its log-probabilities."""
+        return packed[2 + 4 * width + 1 + self._hidden_words :]
+
+    def _note(self, rows: Sequence[int], tokens: Sequence[int], words: Tensor, width: int) -> None:
+        """Give the request's sampler the accepted tokens, up to the end of the text, and their log-probabilities.
+
+        Raises:
+            YggdrasilError: the constraint allows no token after an accepted row.
+        """
+        sampler, num_top = self._sampler, None if self._kind is None else self._kind.num_top
+        if sampler is None:
+            return
+        found: list[TokenLogprobs] | None = None
+        if num_top is not None and sampler.params.logprobs is not None:
+            num_top = min(num_top, self.vocab_size)
+            found = read_logprobs(words, width, num_top, rows, tokens, sampler.params.logprobs)
+        for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            if sampler.has_ended:
+                return
+            if sampler.grammar is not None and self._masks is not None and not self._masks[row].any():
+                raise no_token_possible()
+            sampler.note(token, None if found is None else found[number])
+
     def _seen(self, packed: Tensor, width: int, tokens: list[int] | None = None) -> RowsWithRunnersUp | None:
         """Return every existing row's token and top-k tokens from the packed result; None if not computed."""
         if not self.gives_runners_up:
             return None
-        found = packed[2 + 4 * width + 1 + self._hidden_words :].clone()
+        found = packed[-(2 + NUM_RUNNERS_UP) * width :].clone()
         read, exist, runners_up = found[:width], found[width : 2 * width].bool(), found[2 * width :].view(width, -1)
         return RowsWithRunnersUp(read[exist].tolist() if tokens is None else tokens, runners_up[exist])
 
@@ -189,45 +221,26 @@ class CapturedTarget(PromptReader):
 
     # ==== captured ====
 
-    def _read_one(self, name: str, width: int, kind: SamplingKind | None = None) -> Sequence[Tensor]:
+    def _read_one(self, name: str, width: int) -> Sequence[Tensor]:
         """Run a prefill or plain step. Return (packed result, *layers), for prefill with logits before the layers."""
         choice, best, hidden, *layers = self.runner.step(name, width)()
-        if kind is not None and kind.shapes:
-            self.sampling.count(choice, torch.ones_like(choice))
         logits, layers = (layers[:1], layers[1:]) if name == "prefill" else ([], layers)
         one, row = torch.ones_like(choice), torch.zeros_like(choice)
         summary = torch.cat([one, torch.isfinite(best).to(torch.int64), row, choice, choice, row])
-        return _pack(summary, one, hidden, self._runners_up(row, one, layers)), *logits, *layers
+        return self._packed(summary, one, hidden, layers), *logits, *layers
 
-    def _verify(self, name: str, width: int, kind: SamplingKind | None = None) -> Sequence[Tensor]:
+    def _verify(self, width: int) -> Sequence[Tensor]:
         """Rank, verify, accept and move the accepted rows. Return (packed result, *layers)."""
         order, expected = rank_nodes(self._tree)
         self.order.copy_(order)
-        summary, hidden, *layers = self.runner.step(name, width)()
-        count, rows = summary[:1], summary[2 : 2 + width]
-        if kind is not None and kind.shapes:
-            self.sampling.count(summary[2 + width : 2 + 2 * width], torch.arange(width, device=count.device) < count)
-        torch.ops.yggdrasil.keep_rows(self.runner.cache.rows(), self._start.tensor, rows, count)
-        last = rows.index_select(0, count - 1)
-        nodes = summary[2 + 3 * width :]
-        exist = torch.isfinite(self._tree.scores[nodes]).to(torch.int64)
-        runners_up = self._runners_up(self._tree.tokens[nodes], exist, layers)
-        return _pack(summary, expected[width - 1 : width], hidden.index_select(0, last), runners_up), *layers
+        summary, hidden, *layers = self.runner.step("verify", width)()
+        return self._packed(summary, expected[width - 1 : width], hidden, layers), *layers
 
-    def _runners_up(self, tokens: Tensor, exist: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
-        """Return the rows' tokens [W], existence [W] and flattened top-k tokens [W * K]; empty if not computed."""
-        return [tokens, exist, layers[-1].flatten()] if self.gives_runners_up else []
+    def _packed(self, summary: Tensor, expected: Tensor, hidden: Tensor, layers: Sequence[Tensor]) -> Tensor:
+        runners_up = layers[-1] if self.gives_runners_up else None
+        return finish(self.runner, self._tree, self._start.tensor, summary, expected, hidden, summary[:0], runners_up)
 
 
 def _nodes_and_choices(packed: Tensor, width: int) -> tuple[Tensor, Tensor]:
     choices, nodes = packed[2 + 2 * width : 2 + 4 * width].view(2, width)
     return nodes, choices
-
-
-def _pack(summary: Tensor, expected: Tensor, hidden: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Pack results into one int64 vector: summary [2 + 4W], bits of ``expected`` as float64 and of ``hidden`` [1, H].
-
-    ``others`` are appended.
-    """
-    words = expected.to(torch.float64).view(torch.int64), hidden.contiguous().view(torch.int64).flatten()
-    return torch.cat([summary, *words, *others])

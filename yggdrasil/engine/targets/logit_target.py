@@ -12,10 +12,8 @@ from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.verified import VerifiedTree
 from yggdrasil.engine.targets.captured_logits import CapturedLogits
 from yggdrasil.engine.targets.captured_target import CapturedTarget
-from yggdrasil.engine.targets.steps import PlainLogitsStep, VerifyLogitsStep
 from yggdrasil.engine.targets.target import Outcome, RowsWithRunnersUp, TargetModel, not_finite
 from yggdrasil.predictor.features import RepetitionFigures
-from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -34,21 +32,14 @@ class LogitTarget:
     """Target that shares the cache and text of a ``TargetModel`` or ``CapturedTarget``."""
 
     def __init__(self, target: TargetModel | CapturedTarget, tree: TokenTree, verify_widths: Sequence[int]) -> None:
-        runner, device = target.runner, target.runner.loaded.device
-        self.runner = runner
+        runner = self.runner = target.runner
         self.order = target.order
         self._target, self._tree = target, tree
-        self._token = HostBuffer(1, device)
-        self._start = HostBuffer(1, device)
         self._decision: AcceptanceSetup | None = None
-        runner.define("plain-logits", 1, PlainLogitsStep(runner.call), [self._token.tensor, self._start.tensor])
-        for width in verify_widths:
-            if width > 1:
-                inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
-                runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
+        target.define_logits_steps(verify_widths)
         self.captured: CapturedLogits | None = None
         if runner.recorder is not None:
-            self.captured = CapturedLogits(runner, tree, self.order, self._start.tensor, verify_widths)
+            self.captured = CapturedLogits(runner, tree, self.order, target.start, verify_widths)
         self.ranks_nodes = self.captured is not None
 
     @property
@@ -147,7 +138,7 @@ class LogitTarget:
 
     def run_tree(self, width: int) -> Sequence[Tensor]:
         """Verify the ``width`` best nodes. Return the outputs of ``VerifyLogitsStep``."""
-        self._start.write(self.length)
+        self._target.write_place()
         return self.runner.step("verify-logits", width)() if self.captured is None else self.captured.tree(width)
 
     @property
@@ -156,8 +147,7 @@ class LogitTarget:
         return self._decision
 
     def _run_plain(self, token: int) -> Sequence[Tensor]:
-        self._token.write(token)
-        self._start.write(self.length)
+        self._target.write_place(token)
         return self.runner.step("plain-logits", 1)() if self.captured is None else self.captured.plain()
 
     def _layers(self, layers: Sequence[Tensor]) -> dict[int, Tensor]:

@@ -4,16 +4,23 @@ Dims: W verified nodes (root included), N tree nodes, V vocabulary, H hidden siz
 """
 
 from dataclasses import fields
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import accept_greedy
-from yggdrasil.acceptance.tensor_sampling import SamplingKind, choose, counts_on_path
+from yggdrasil.acceptance.tensor_rules import PassRows, accept
+from yggdrasil.acceptance.tensor_sampling import (
+    SamplingInputs,
+    SamplingKind,
+    counts_on_path,
+    draw,
+    logprob_words,
+    process,
+)
 from yggdrasil.native.direct import VerifiedRows, direct
 from yggdrasil.runtime.forward import Forward, ModelCall
-from yggdrasil.runtime.traced import CallStep
+from yggdrasil.runtime.traced import CallStep, StepModule
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -45,18 +52,7 @@ class VerifyLogitsStep(CallStep[ModelCall]):
         """
         tree = TokenTree(*tree_buffers)
         rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
-        layout = torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
-        return layout, found.logits, found.hidden.float(), *found.layers
-
-
-class TreeRows(NamedTuple):
-    """The rows of a pass over a tree. Row 0 is the root, and parents come before children."""
-
-    nodes: Tensor  # [W] int64
-    tokens: Tensor  # [W] int64
-    parents: Tensor  # [W] int64, rows
-    ancestors: Tensor  # [W, W] bool, rows
-    exist: Tensor  # [W] bool, false for padding
+        return layout_of(rows), found.logits, found.hidden.float(), *found.layers
 
 
 def read_token(
@@ -69,20 +65,24 @@ def read_token(
 
 def read_tree(
     call: ModelCall, weights: list[Tensor], caches: list[Tensor], root: Tensor, chosen: Tensor, tree: TokenTree
-) -> tuple[TreeRows, Forward]:
+) -> tuple[PassRows, Forward]:
     """Run the nodes ``chosen`` [W] of a tree, with tree attention. ``root`` [1] is the root's position."""
+    rows = rows_of(chosen, tree)
+    offsets = root.expand(2).contiguous()
+    return rows, call(weights, caches, rows.tokens, root + tree.depths[rows.nodes], rows.ancestors, offsets)
+
+
+def rows_of(chosen: Tensor, tree: TokenTree) -> PassRows:
+    """Return the rows of a pass over the nodes ``chosen`` [W]."""
     nodes = chosen.sort().values  # parents before children
-    width = nodes.shape[0]
-    row_of = torch.zeros_like(tree.tokens).index_copy(0, nodes, torch.arange(width, device=nodes.device))
-    rows = TreeRows(
+    row_of = torch.zeros_like(tree.tokens).index_copy(0, nodes, torch.arange(nodes.shape[0], device=nodes.device))
+    return PassRows(
         nodes=nodes,
         tokens=tree.tokens[nodes],
         parents=row_of[tree.parents[nodes]],
         ancestors=tree.ancestors[nodes][:, nodes],
         exist=torch.isfinite(tree.scores[nodes]),
     )
-    offsets = root.expand(2).contiguous()
-    return rows, call(weights, caches, rows.tokens, root + tree.depths[nodes], rows.ancestors, offsets)
 
 
 class PlainStep(CallStep[ModelCall]):
@@ -116,58 +116,50 @@ class VerifyStep(CallStep[ModelCall]):
         """
         rows, found = read_tree(self._call, weights, caches, root, chosen, TokenTree(*tree_buffers))
         best, choices = found.best_tokens()
-        return _summary(rows, best, choices), found.hidden.float(), *found.layers
+        _, path = accept_greedy(rows.tokens, rows.parents, rows.ancestors, rows.exist, choices)
+        return _summary(rows, path, best, choices), found.hidden.float(), *found.layers
 
 
-def _summary(rows: TreeRows, best: Tensor, choices: Tensor) -> Tensor:
-    """Accept greedily and return the summary of ``VerifyStep`` [2 + 4W], from every row's best logit and token [W]."""
+def layout_of(rows: PassRows) -> Tensor:
+    """Return the layout [4, W] int64 of ``VerifyLogitsStep``."""
+    return torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
+
+
+def _summary(rows: PassRows, path: Tensor, best: Tensor, choices: Tensor) -> Tensor:
+    """Return the summary of ``VerifyStep`` [2 + 4W] from the accepted rows and each row's best logit and token [W]."""
     width = choices.shape[0]
-    _, path = accept_greedy(rows.tokens, rows.parents, rows.ancestors, rows.exist, choices)
     numbers = torch.arange(width, device=path.device)
     accepted = torch.where(path, numbers, width).sort().values.clamp(max=width - 1)
     finite = torch.isfinite(torch.where(path, best, 0.0)).all()
     return torch.cat([path.sum()[None], finite.to(torch.int64)[None], accepted, choices[accepted], choices, rows.nodes])
 
 
-class SampledPlainStep(CallStep[ModelCall]):
-    """``PlainStep`` with a sampled token."""
+class AcceptStep(StepModule):
+    """Choose and accept tokens from the logits of a pass. Random numbers depend on the position, not on the tree."""
 
-    def __init__(self, call: ModelCall, kind: SamplingKind) -> None:
-        super().__init__(call)
-        self._kind = kind
-
-    def forward(
-        self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor, *sampling: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Return what ``PlainStep`` returns. ``sampling`` are the fields of ``SamplingTensors``."""
-        found = read_token(self._call, weights, caches, token, position)
-        choice = choose(self._kind, found.logits, position + 1, None, sampling)
-        return choice, found.logits.amax(-1), found.hidden.float(), *found.layers
-
-
-class SampledVerifyStep(CallStep[ModelCall]):
-    """``VerifyStep`` with sampled tokens. The random numbers depend on the position only, not on the tree."""
-
-    def __init__(self, call: ModelCall, kind: SamplingKind) -> None:
-        super().__init__(call)
+    def __init__(self, kind: SamplingKind) -> None:
+        super().__init__()
         self._kind = kind
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
+        logits: Tensor,  # [W, V] float32
         root: Tensor,  # [1] int64, the root's position
         chosen: Tensor,  # [W] int64, nodes
-        *buffers: Tensor,  # fields of the tree, then of ``SamplingTensors``
-    ) -> tuple[Tensor, ...]:
-        """Return what ``VerifyStep`` returns."""
-        num_tree = len(fields(TokenTree))
-        tree, sampling = TokenTree(*buffers[:num_tree]), buffers[num_tree:]
-        rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
-        logits = found.logits
-        path_counts = counts_on_path(rows.tokens, rows.ancestors, logits.shape[1]) if self._kind.shapes else None
-        choices = choose(self._kind, logits, root + tree.depths[rows.nodes] + 1, path_counts, sampling)
-        return _summary(rows, logits.amax(-1), choices), found.hidden.float(), *found.layers
+        *buffers: Tensor,  # of the tree, then the fields of ``SamplingInputs``
+    ) -> tuple[Tensor, Tensor]:
+        """Return (summary of ``VerifyStep`` [2 + 4W], ``logprob_words``); without log-probabilities no words [0]."""
+        num_tree, kind = len(fields(TokenTree)), self._kind
+        tree, inputs = TokenTree(*buffers[:num_tree]), SamplingInputs(*buffers[num_tree:])
+        rows = rows_of(chosen, tree)
+        path_counts = counts_on_path(rows.tokens, rows.ancestors, logits.shape[1]) if kind.shapes else None
+        scores = process(kind, logits, path_counts, inputs)
+        choices = draw(scores, root + tree.depths[rows.nodes] + 1, inputs)
+        path, choices = accept(kind.rule, rows, scores, choices, inputs)
+        words = choices[:0] if kind.num_top is None else logprob_words(logits, choices, kind.num_top)
+        return _summary(rows, path, logits.amax(-1), choices), words
 
 
 class NativeVerifyStep(VerifyStep):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import walk_greedy
-from yggdrasil.engine.targets.steps import NativeVerifyStep, PlainStep, VerifyStep
+from yggdrasil.engine.targets.steps import NativeVerifyStep, PlainLogitsStep, PlainStep, VerifyLogitsStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer
@@ -119,6 +119,29 @@ class PromptReader(ABC):
             inputs = [self._tokens.tensor[:width], self._start.tensor, self._last.tensor]
             runner.define("prefill", width, PrefillStep(runner.call), inputs)
         runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
+
+    def define_logits_steps(self, verify_widths: Sequence[int]) -> None:
+        """Declare the steps "plain-logits" and "verify-logits", unless they are declared."""
+        runner = self.runner
+        if ("plain-logits", 1) in runner.defined:
+            return
+        inputs = [self._tokens.tensor[:1], self._start.tensor]
+        runner.define("plain-logits", 1, PlainLogitsStep(runner.call), inputs)
+        for width in verify_widths:
+            if width > 1:
+                inputs = [self._start.tensor, self.order[:width], *self._tree.tensors()]
+                runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
+
+    def write_place(self, token: int | None = None) -> None:
+        """Set the length of the text, and a plain step's token, as inputs of the next pass."""
+        if token is not None:
+            self._tokens.write(token)
+        self._start.write(self.length)
+
+    @property
+    def start(self) -> Tensor:
+        """Return the input [1] int64 that has the length of the text."""
+        return self._start.tensor
 
     @property
     def length(self) -> int:

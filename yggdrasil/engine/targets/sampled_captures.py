@@ -1,0 +1,168 @@
+"""Captured passes that choose and accept tokens by a request's sampling parameters and rule.
+
+A pass is one launch. With a constraint there are three, ranking, pass and acceptance, so that the host computes the
+tokens allowed after each row while the pass runs.
+
+Dims: W rows of a pass, V vocabulary, H hidden size, K top-k tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from yggdrasil.acceptance.tensor_sampling import SamplingKind, SamplingTensors
+from yggdrasil.engine.targets.steps import AcceptStep, layout_of, rows_of
+from yggdrasil.runtime.buffers import Readback
+from yggdrasil.runtime.forward import NUM_RUNNERS_UP, RUNNERS_UP
+from yggdrasil.runtime.graphs import Capture
+from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.tree.growth import rank_nodes
+from yggdrasil.tree.token_tree import TokenTree
+
+WriteMasks = Callable[[Sequence[Sequence[int]]], None]  # takes rows of a layout: nodes, tokens, parents, existence
+
+
+class SampledCaptures:
+    """Captures by sampling kind. They run the steps "plain-logits" and "verify-logits", and one "accept" step a kind.
+
+    Args:
+        order: [N] int64, receives the ranked nodes.
+        start: [1] int64, the root's position.
+        most: the largest number of rows of a pass.
+    """
+
+    def __init__(self, runner: ModelRunner, tree: TokenTree, order: Tensor, start: Tensor, most: int) -> None:
+        assert runner.recorder is not None
+        device, hidden_size = runner.loaded.device, runner.loaded.hidden_size
+        self._runner, self._tree, self._order, self._start = runner, tree, order, start
+        self._recorder = runner.recorder
+        self._root = torch.zeros(1, dtype=torch.int64, device=device)  # node of a plain step
+        self._hidden = torch.zeros(most, hidden_size, dtype=torch.float32, device=device)
+        self._runners_up = torch.zeros(most, NUM_RUNNERS_UP, dtype=torch.int64, device=device)
+        self._expected = torch.ones(1, dtype=torch.float32, device=device)
+        self._has_runners_up = RUNNERS_UP in runner.call.hidden_layers  # if so, they are the last output of a step
+        self._most = most
+        self._layout = Readback(4 * most, device)
+        self._captures: dict[tuple[str, int], Capture] = {}
+
+    @cached_property
+    def sampling(self) -> SamplingTensors:
+        """Return the sampling parameters' buffers on the device, created on first use."""
+        return SamplingTensors(self._runner.call.vocab_size, self._runner.loaded.device, self._most)
+
+    @cached_property
+    def _logits(self) -> Tensor:
+        """Return the buffer of a pass's logits [most, V] float32."""
+        size = self._most, self._runner.call.vocab_size
+        return torch.zeros(size, dtype=torch.float32, device=self._runner.loaded.device)
+
+    def add(self, kind: SamplingKind, widths: Sequence[int]) -> list[Capture]:
+        """Define the captures of ``kind`` for passes of ``widths``. Return the new ones, to be prepared in order."""
+        new: dict[tuple[str, int], Capture] = {}
+        for width in widths:
+            accept = self._name(kind)
+            if (accept, width) in self._captures:
+                continue
+            chosen = self._root if width == 1 else self._order[:width]
+            inputs = [self._logits[:width], self._start, chosen, *self._tree.tensors(), *self.sampling.inputs]
+            self._runner.define(accept, width, AcceptStep(kind), inputs)
+            works = {accept: partial(self._accept, kind, width)}
+            if kind.is_masked:
+                works = {"rank": partial(self._rank, width), "pass": partial(self._pass, width), **works}
+            else:
+                works = {accept: partial(self._whole, kind, width)}
+            for name, work in works.items():
+                if (name, width) not in self._captures:
+                    new[name, width] = self._captures[name, width] = self._recorder.capture(work)
+        return list(new.values())
+
+    def launch(self, kind: SamplingKind, width: int, write_masks: WriteMasks) -> Sequence[Tensor]:
+        """Launch a pass over the ``width`` best nodes, or a plain step. Return (packed result, *layers).
+
+        With a constraint, ``write_masks`` is called while the pass runs.
+        """
+        accept = self._captures[self._name(kind), width]
+        if not kind.is_masked:
+            return accept()
+        (layout,) = self._captures["rank", width]()
+        self._layout.begin(layout)
+        layers = self._captures["pass", width]()
+        write_masks(self._layout.wait(4 * width).view(4, width).tolist())
+        return *accept(), *layers
+
+    def first(self, kind: SamplingKind, logits: Tensor, position: int) -> Tensor:
+        """Choose the token at ``position`` from ``logits`` [1, V]. Return the summary and log-probability words."""
+        root = torch.full((1,), position - 1, device=logits.device)
+        others = [*self._tree.tensors(), *self.sampling.inputs]
+        summary, words = AcceptStep(kind)([], [], logits.float(), root, self._root, *others)
+        self.sampling.count(summary[3:4], torch.ones_like(root))
+        return torch.cat([summary, words])
+
+    @staticmethod
+    def _name(kind: SamplingKind) -> str:
+        return f"accept{kind.name}"
+
+    # ==== captured ====
+
+    def _whole(self, kind: SamplingKind, width: int) -> Sequence[Tensor]:
+        self._rank(width)
+        layers = self._pass(width)
+        return *self._accept(kind, width), *layers
+
+    def _rank(self, width: int) -> Sequence[Tensor]:
+        """Rank the tree's nodes. Return (layout of the pass [4 * W],)."""
+        if width == 1:
+            return (torch.cat([self._root, self._root, self._root, self._root + 1]),)
+        order, expected = rank_nodes(self._tree)
+        self._order.copy_(order)
+        self._expected.copy_(expected[width - 1 : width])
+        return (layout_of(rows_of(self._order[:width], self._tree)).flatten(),)
+
+    def _pass(self, width: int) -> Sequence[Tensor]:
+        """Run the pass, keep what acceptance reads, and return the layers."""
+        step = self._runner.step("plain-logits", 1) if width == 1 else self._runner.step("verify-logits", width)
+        logits, hidden, *layers = step()[0 if width == 1 else 1 :]
+        self._logits[:width].copy_(logits)
+        self._hidden[:width].copy_(hidden)
+        if self._has_runners_up:
+            self._runners_up[:width].copy_(layers[-1])
+        return layers
+
+    def _accept(self, kind: SamplingKind, width: int) -> Sequence[Tensor]:
+        """Choose and accept tokens, and move the accepted rows. Return (packed result,)."""
+        summary, words = self._runner.step(self._name(kind), width)()
+        runners_up = self._runners_up if self._has_runners_up else None
+        packed = finish(self._runner, self._tree, self._start, summary, self._expected, self._hidden, words, runners_up)
+        if kind.shapes:
+            is_accepted = torch.arange(width, device=summary.device) < summary[:1]
+            self.sampling.count(summary[2 + width : 2 + 2 * width], is_accepted)
+        return (packed,)
+
+
+def finish(
+    runner: ModelRunner,
+    tree: TokenTree,
+    start: Tensor,
+    summary: Tensor,
+    expected: Tensor,
+    hidden: Tensor,
+    words: Tensor,
+    runners_up: Tensor | None,
+) -> Tensor:
+    """Move the accepted rows of a pass and pack its result into one int64 vector.
+
+    It has: ``summary`` [2 + 4W]; the bits of ``expected`` [1] as float64 and of the last accepted row of ``hidden``
+    [>= W, H] float32; ``words``; and with ``runners_up`` [>= W, K] the rows' tokens, existence and top-k tokens.
+    """
+    width = (summary.shape[0] - 2) // 4
+    count, rows, nodes = summary[:1], summary[2 : 2 + width], summary[2 + 3 * width :]
+    if width > 1:
+        torch.ops.yggdrasil.keep_rows(runner.cache.rows(), start, rows, count)
+    last = hidden.index_select(0, rows.index_select(0, count - 1))
+    parts = [summary, expected.to(torch.float64).view(torch.int64), last.view(torch.int64).flatten(), words]
+    if runners_up is not None:
+        exist = torch.isfinite(tree.scores[nodes]).to(torch.int64) if width > 1 else torch.ones_like(nodes)
+        parts += [tree.tokens[nodes], exist, runners_up[:width].flatten()]
+    return torch.cat(parts)
