@@ -5,12 +5,13 @@ import random
 
 import pytest
 import torch
+from recurrent_models import recurrent_model
 from tiny import FAMILIES, tiny_config, tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
-from yggdrasil.runtime import selfcheck
+from yggdrasil.runtime import selfcheck, step_cache
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.runtime.selfcheck import check_tree_attention
 
@@ -78,32 +79,62 @@ def test_a_term_that_tree_attention_leaves_out_is_named(family, term, wrong, mon
         check_tree_attention(loaded)
 
 
-def test_positions_that_a_step_counts_otherwise_are_found(monkeypatch):
+@pytest.mark.parametrize(
+    "counted", [lambda positions: positions * 2, lambda positions: positions - positions.min()], ids=["twice", "from 0"]
+)
+def test_positions_that_a_step_counts_otherwise_are_found(counted, monkeypatch):
+    """Counted from the pass's first row, positions are wrong only behind a text."""
     loaded = prepare_model(tiny_model("llama"), "llama", 1)
     rotary = loaded.model.model.rotary_emb
     forward = rotary.forward
     calls = []
 
     def shifted(states, position_ids):
-        """The second pass, a decode step's, sees positions that grow by 2."""
         calls.append(position_ids)
-        return forward(states, position_ids * min(len(calls), 2))
+        return forward(states, position_ids if len(calls) == 1 else counted(position_ids))
 
     monkeypatch.setattr(rotary, "forward", shifted)
 
     with pytest.raises(YggdrasilError, match=r"the queries of layer 0 differ by"):
         check_tree_attention(loaded)
-    assert len(calls) == 2
+
+
+class CountingBart(BartForCausalLM):
+    """Takes positions and ignores them: BART's decoder counts by the length of its cache."""
+
+    def forward(self, input_ids=None, position_ids=None, **options):
+        return super().forward(input_ids, **options)
+
+
+CountingBart.__module__ = BartForCausalLM.__module__  # whose code transformers looks for attention functions
+
+
+def test_a_model_that_ignores_its_positions_is_found():
+    sizes = {f"{half}_{size}": 1 for half in ("encoder", "decoder") for size in ("layers", "attention_heads")}
+    config = BartConfig(vocab_size=50, d_model=16, decoder_ffn_dim=16, **sizes)
+
+    with pytest.raises(YggdrasilError, match=r"the queries of layer 0 differ by"):
+        check_tree_attention(prepare_model(CountingBart(config).eval(), "bart", 1))
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "granite"])
+def test_recurrent_layers_that_read_siblings_are_found(family, monkeypatch):
+    """Every row follows the one before it, as in a text."""
+    monkeypatch.setattr(step_cache, "parents_of", lambda mask: torch.arange(-1, len(mask) - 1))
+
+    with pytest.raises(YggdrasilError, match=r"the output of layer 0 differ by"):
+        check_tree_attention(recurrent_model(family).loaded)
 
 
 def test_the_text_is_read_where_it_is_given():
+    """At once, and as in decoding: its first half, then a tree in which the rest has siblings."""
     loaded = prepare_model(tiny_model("llama"), "llama", 1)
     seen = []
     loaded.model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0].tolist()))
 
     check_tree_attention(loaded, [5, 6, 7])
 
-    assert seen == [[5, 6, 7]] * 2
+    assert seen == [[5, 6, 7], [5, 6], [7, 5]]
 
 
 def test_a_layer_that_attends_twice_in_a_pass_is_found():
