@@ -23,6 +23,7 @@ from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.reports.charts import _library
 from yggdrasil.reports.facts import Facts
 from yggdrasil.reports.folder import write_tables
+from yggdrasil.reports.page import _cards, _prose
 from yggdrasil.reports.reasons import considered, reasons
 from yggdrasil.reports.schedules import verdict
 from yggdrasil.reports.text import show
@@ -247,6 +248,10 @@ def test_why_a_plan_is_as_it_is(facts):
     first = replace(plan, rejected=[], is_provisional=True)
     assert considered(first).empty
     assert "made at the first use of the model" in reasons(first)[0]
+    cards = _cards(replace(facts, plan=first))
+    assert "predicted" not in cards  # the placeholders of a plan that was not simulated
+    assert "per plain step" in cards
+    assert "<code>yggdrasil calibrate</code> compares" in _prose(reasons(first)[0])
 
 
 def test_the_chart_library_comes_out_of_the_page_as_it_was():

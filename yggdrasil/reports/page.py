@@ -1,6 +1,7 @@
 """The report as one self-contained HTML page: figures, tables and explanations."""
 
 import html
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -25,7 +26,8 @@ body { margin: 0; background: var(--back); color: var(--ink);
 header { background: #102a2e; color: #fff; padding: 30px 0 26px; }
 header p { margin: 4px 0 0; color: #b8cfc8; }
 .inner { max-width: 1180px; margin: 0 auto; padding: 0 24px; }
-h1 { margin: 0; font-size: 27px; font-weight: 650; letter-spacing: -0.01em; }
+h1 { margin: 0; font-size: 27px; font-weight: 650; letter-spacing: -0.01em; overflow-wrap: anywhere; }
+code { font: 0.9em ui-monospace, monospace; background: var(--back); border-radius: 4px; padding: 1px 4px; }
 nav { background: var(--paper); overflow-x: auto; white-space: nowrap;
       border-bottom: 1px solid var(--line); position: sticky; top: 0; z-index: 5; }
 nav a { display: inline-block; padding: 11px 16px 11px 0; color: var(--soft); text-decoration: none; font-size: 14px; }
@@ -103,23 +105,23 @@ class _Section(NamedTuple):
     parts: list[str]
 
     def html(self) -> str:
-        shown = "\n".join(self.parts)
-        return (
-            f'<section id="{self.anchor}"><h2>{self.title}</h2><p class="says">{html.escape(self.says)}</p>\n'
-            f"{shown}</section>"
-        )
+        says = f'<p class="says">{html.escape(self.says)}</p>' if self.says else ""
+        return "\n".join([f'<section id="{self.anchor}"><h2>{self.title}</h2>{says}', *self.parts, "</section>"])
 
 
 def _cards(facts: Facts) -> str:
     plan = facts.plan
-    repeats = plan.predicted.repeats
+    repeats, measured = plan.predicted.repeats, plan.costs[0]
     looped = "" if repeats is None else f" ({repeats:.0%} of their text repeats itself)"
-    cards = [
+    cards = [] if plan.is_provisional else [
         (f"{plan.predicted.speedup:.2f} ×", f"speed-up over plain decoding, predicted on held-out prompts{looped}"),
         (f"{plan.predicted.aal:.2f}", "tokens per iteration (AAL, bonus included)"),
         (f"{plan.predicted.tpot_ms:.3g} ms", "per token, predicted"),
-        (f"{plan.costs[0].plain_ms:.3g} ms", f"per plain step at context {plan.costs[0].context}"),
-    ]
+    ]  # fmt: skip
+    cards.append((f"{measured.plain_ms:.3g} ms", f"per plain step at context {measured.context}"))
+    if plan.is_provisional:
+        cards.append((f"{1e3 / measured.plain_ms:.3g}", "tokens per second by plain decoding"))
+        cards.append((str(plan.shapes.max_length), "tokens of context"))
     search = plan.search
     chosen = search.entry(search.chosen) if search is not None else None
     if chosen is not None and chosen.measured_speedup:
@@ -135,7 +137,7 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame], charts: Charts) -> 
     search = facts.plan.search
     chosen = search.entry(search.chosen) if search is not None else None
     shape = chosen.shape if chosen is not None else None
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in verdict(search)) if search is not None else ""
+    lines = "".join(f"<li>{_prose(line)}</li>" for line in verdict(search)) if search is not None else ""
     trees = [
         f"<h3>prompt {prompt}, tree {shape}, iteration {iteration}: {_accepted_text(part)}</h3>{charts.add(tree(part))}"
         for (prompt, shape, iteration), part in tables["trees"].groupby(["prompt", "shape", "iteration"])
@@ -143,16 +145,19 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame], charts: Charts) -> 
     limits = "The dotted line is the bound by the machine's measured bandwidth and matrix throughput." if len(
         tables["roofline"]
     ) else ""  # fmt: skip
-    reasons = "".join(f"<li>{html.escape(line)}</li>" for line in facts.reasons())
+    reasons = "".join(f"<li>{_prose(line)}</li>" for line in facts.reasons())
+    is_measured = len(tables["latency"]) > 0
     return [
         _section("why", "Why this plan", "Why this plan",
+                 "" if facts.plan.is_provisional else
                  "The policies that were tried and their predicted speed, simulated on held-out text.",
                  [f'<ul class="verdict">{reasons}</ul>', _table(tables["considered"], "", opened=True)]),
         _section("latency", "Step latency", "What a step costs",
                  "Medians and 10-90 % bands, measured inside real iterations. The plan's costs of verify widths are "
-                 f"measured by alternating quickly between all widths. {limits}",
+                 f"measured by alternating quickly between all widths. {limits}" if is_measured else
+                 "Milliseconds of a target pass, by the number of tokens that it verifies.",
                  [charts.add(figures.latency(tables)), charts.add(figures.iterations(tables)),
-                  _table(tables["costs"], "costs in the plan"),
+                  _table(tables["costs"], "costs in the plan", opened=not is_measured),
                   _table(tables["roofline"], "roofline")]),
         _section("prediction", "Prediction", "Predictions and measurements",
                  "Every plan that the search measured, scaled to the speed of the profile, and benchmarks.",
@@ -198,6 +203,11 @@ def _table(table: pd.DataFrame, title: str, *, opened: bool = False) -> str:
         rows.append(f"<tr{mark}>{cells}</tr>")
     text = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     return text if opened else f"<details><summary>Table: {title}</summary>{text}</details>"
+
+
+def _prose(text: str) -> str:
+    """Return ``text`` as HTML, with what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _words(is_text: bool) -> str:
