@@ -48,5 +48,5 @@ def unpack_column(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
         raise ValueError(f"a packed column is damaged: {error}") from error
     values = np.zeros((count, 8), dtype=np.uint8)
     values[:, :width] = np.frombuffer(planes, dtype=np.uint8).reshape(width, count).T
-    numbers: npt.NDArray[np.int64] = values.view("<i8").reshape(count).astype(np.int64)
+    numbers: npt.NDArray[np.int64] = values.view("<i8").reshape(count).astype(np.int64, copy=False)
     return numbers

@@ -181,6 +181,8 @@ class Decoder:
         """
         settings = RequestSettings.of(options)
         with self._preparing:  # threads may start requests concurrently
+            if self._table is not None:
+                self._table.look_first()  # not when it is set: ``grow_table`` may replace it before the first request
             tokens = self.encode(prompt)
             eos = (frozenset() if settings.ignore_eos else self.eos_tokens) | frozenset(settings.stop_tokens)
             stream = TextStream(
@@ -222,7 +224,6 @@ class Decoder:
             self._table_base = table_file(fingerprint)
             make_in_background(tokenizer, self._table_base)
             self._table = WatchedTable((self._table_base,), counts.set_table)
-            self._table.look()
 
     def pool_texts(self) -> None:
         """Share n-gram counts between later requests.
@@ -255,7 +256,6 @@ class Decoder:
         folder = answers_folder(self.plan.target.fingerprint, self.plan.target.weights)
         self._answers = AnswerCounts(folder, self._table_base)
         self._table = WatchedTable((self._answers.merged, self._table_base), counts.set_table)
-        self._table.look()
         finalize(self, self._answers.keep)
 
     def _counts(self) -> StatisticsDrafter | None:

@@ -73,12 +73,14 @@ def load_parts(
     if backend == "native":
         refuse_uncovered(source)
     backend = usable_backend(backend, device) or default_backend(device, compiles=not plan.is_provisional)
+    # Before the weights are resident: tables take more memory while they are read.
+    model_free = planned_model_free(plan, folder) if stand_in is None else []
     target = shared_model(
         source, DTYPES[dtype], device, plan.target.threads, plan.weights_in(dtype),
         is_described=backend in ("native", "uncompiled"),
     )  # fmt: skip
     plan, second, model_free = (
-        Drafting(plan, planned_drafter(plan, folder, tokenizer, target, dtype), planned_model_free(plan, folder))
+        Drafting(plan, planned_drafter(plan, folder, tokenizer, target, dtype), model_free)
         if stand_in is None
         else drafting_by(plan, folder, stand_in)
     )

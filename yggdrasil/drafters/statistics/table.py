@@ -46,14 +46,10 @@ class Table:
 
     def __post_init__(self) -> None:
         sizes_fit = len(self.totals) == len(self.keys) == len(self.starts) - 1 and len(self.tokens) == len(self.counts)
-        if (
-            not sizes_fit
-            or self.starts[0] != 0
-            or self.starts[-1] != len(self.tokens)
-            or (np.diff(self.starts) < 0).any()
-        ):
+        lengths = np.diff(self.starts)
+        if not sizes_fit or self.starts[0] != 0 or self.starts[-1] != len(self.tokens) or (lengths < 0).any():
             raise ValueError("the parts of a table do not fit together")
-        most = np.repeat(self.totals, np.diff(self.starts))
+        most = np.repeat(self.totals, lengths)
         if (self.totals < 1).any() or (self.counts < 1).any() or (self.counts > most).any() or (self.tokens < 0).any():
             raise ValueError("a table holds tokens or counts that cannot be")
 
@@ -158,8 +154,10 @@ class Table:
             raise ArtifactError(f"{shown(path)} is not an n-gram table; calibrate again")
         try:
             steps, totals, lengths, tokens, counts = (unpack_column(arrays[name]) for name in _COLUMNS)
-            starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
-            return cls(np.cumsum(steps), totals, starts, tokens, counts, arrays[_ORIGIN].tobytes().decode())
+            starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+            np.cumsum(lengths, out=starts[1:])
+            np.cumsum(steps, out=steps)
+            return cls(steps, totals, starts, tokens, counts, arrays[_ORIGIN].tobytes().decode())
         except (ValueError, IndexError) as error:
             raise ArtifactError(f"{shown(path)} is damaged ({error}); calibrate again") from error
 

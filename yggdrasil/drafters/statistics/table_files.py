@@ -9,6 +9,7 @@ from pathlib import Path
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.errors import ArtifactError
+from yggdrasil.runtime.room import give_back
 
 NICENESS = 10  # niceness of processes that write tables
 
@@ -24,9 +25,16 @@ class WatchedTable:
     def __init__(self, files: tuple[Path, ...], use: Callable[[Table], None]) -> None:
         self._files, self._use = files, use
         self._used: tuple[Path, int, int] | None = None
+        self._has_looked = False
+
+    def look_first(self) -> None:
+        """Call ``look`` unless it was called before."""
+        if not self._has_looked:
+            self.look()
 
     def look(self) -> bool:
         """Load the table if it has changed, and return whether one is in use. Damaged files are removed."""
+        self._has_looked = True
         for file in self._files:
             try:
                 status = file.stat()
@@ -41,6 +49,7 @@ class WatchedTable:
                 continue
             self._use(table)
             self._used = version
+            give_back()  # the arrays, which are larger than what is kept of them
             return True
         return self._used is not None
 
