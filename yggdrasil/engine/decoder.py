@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import Unpack
@@ -275,6 +275,9 @@ class Decoder:
             )
         else:
             prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
+        if (counts := self._counts()) is not None:
+            follow = partial(counts.follow_draws, prepared.report.seed, sampling.temperature)
+            prepared = replace(prepared, follow_draws=follow)
         if self.plan is None or sampling.is_greedy or not prepared.is_planned:
             return prepared
         return replace(prepared, report=replace(prepared.report, calibrated_temperature=0.0))

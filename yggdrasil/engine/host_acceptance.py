@@ -53,14 +53,16 @@ class PreparedRequest:
     counts: Counts | None = None
     is_planned: bool = False  # whether the decoder's own policy chooses the trees
     set_up: Callable[[], None] | None = None  # called when the request begins
+    follow_draws: Callable[[], None] | None = None  # likewise: tells a drafter what the target draws by
 
     def begin(self) -> None:
         """Set up the target. Call this just before the request runs, as others may have been prepared since."""
         if self.decision is not None:
             assert isinstance(self.engine.target, LogitTarget)
             self.engine.target.begin(self.decision)
-        if self.set_up is not None:
-            self.set_up()
+        for call in (self.set_up, self.follow_draws):
+            if call is not None:
+                call()
 
     def final_report(self) -> DecodingReport:
         """Return the report with the counted near ties, width-1 passes and flips."""

@@ -139,6 +139,10 @@ class NativeStatistics(NativeObject):
         """Set the lowest log-probability of a path that later trees may contain."""
         self._call("leave_out_below", ctypes.c_double(score))
 
+    def follow_draws(self, key: int, noise: float, others: float) -> None:
+        """Reweigh candidates of later trees by the target's draws (tree/draws.h); ``noise`` 0: not at all."""
+        self._call("follow_draws", ctypes.c_int64(key), ctypes.c_double(noise), ctypes.c_double(others))
+
     def features(self, path: Sequence[int]) -> Tensor:
         """Return the features [n, 2 + 2 K] int64 of tokens that may follow ``path``.
 

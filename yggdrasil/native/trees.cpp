@@ -113,6 +113,9 @@ YGG_API int32_t yggdrasil_counts_append(void* counts, const int64_t* tokens, int
 YGG_API int32_t yggdrasil_counts_leave_out_below(void* counts, double score) {
   return guarded([&] { static_cast<Counts*>(counts)->leave_out_below(score); });
 }
+YGG_API int32_t yggdrasil_counts_follow_draws(void* counts, int64_t key, double noise, double others) {
+  return guarded([&] { static_cast<Counts*>(counts)->follow_draws(key, noise, others); });
+}
 // Writes as many numbers of the rows as there is room for; returns how many there are.
 YGG_API int64_t yggdrasil_counts_features(void* counts, const int64_t* path, int64_t num_path, int64_t* rows, int64_t room) {
   return counted([&] {

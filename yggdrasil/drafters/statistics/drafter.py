@@ -14,6 +14,7 @@ from torch import Tensor
 
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
+from yggdrasil.drafters.statistics.draws import NO_DRAWS, Draws
 from yggdrasil.drafters.statistics.portable import LEAST_PATH, LONGEST, PortableStatistics
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
@@ -72,6 +73,7 @@ class StatisticsDrafter:
         self.name = " + ".join(names)
         self._counts: Any = self._make(*scorer.tensors())
         self._counts.leave_out_below(self._least_path)
+        self._draws = NO_DRAWS
         self.has_table = table is not None
         if table is not None:
             self.set_table(table)
@@ -89,6 +91,13 @@ class StatisticsDrafter:
         """Set the least probability of a path: at the plan's costs it does not pay to verify less probable ones."""
         self._least_path = max(LEAST_PATH, log(likely)) if likely > 0.0 else LEAST_PATH
         self._counts.leave_out_below(self._least_path)
+
+    def follow_draws(self, seed: int | None, temperature: float) -> None:
+        """Draft what the target will draw with ``seed`` at ``temperature``; None for a greedy target."""
+        draws = NO_DRAWS if seed is None else Draws.of(seed, temperature)
+        if draws != self._draws:
+            self._draws = draws
+            self._counts.follow_draws(*draws)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a request. Counts are kept if ``tokens`` continue the counted text, as the next turn of a chat does."""
@@ -118,13 +127,14 @@ class StatisticsDrafter:
             self._filled = tree
             self._counts.fill_in(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores)
         self._count()
-        self._counts.fill(budget.depth, budget.bound)
+        self._counts.fill(budget.depth, len(self._text) - 1, budget.bound)
 
     def _propose_alone(self, tree: TokenTree, budget: Budget) -> None:
         if tree is not self._grown:
             self._grown = tree
             self._counts.grow_in(*tree.node_tensors())
-        self._counts.grow(self._pending, budget.depth, budget.bound)
+        root = len(self._text) + len(self._pending) - 1
+        self._counts.grow(self._pending, budget.depth, root, budget.bound)
         self._text += self._pending
         self._pending = []
 
@@ -171,8 +181,8 @@ class _NativeStatistics:
     def __init__(self, *weights: Tensor) -> None:
         self._counts = NativeStatistics(*weights)
         self._bound = UNBOUNDED
-        self._mail, self._grow = Mailbox(2 + self._MOST), direct("grow", self._counts)
-        self._fill_mail, self._fill = Mailbox(3), direct("fill", self._counts)
+        self._mail, self._grow = Mailbox(3 + self._MOST), direct("grow", self._counts)
+        self._fill_mail, self._fill = Mailbox(4), direct("fill", self._counts)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._counts, name)
@@ -181,11 +191,8 @@ class _NativeStatistics:
         """Do what ``PortableStatistics.grow_in`` does."""
         self._counts.grow_in(*buffers, self._mail.tensor)
 
-    def grow(self, certain: Sequence[int], depth: int, bound: StoppingBound) -> int:
-        """Count the committed tokens ``certain`` and grow a tree of at most ``depth`` levels until ``bound`` stops it.
-
-        Returns the number of its nodes, as ``PortableStatistics.grow`` does.
-        """
+    def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:
+        """Do what ``PortableStatistics.grow`` does."""
         numbers = self._mail.numbers
         if bound is not self._bound:
             self._counts.grow_for(*bound.buffer_info())
@@ -193,8 +200,8 @@ class _NativeStatistics:
         if len(certain) > self._MOST:
             self._counts.append(certain)
             certain = ()
-        numbers[0], numbers[1] = depth, len(certain)
-        for place, token in enumerate(certain, 2):
+        numbers[0], numbers[1], numbers[2] = depth, root, len(certain)
+        for place, token in enumerate(certain, 3):
             numbers[place] = token
         if (size := self._grow()) < 0:
             raise RuntimeError("there is no text to grow a tree from")
@@ -204,10 +211,10 @@ class _NativeStatistics:
         """Do what ``PortableStatistics.fill_in`` does."""
         self._counts.fill_in(*buffers, self._fill_mail.tensor)
 
-    def fill(self, depth: int, bound: StoppingBound) -> int:
+    def fill(self, depth: int, root: int, bound: StoppingBound) -> int:
         """Do what ``PortableStatistics.fill`` does."""
         numbers = self._fill_mail.numbers
-        numbers[0], (numbers[1], numbers[2]) = depth, bound.buffer_info()
+        numbers[0], numbers[1], (numbers[2], numbers[3]) = depth, root, bound.buffer_info()
         if (size := self._fill()) < 0:
             raise RuntimeError("there is no text to fill a tree from")
         return size

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.statistics.best_first import EarlyStopping, Guess, Nodes, OpenGuesses, offered, shares
+from yggdrasil.drafters.statistics.draws import Draws
 from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 
 MAX_CONTINUATIONS = 16  # the most continuations considered per context of the text
@@ -68,6 +69,8 @@ class PortableStatistics:
         if shapes != [*of_features, (HIDDEN,), (HIDDEN,), (1,)]:
             raise RuntimeError("weights are not those of a scorer")
         self._least_path = LEAST_PATH
+        self._draws: Draws | None = None
+        self._root = 0  # position of the tree's root in its request's text
         self._weights = [each.numpy() for each in weights]
         self._recycled: dict[int, list[int]] = {}  # token -> the target's most recent top-k tokens after it, best first
         self._text: list[int] = []
@@ -108,6 +111,10 @@ class PortableStatistics:
         """Grow no node whose path has a log-probability below ``score``."""
         self._least_path = score
 
+    def follow_draws(self, key: int, noise: float, others: float) -> None:
+        """Reweigh candidates of later trees by the target's draws, the fields of ``Draws``; ``noise`` 0: not at all."""
+        self._draws = Draws(key, noise, others) if noise else None
+
     def features(self, path: Sequence[int]) -> Tensor:
         """Return the features of the candidates after ``path``, [n, 2 + 2 K] int64.
 
@@ -121,11 +128,13 @@ class PortableStatistics:
         """Set the buffers for ``grow``: tokens, parents, depths, scores, edges, ancestors of a tree."""
         self._grow_buffers = buffers
 
-    def grow(self, certain: Sequence[int], depth: int, bound: StoppingBound = UNBOUNDED) -> int:
+    def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound = UNBOUNDED) -> int:
         """Count the committed tokens ``certain`` and grow a tree below the text's last token.
 
-        The tree has at most ``depth`` levels. Growth stops by ``bound``. Return the number of nodes.
+        The tree has at most ``depth`` levels; ``root`` is its root's position in the request's text. Growth stops by
+        ``bound``. Return the number of nodes.
         """
+        self._root = root
         self.append(certain)
         nodes = self._nodes(*self._grow_buffers)
         nodes.put(Guess(0.0, -1, 0.0, 0, self._text[-1]))
@@ -139,13 +148,15 @@ class PortableStatistics:
         """Set the buffers for ``fill``: those of ``grow_in``, then tokens and scores of the candidate pool."""
         self._fill_buffers = buffers
 
-    def fill(self, depth: int, bound: StoppingBound = UNBOUNDED) -> int:
+    def fill(self, depth: int, root: int, bound: StoppingBound = UNBOUNDED) -> int:
         """Extend a tree that another drafter has grown below the text's last token, and return its number of nodes.
 
         Free nodes are filled with the best continuations, down to ``depth`` levels, until ``bound`` stops growth.
         Below a node that the drafter has run, whose candidates are in the pool, the two estimates are averaged, each
-        weighted by the sum of its probabilities. Elsewhere the higher estimate of a token is used.
+        weighted by the sum of its probabilities. Elsewhere the higher estimate of a token is used. ``root`` is as for
+        ``grow``.
         """
+        self._root = root
         *buffers, pool_tokens, pool_scores = self._fill_buffers
         tokens, scores = buffers[0], buffers[3]
         nodes = self._nodes(*buffers)
@@ -160,7 +171,7 @@ class PortableStatistics:
                 scores[node] = nodes.score(nodes.parent(node)) + falls[node]
             if nodes.score(node) < self._least_path:
                 continue
-            ours = dict(self._likely(self._behind(nodes.paths[node])))
+            ours = dict(self._below(nodes.paths[node]))
             children = [c for c in range(1, nodes.size) if nodes.parent(c) == node and math.isfinite(falls[c])]
             theirs = offered(pool_tokens, pool_scores, node, nodes.capacity, drafted[node])
             candidates = pool_tokens.numel() // nodes.capacity
@@ -205,7 +216,12 @@ class PortableStatistics:
     def _open_children(self, nodes: Nodes, node: int, score: float, depth: int, open_guesses: OpenGuesses) -> None:
         path = nodes.paths[node]
         if len(path) < depth:
-            open_guesses.add(node, score, shares(self._likely(self._behind(path)), MOST_LIKELY))
+            open_guesses.add(node, score, shares(self._below(path), MOST_LIKELY))
+
+    def _below(self, path: list[int]) -> list[tuple[int, float]]:
+        """Return all candidates after the text and ``path`` as (token, probability), reweighed by the draws."""
+        likely = self._likely(self._behind(path))
+        return likely if self._draws is None else self._draws.reweigh(likely, self._root + len(path) + 1)
 
     def _behind(self, path: list[int]) -> list[int]:
         """Return the last ``LONGEST`` tokens of the text followed by ``path``."""

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tree/best_first.h"
+#include "tree/draws.h"
 #include "tree/features.h"
 #include "tree/early_stopping.h"
 
@@ -61,6 +62,9 @@ class Counts {
   // No node is grown whose path has a lower log-probability.
   void leave_out_below(double score) { least_path_ = score; }
 
+  // From now on candidates are reweighed by these draws of the target; none with `noise` 0.
+  void follow_draws(int64_t key, double noise, double others) { draws_ = Draws(key, noise, others); }
+
   // From now on trees of N nodes are grown in these buffers, as `mail` says.
   void grow_in(Tensor tokens, Tensor parents, Tensor depths, Tensor scores, Tensor edges,
                Tensor ancestors, Tensor mail) {
@@ -71,13 +75,15 @@ class Counts {
   void grow_for(int64_t bound, int64_t count) { bound_ = numbers(bound, count); }
 
   // Counts more certain tokens, plants the text's last one and grows a tree from it (see direct.h); returns its size.
-  // The mail holds the tree's greatest depth, how many tokens are new, and which. Every row of the buffers is written
+  // The mail holds the tree's greatest depth, the root's position in its request's text, how many tokens are new, and
+  // which. Every row of the buffers is written
   // that a step may read.
   int64_t grow() {
     const auto* mail = bed_.at(6).const_data_ptr<int64_t>();
     const int64_t depth = mail[0];
     Nodes nodes(bed_[0], bed_[1], bed_[2], bed_[3], bed_[4], bed_[5]);
-    append({mail + 2, mail + 2 + mail[1]});
+    root_ = mail[1];
+    append({mail + 3, mail + 3 + mail[2]});
     YGG_CHECK(!features_.text().empty(), "no text to grow a tree from");
     nodes.put(0, {0.0, 0.0, 0, 0, features_.text().back()});
     std::priority_queue<Guess> open;
@@ -97,12 +103,13 @@ class Counts {
   // Goes on with a tree that somebody else has grown from the text's last token; returns its size. What is said beyond
   // its nodes takes the places that are left, below any node. Where a drafter has read a node, whose candidates are in
   // the pool then, both are believed: in proportion to what each says that it knows, the sum of its probabilities. Of
-  // other guesses that are the same the more confident is believed. The mail holds the tree's greatest depth, where the
-  // bound is, and how many numbers.
+  // other guesses that are the same the more confident is believed. The mail holds the tree's greatest depth, the root's
+  // position in its request's text, where the bound is, and how many numbers.
   int64_t fill() {
     YGG_CHECK(!features_.text().empty(), "no text to fill a tree from");
     const auto* mail = given_.at(8).const_data_ptr<int64_t>();
     const int64_t depth = mail[0];
+    root_ = mail[1];
     Nodes nodes(given_[0], given_[1], given_[2], given_[3], given_[4], given_[5]);
     const Pool pool(given_[6], given_[7], nodes.capacity);
     int64_t size = nodes.capacity;
@@ -121,7 +128,7 @@ class Counts {
       if (!std::isfinite(nodes.score[node]) || (node && !std::isfinite(falls[node]))) continue;
       if (node) nodes.score[node] = float(double(nodes.score[nodes.parent[node]]) + falls[node]);
       if (nodes.score[node] < least_path_) continue;
-      features_.below(nodes, node, found);
+      below(nodes, node, found);
       auto offered = pool.offered(node, drafted[node]);
       const bool is_read = !offered.empty() || pool.is_used_up(children[node].size());
       for (const int64_t child : children[node])  // others may have attached what it says
@@ -146,7 +153,7 @@ class Counts {
     }
     std::vector<double> existing;
     std::copy_if(nodes.score, nodes.score + size, std::back_inserter(existing), [](float s) { return std::isfinite(s); });
-    EarlyStopping stopping(numbers(mail[1], mail[2]), std::move(existing));
+    EarlyStopping stopping(numbers(mail[2], mail[3]), std::move(existing));
     return complete(nodes, size, depth, serial, open, stopping);
   }
 
@@ -175,8 +182,13 @@ class Counts {
                      std::priority_queue<Guess>& open) const {
     if (nodes.level[node] >= depth) return;
     std::vector<Candidate> found;
-    features_.below(nodes, node, found);
+    below(nodes, node, found);
     push(nodes, node, score, kMostLikely, found, serial, open);
+  }
+
+  void below(const Nodes& nodes, int64_t node, std::vector<Candidate>& found) const {
+    features_.below(nodes, node, found);
+    draws_.reweigh(found, root_ + nodes.level[node] + 1);
   }
 
   // What a drafter's probabilities below a node count for beside those of `found`.
@@ -207,6 +219,8 @@ class Counts {
   }
 
   CountFeatures features_;
+  Draws draws_;
+  int64_t root_ = 0;  // position of the tree's root in its request's text
   double least_path_ = kLeastPath;
   std::vector<Tensor> bed_;    // buffers of the tree that is grown, and the mail
   std::vector<Tensor> given_;  // of one that a drafter grows, with its pool, and the mail
