@@ -10,8 +10,8 @@ from tiny_pair import SHAPES
 from yggdrasil.artifacts import current_machine, plan_path, predictor_directory, profile_directory, write_csv
 from yggdrasil.calibration.measurement.stages import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.drafters.model_free_options import StatisticsOptions
-from yggdrasil.drafters.statistics.drafter import SCORER_FILE
 from yggdrasil.drafters.statistics.scorer import NGramScorer
+from yggdrasil.drafters.statistics.table_files import SCORER_FILE
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor

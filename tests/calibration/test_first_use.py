@@ -15,9 +15,9 @@ from yggdrasil.artifacts import current_machine, list_plans
 from yggdrasil.calibration import first_use
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.drafters.model_free_options import StatisticsOptions
-from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
+from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.engine.online_estimates import OnlineEstimates, refined, state_file
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError

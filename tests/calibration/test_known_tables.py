@@ -13,10 +13,11 @@ from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.statistics.known_tables import SHIPPED, announce, largest_table, with_larger
 from yggdrasil.calibration.statistics.learning import LearnedStatistics
 from yggdrasil.drafters.model_free_options import StatisticsOptions
-from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE, table_origin
+from yggdrasil.drafters.statistics.drafter import table_origin
 from yggdrasil.drafters.statistics.portable import HIDDEN
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
+from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.scheduling.plan import Expectation, ModelRef
 
 TABLE_TOO = StatisticsOptions()

@@ -19,12 +19,11 @@ from yggdrasil.artifacts.lock import locked
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.statistics import grown_table
 from yggdrasil.drafters.statistics.best_first import BRANCHES
-from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
 from yggdrasil.drafters.statistics.grown_table import OWN_WEIGHT, AnswerCounts, answers_folder, forget_answers, merge
 from yggdrasil.drafters.statistics.portable import table_key
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
-from yggdrasil.drafters.statistics.table_files import WatchedTable
+from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE, WatchedTable
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.scheduling.plan import ModelRef

@@ -11,9 +11,9 @@ from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.tensors import in_six_bits, read_tensors
 from yggdrasil.drafters.registry import named_drafters
 from yggdrasil.drafters.shipped_assets import table_folder, whole_name
-from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
+from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.errors import YggdrasilError
 
 

@@ -18,7 +18,7 @@ from yggdrasil.calibration.statistics.scorer_fit import Places, fit, surprise
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics.best_first import BRANCHES
-from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE, StatisticsDrafter
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.portable import (
     LEAST_PATH,
     LONGEST,
@@ -33,6 +33,7 @@ from yggdrasil.drafters.statistics.portable import (
 )
 from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
 from yggdrasil.drafters.statistics.table import Table
+from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.errors import ArtifactError
 from yggdrasil.native import is_native
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree

@@ -232,9 +232,9 @@ def _write_counts(folder: Path) -> None:
     """A table of any text at all, with the scorer that is usual."""
     from tiny_pair import TEXT
 
-    from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
     from yggdrasil.drafters.statistics.scorer import NGramScorer
     from yggdrasil.drafters.statistics.table import Table
+    from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 
     NGramScorer.usual(with_table=True).save(folder / SCORER_FILE)
     Table.of([(TEXT[:4], TEXT[4:] * 3)]).save(folder / TABLE_FILE)

@@ -26,8 +26,8 @@ from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.drafters.model_free_options import ModelFreeOptions, StatisticsOptions
 from yggdrasil.drafters.registry import NamedDrafters
 from yggdrasil.drafters.shipped_assets import table_folder
-from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
 from yggdrasil.drafters.statistics.scorer import NGramScorer
+from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.text_stream import TextStream

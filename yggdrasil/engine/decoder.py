@@ -16,10 +16,10 @@ from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.drafters.statistics.drafter import TABLE_FILE, StatisticsDrafter
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.grown_table import AnswerCounts, answers_folder
 from yggdrasil.drafters.statistics.shipped_table import make_in_background, table_file
-from yggdrasil.drafters.statistics.table_files import WatchedTable
+from yggdrasil.drafters.statistics.table_files import TABLE_FILE, WatchedTable
 from yggdrasil.engine.assembly import Assembly, Phase, silent
 from yggdrasil.engine.device_acceptance import accepts_on_device, prepare_on_device
 from yggdrasil.engine.host_acceptance import HostAcceptance, PolicyPerSetting, PreparedRequest, SamplerFactory

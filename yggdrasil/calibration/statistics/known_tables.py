@@ -14,9 +14,9 @@ from yggdrasil.calibration.statistics.learning import LearnedStatistics
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.shipped_assets import table_folder
-from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
+from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.errors import ArtifactError
 from yggdrasil.scheduling.plan import Plan
 

@@ -10,9 +10,10 @@ from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.calibration.statistics.scorer_fit import fit_scorer
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import Drafter, DrafterGroup
-from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE, StatisticsDrafter
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
+from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.scheduling.plan import Expectation

@@ -18,12 +18,12 @@ from yggdrasil.drafters.statistics.draws import NO_DRAWS, Draws
 from yggdrasil.drafters.statistics.portable import LEAST_PATH, LONGEST, PortableStatistics
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
+from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.native import is_native
 from yggdrasil.native.direct import Mailbox, NativeStatistics, direct
 from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
-SCORER_FILE, TABLE_FILE = "scorer.safetensors", "table.safetensors"
 POOL_TOKENS = 1 << 17  # the most tokens of earlier requests, about 65 MB of counts
 
 

@@ -27,8 +27,8 @@ TABLE_LENGTH = 3  # the most tokens of a context of a table
 NUM_CONTEXTS = LONGEST + TABLE_LENGTH
 HIDDEN = 16  # hidden units of a scorer
 RUNNERS_UP = 8  # the most top-k tokens stored per token
-_BITS = 21  # bits per token in a context's key
-MOST_TOKEN = (1 << _BITS) - 2
+TOKEN_BITS = 21  # bits per token in a context's key
+MOST_TOKEN = (1 << TOKEN_BITS) - 2
 
 Tokens = TypeVar("Tokens", int, npt.NDArray[np.int64])
 
@@ -276,17 +276,17 @@ def table_key(context: Sequence[Tokens]) -> Tokens:
     """Return the key of a context of one to three tokens up to ``MOST_TOKEN``; of arrays, the keys of many contexts."""
     key = context[0] + 1
     for token in context[1:]:
-        key = key << _BITS | token + 1
+        key = key << TOKEN_BITS | token + 1
     return key
 
 
 def has_one_token(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return which keys are contexts of one token. Every counted token follows exactly one of these."""
-    found: npt.NDArray[np.bool_] = keys < 1 << _BITS
+    found: npt.NDArray[np.bool_] = keys < 1 << TOKEN_BITS
     return found
 
 
 def is_longest(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return which keys are contexts of ``TABLE_LENGTH`` tokens, the longest."""
-    found: npt.NDArray[np.bool_] = keys >= 1 << _BITS * (TABLE_LENGTH - 1)
+    found: npt.NDArray[np.bool_] = keys >= 1 << TOKEN_BITS * (TABLE_LENGTH - 1)
     return found

@@ -1,12 +1,14 @@
-"""N-gram table of the text that the package includes, for the tokenizer of any model.
+"""N-gram table of the text and the tables that the package includes, for the tokenizer of any model.
 
-A model without a calibration has no n-gram table of its own text. Tokenising and counting the shipped text takes some
-seconds, so a separate process does it, once per tokenizer, when such a model is first opened. It may outlive the
-process that started it. The table is stored in the user's cache.
+A model without a calibration has no n-gram table of its own text. The table for it counts the shipped text in its
+tokens, and adds the shipped tables of other models' answers: their tokens that are also tokens of this tokenizer, about
+four fifths, are renamed. This takes some seconds, so a separate process does it, once per tokenizer, when such a model
+is first opened. It may outlive the process that started it. The table is stored in the user's cache.
 
     python -m yggdrasil.drafters.statistics.shipped_table TOKENIZER_JSON TABLE
 """
 
+import json
 import lzma
 import os
 import sys
@@ -14,13 +16,23 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.drafters.statistics.table import SCHEMA_VERSION, Table
-from yggdrasil.drafters.statistics.table_files import NICENESS, start_process, tables_folder
+from yggdrasil.drafters.statistics.table import SCHEMA_VERSION, IntArray, Table
+from yggdrasil.drafters.statistics.table_files import NICENESS, TABLE_FILE, start_process, tables_folder
 from yggdrasil.errors import ArtifactError
 
-TEXT = Path(__file__).parents[2] / "assets" / "corpus" / "text.xz"  # its README lists the licences
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_ASSETS = Path(__file__).parents[2] / "assets"
+TEXT = _ASSETS / "corpus" / "text.xz"  # its README lists the licences
+TABLES = _ASSETS / "tables"  # a folder for each model whose answers were counted
+VOCABULARY = "vocabulary.json.xz"  # in such a folder: the strings of the model's tokens, null where not text
+_CONTENT = 2  # changes when the text or the tables change
 CODE_CHARACTERS = 1_500_000  # characters of Python's standard library to count
 LEAST_BYTES = 32 << 20  # of a model's weights; passes of smaller models are so short that a table slows them
 _PIECE = 4_096  # characters per tokenised piece
@@ -28,7 +40,7 @@ _PIECE = 4_096  # characters per tokenised piece
 
 def table_file(tokenizer_fingerprint: str) -> Path:
     """Return the path of the table for a tokenizer."""
-    return tables_folder() / f"shipped-{tokenizer_fingerprint}-{SCHEMA_VERSION}.safetensors"
+    return tables_folder() / f"shipped-{tokenizer_fingerprint}-{SCHEMA_VERSION}.{_CONTENT}.safetensors"
 
 
 def make_in_background(tokenizer: Path, file: Path) -> None:
@@ -38,7 +50,7 @@ def make_in_background(tokenizer: Path, file: Path) -> None:
 
 
 def make_table(tokenizer: Path, file: Path) -> None:
-    """Tokenise the shipped text with ``tokenizer`` (a tokenizer.json), count it and write the table to ``file``.
+    """Write the n-gram table of the shipped text and tables for ``tokenizer`` (a tokenizer.json) to ``file``.
 
     Do nothing if another process is writing the table or has written it.
     """
@@ -52,11 +64,33 @@ def make_table(tokenizer: Path, file: Path) -> None:
         encoder.no_truncation()
         pieces = list(_pieces(lzma.decompress(TEXT.read_bytes()).decode() + _code()))
         encoded = encoder.encode_batch_fast(pieces, add_special_tokens=False)
-        Table.of(((), each.ids) for each in encoded).without_rare().save(file)
+        table = Table.of(((), each.ids) for each in encoded).without_rare()
+        for vocabulary in sorted(TABLES.glob(f"*/{VOCABULARY}")):
+            known = Table.load(vocabulary.with_name(TABLE_FILE))
+            table = table.plus(known.translated(_ids(json.loads(lzma.decompress(vocabulary.read_bytes())), encoder)))
+        table.save(file)
 
 
 def _pieces(text: str) -> Iterator[str]:
     return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+
+
+def _ids(vocabulary: list[str | None], encoder: "Tokenizer") -> IntArray:
+    """Return the token id of each string of ``vocabulary``, -1 for those that ``encoder`` does not encode as one token.
+
+    Some tokenizers insert a space at the start of a text, so each string is also encoded after a line break.
+    """
+    ids = np.full(len(vocabulary), -1, dtype=np.int64)
+    for before in ("", "\n"):
+        start = encoder.encode(before, add_special_tokens=False).ids
+        texts = [before + (string or "") for string in vocabulary]
+        encoded = [each.ids for each in encoder.encode_batch_fast(texts, add_special_tokens=False)]
+        decoded = encoder.decode_batch(encoded)  # differs where a character has no token
+        for number, (tokens, text) in enumerate(zip(encoded, decoded, strict=True)):
+            if len(tokens) == len(start) + 1 and tokens[:-1] == start and text == texts[number]:
+                ids[number] = tokens[-1]
+    distinct = np.unique(ids, return_index=True)[1]
+    return np.where(np.isin(np.arange(len(ids)), distinct), ids, -1)
 
 
 def _code() -> str:

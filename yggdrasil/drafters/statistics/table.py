@@ -22,7 +22,14 @@ from yggdrasil.artifacts.atomic import shown
 from yggdrasil.artifacts.columns import pack_column, unpack_column
 from yggdrasil.artifacts.store import read_tensors, write_tensors
 from yggdrasil.drafters.statistics.best_first import BRANCHES
-from yggdrasil.drafters.statistics.portable import MOST_TOKEN, TABLE_LENGTH, has_one_token, is_longest, table_key
+from yggdrasil.drafters.statistics.portable import (
+    MOST_TOKEN,
+    TABLE_LENGTH,
+    TOKEN_BITS,
+    has_one_token,
+    is_longest,
+    table_key,
+)
 from yggdrasil.errors import ArtifactError
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -121,6 +128,26 @@ class Table:
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         kept, renamed = known[row], np.cumsum(known) - 1
         return _ranked(self.keys[known], self.totals[known], renamed[row[kept]], self.tokens[kept], self.counts[kept])
+
+    def translated(self, ids: IntArray) -> Table:
+        """Return the table in the tokens of another tokenizer.
+
+        ``ids`` [vocabulary] are the other tokenizer's ids of this table's tokens, -1 for those without an equal token.
+        Contexts and continuations with such a token are dropped. Distinct tokens have distinct ids.
+        """
+        mask, keys, known = (1 << TOKEN_BITS) - 1, np.zeros_like(self.keys), np.ones(len(self.keys), dtype=bool)
+        for shift in range(0, TABLE_LENGTH * TOKEN_BITS, TOKEN_BITS):
+            token = (self.keys >> shift & mask) - 1  # -1: the context is shorter
+            new = np.where(token < 0, -1, ids[token])
+            known &= (token < 0) | (new >= 0)
+            keys |= new + 1 << shift
+        row = np.repeat(np.arange(len(keys)), np.diff(self.starts))
+        kept = known[row] & (ids[self.tokens] >= 0)
+        contexts, places = np.unique(keys[known], return_index=True)
+        renamed = np.zeros(len(keys), dtype=np.int64)
+        renamed[np.flatnonzero(known)[places]] = np.arange(len(contexts))
+        totals = self.totals[known][places]
+        return _ranked(contexts, totals, renamed[row[kept]], ids[self.tokens[kept]], self.counts[kept])
 
     def taken_from(self, origin: str) -> Table:
         """Return the table with its ``origin`` set."""

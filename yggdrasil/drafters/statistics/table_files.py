@@ -11,6 +11,7 @@ from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.errors import ArtifactError
 from yggdrasil.runtime.room import give_back
 
+SCORER_FILE, TABLE_FILE = "scorer.safetensors", "table.safetensors"
 NICENESS = 10  # niceness of processes that write tables
 
 
