@@ -77,7 +77,7 @@ NOT_PLAYED = {  # what else has a number there
         "NUM_CONTEXTS": "a dimension of the scorer: its weights are fitted with this value",
         "HIDDEN": "a dimension of the scorer",
         "RUNNERS_UP": "a dimension of the scorer: its weights are fitted with this value",
-        "_BITS": "a size of keys",
+        "TOKEN_BITS": "a size of keys",
         "MOST_TOKEN": "a size of keys",
         "LEAST_PATH": "replaced by a value from the plan's costs",
     },
