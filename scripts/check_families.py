@@ -35,7 +35,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError, one_line
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import load_model
-from yggdrasil.runtime.native_steps.families import describe
+from yggdrasil.runtime.native_steps.description import describe
 from yggdrasil.runtime.selfcheck import check_tree_attention
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape

@@ -11,7 +11,7 @@ from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.checkpoints.gguf import facts
 from yggdrasil.checkpoints.gguf.tokenizer import build_tokenizer
 from yggdrasil.checkpoints.kept_tokenizer import open_tokenizer
-from yggdrasil.runtime.native_steps.families import describe
+from yggdrasil.runtime.native_steps.description import describe
 
 BYTES = [
     *map(chr, range(33, 127)),

@@ -13,7 +13,8 @@ from yggdrasil.acceptance.greedy import walk_greedy
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.native import is_native
 from yggdrasil.runtime.loading import prepare_model
-from yggdrasil.runtime.native_steps.families import FAMILIES, describe, with_defaults
+from yggdrasil.runtime.native_steps.description import describe
+from yggdrasil.runtime.native_steps.families import FAMILIES, with_defaults
 from yggdrasil.runtime.native_steps.rotary import RotaryTable, frequencies
 from yggdrasil.runtime.runner import ModelRunner
 
@@ -22,7 +23,7 @@ COVERED = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "phi3", "olmo2", "exaone4",
     "ernie4_5",
 )  # fmt: skip
-HYBRID = ("lfm2",)
+HYBRID = ("lfm2", "qwen3_5")
 KINDS = [(torch.float32, "full"), (torch.bfloat16, "full"), (torch.float32, "q8_0"), (torch.bfloat16, "q4_0")]
 CONTEXT = tuple(torch.randint(1, VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(1)).tolist())
 PARENTS = (-1, 0, 0, 1, 1, 2, 5)

@@ -44,16 +44,19 @@ void rotate_wide(const T* from, const float* cos, const float* sin, int64_t head
   }
 }
 
-// Cosines and sines [W, D], of the rows' dtype or, of wide turns, float32; null: nothing is rotated.
+// Cosines and sines [W, R] of the first R numbers of a head, of the rows' dtype or, of wide turns, float32; null: nothing is
+// rotated.
 struct Turning {
   Turn turn;
   const void *cos, *sin;
+  int64_t size;  // R
 
   template <typename T>
   void apply(int64_t row, const T* from, int64_t d, T* to) const {
-    const auto of_row = [&]<typename N>(N, const void* all) { return static_cast<const N*>(all) + row * d; };
-    if (turn == Turn::halves) return rotate(from, of_row(T{}, cos), of_row(T{}, sin), d, to);
-    rotate_wide(from, of_row(0.0f, cos), of_row(0.0f, sin), d, turn == Turn::wide_pairs, to);
+    const auto of_row = [&]<typename N>(N, const void* all) { return static_cast<const N*>(all) + row * size; };
+    if (to != from) std::copy(from + size, from + d, to + size);
+    if (turn == Turn::halves) return rotate(from, of_row(T{}, cos), of_row(T{}, sin), size, to);
+    rotate_wide(from, of_row(0.0f, cos), of_row(0.0f, sin), size, turn == Turn::wide_pairs, to);
   }
 };
 
@@ -79,17 +82,18 @@ template <typename T>
 class AttentionStage {
  public:
   // query [W, Hq * D], which is rotated where it lies, key and value [W, Hkv * D]. What `of` says of queries is taken from
-  // the rows.
-  AttentionStage(AttentionOf<T> of, const SeenKeys& seen, int64_t rows, T* query, const T* key, const T* value, const RotaryEmbedding<T>& turn, T* out,
+  // the rows. With `gated`, query is [W, Hq, 2 * D]: each head is followed by a gate, whose sigmoid multiplies its output.
+  AttentionStage(AttentionOf<T> of, const SeenKeys& seen, int64_t rows, T* query, const T* key, const T* value, const RotaryEmbedding<T>& turn, bool gated, T* out,
                  int64_t num_threads)
-      : of_(laid_out(of, query)), attention_(of_, seen, rows, out, num_threads), query_(query), key_(key), value_(value), turn_(turn),
-        rows_(rows), start_(seen.start) {}
+      : of_(laid_out(of, query, gated)), attention_(of_, seen, rows, out, num_threads), query_(query), key_(key), value_(value), turn_(turn),
+        out_(out), rows_(rows), start_(seen.start), gated_(gated) {}
 
-  // `work` does place() and attend() when the stages run.
+  // `work` does place(), attend() and gate() when the stages run.
   template <typename Work>
   void share_out(Stages& stages, const Work& work, int64_t num_threads) const {
     stages.add<&Work::place>(work, rows_ * of_.key_heads, num_threads);
     stages.add<&Work::attend>(work, attention_.count(), num_chunks_of(attention_.count(), num_threads, kMuch));
+    if (gated_) stages.add<&Work::gate>(work, rows_ * of_.query_heads, num_threads);
   }
 
   // Key heads of rows, each with the query heads that read it: one row has work for several threads.
@@ -97,8 +101,10 @@ class AttentionStage {
     const int64_t d = of_.head_dim, group = of_.query_heads / of_.key_heads;
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t row = unit / of_.key_heads, head = unit % of_.key_heads;
-      T* queries = query_ + row * of_.query_row_stride + head * group * d;
-      for (int64_t i = 0; i < group; ++i) turn_.turn(turn_.query_norm, row, queries + i * d, d, queries + i * d);
+      for (int64_t i = 0; i < group; ++i) {
+        T* query = query_ + row * of_.query_row_stride + (head * group + i) * of_.query_head_stride;
+        turn_.turn(turn_.query_norm, row, query, d, query);
+      }
       const int64_t from = unit * d, to = (head * of_.capacity + start_ + row) * d;
       turn_.turn(turn_.key_norm, row, key_ + from, d, const_cast<T*>(of_.key_cache) + to);
       std::copy(value_ + from, value_ + from + d, const_cast<T*>(of_.value_cache) + to);
@@ -107,9 +113,24 @@ class AttentionStage {
 
   void attend(int64_t begin, int64_t end) const { attention_.attend(begin, end); }
 
+  // Heads of rows.
+  void gate(int64_t begin, int64_t end) const {
+    const int64_t d = of_.head_dim;
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const T* gates = query_ + unit * 2 * d + d;
+      T* to = out_ + unit * d;
+      int64_t j = 0;
+#ifdef YGG_AVX2
+      const Lanes one = spread(1.0f);
+      for (; j + 16 <= d; j += 16) store16(to + j, load16(to + j) * round_to<T>(one / (one + exp16(zeros() - load16(gates + j)))));
+#endif
+      for (; j < d; ++j) to[j] = static_cast<T>(widen(to[j]) * widen(static_cast<T>(1.0f / (1.0f + std::exp(-widen(gates[j]))))));
+    }
+  }
+
  private:
-  static AttentionOf<T> laid_out(AttentionOf<T> of, const T* query) {
-    of.query = query, of.query_head_stride = of.head_dim, of.query_row_stride = of.query_heads * of.head_dim;
+  static AttentionOf<T> laid_out(AttentionOf<T> of, const T* query, bool gated) {
+    of.query = query, of.query_head_stride = of.head_dim * (gated ? 2 : 1), of.query_row_stride = of.query_heads * of.query_head_stride;
     return of;
   }
 
@@ -118,7 +139,9 @@ class AttentionStage {
   T* query_;
   const T *key_, *value_;
   RotaryEmbedding<T> turn_;
+  T* out_;
   int64_t rows_, start_;
+  bool gated_;
 };
 
 }  // namespace yggdrasil

@@ -11,7 +11,7 @@
 #include "layers/program_code.h"
 #include "layers/program_values.h"
 #include "quantised/quantised_stage.h"
-#include "recurrence/tree_convolution.h"
+#include "recurrence/gated_delta.h"
 
 namespace yggdrasil {
 
@@ -22,11 +22,10 @@ class ProgramRun : public ProgramValues<T> {
   using Base = ProgramValues<T>;
   using typename Base::Needs;
   using Base::rows_, Base::sizes_, Base::data_, Base::at, Base::at_raw, Base::floats_at, Base::result_at, Base::norm_at, Base::tensor_at,
-      Base::check_sizes, Base::check_rows, Base::check_norm, Base::is_of_rows;
+      Base::check_sizes, Base::check_rows, Base::check_floats, Base::check_norms, Base::is_of_rows;
 
  public:
   using Base::size;
-
   // `rows` [..., K] are what the first stage reads, `tensors` those of the first run.
   // Programs that are laid out at one time have no attention of one number, counted from `first_attention`.
   ProgramRun(const Program& program, int64_t rows, const Tensors& tensors, int64_t num_threads, int64_t first_attention = 0)
@@ -50,9 +49,10 @@ class ProgramRun : public ProgramValues<T> {
   // Lays the stages out over these tensors and checks them. `given` are the values that are wanted, where they shall lie;
   // others lie in memory that outlives the call.
   void lay_out(const Tensors& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
-    packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), convolutions_.clear(), stages_.clear(), narrow_.clear();
+    packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), convolutions_.clear(), deltas_.clear(), stages_.clear(), narrow_.clear();
     widened_.assign(tensors.size(), {});
     this->place_all(tensors, given);
+    memory_ = scratch_words<Scratch::rows>(stage_words_);
     next_attention_ = first_attention_;
     int64_t value = tensors.size();
     read_program(program_, [&](const auto& code) { value += add(code, value, tensors); });
@@ -69,14 +69,17 @@ class ProgramRun : public ProgramValues<T> {
  private:
   Needs needs_of(const LinearsCode& code) const {
     Needs needs{{code.input, code.gate, code.residual}, {}};
-    const int64_t inputs = size(code.input);
-    needs.words = code.layers[3] >= 0 ? QuantisedStage<T>::words(rows_, inputs) : PackedStage<T>::words(rows_, inputs);
+    needs.words = code.layers[3] >= 0 ? QuantisedStage<T>::words(rows_, size(code.input)) : PackedStage<T>::words(rows_, size(code.input));
     for (size_t i = 0; i < code.layers.size(); i += 4) needs.gives.push_back(code.layers[i + 2]);
     return needs;
   }
-  Needs needs_of(const AttentionCode& code) const { return {{code.query, code.key, code.value}, {size(code.query)}}; }
+  Needs needs_of(const AttentionCode& code) const { return {{code.query, code.key, code.value}, {size(code.query) / (code.gated ? 2 : 1)}}; }
   Needs needs_of(const NormCode& code) const { return {{code.input, code.residual}, {size(code.input)}}; }
   Needs needs_of(const ConvolutionCode& code) const { return {{code.input, code.factor, code.gate}, {size(code.input)}}; }
+  Needs needs_of(const DeltaCode& code) const {
+    return {{code.mixed, code.decay, code.beta, code.gate}, {size(code.gate)},
+            GatedDelta<T>::words(rows_, (size(code.mixed) - size(code.gate)) / 2, size(code.beta), size(code.gate))};
+  }
 
   static std::deque<SeenKeys>& seen() {  // whose places stay where they are
     static thread_local std::deque<SeenKeys> kept;
@@ -108,6 +111,7 @@ class ProgramRun : public ProgramValues<T> {
 
     void place(int64_t begin, int64_t end) const { run.attention_of(code, of, sees, value).place(begin, end); }
     void attend(int64_t begin, int64_t end) const { run.attention_of(code, of, sees, value).attend(begin, end); }
+    void gate(int64_t begin, int64_t end) const { run.attention_of(code, of, sees, value).gate(begin, end); }
   };
 
   struct NormWork {
@@ -127,11 +131,23 @@ class ProgramRun : public ProgramValues<T> {
     void convolve(int64_t begin, int64_t end) const { run.convolution_of(code, tree, taps, value).convolve(begin, end); }
   };
 
+  struct DeltaWork {
+    const ProgramRun& run;
+    DeltaCode code;
+    TreeSlots tree;
+    RecurrenceSizes sizes;
+    ColumnBuffers buffers;
+    int64_t value;
+
+    void prepare(int64_t begin, int64_t end) const { run.delta_of(*this).prepare(begin, end); }
+    void recur(int64_t begin, int64_t end) const { run.delta_of(*this).recurrence.recur(begin, end); }
+    void finish(int64_t begin, int64_t end) const { run.delta_of(*this).finish(begin, end); }
+  };
+
   // Each adds a stage, whose first output is `value`, and returns how many outputs it has.
   int64_t add(const LinearsCode& code, int64_t value, const Tensors& tensors) {
     check(code, tensors);
-    uint32_t* memory = scratch_words<Scratch::rows>(stage_words_);
-    code.layers[3] >= 0 ? add(quantised_.emplace_back(*this, code, value, memory), tensors) : add(packed_.emplace_back(*this, code, value, memory), tensors);
+    code.layers[3] >= 0 ? add(quantised_.emplace_back(*this, code, value, memory_), tensors) : add(packed_.emplace_back(*this, code, value, memory_), tensors);
     return code.layers.size() / 4;
   }
 
@@ -153,7 +169,7 @@ class ProgramRun : public ProgramValues<T> {
     sees.look(tensor_at(code.mask, tensors), tensor_at(code.offsets, tensors), keys.size(1), code.window);
     sees.check(rows_, keys.size(1));
     const int64_t d = keys.size(2);
-    const AttentionOf<T> of{nullptr, size(code.query) / d, 0, 0, nullptr, nullptr, keys.size(0), keys.size(1), d, code.scale, code.softcap};
+    const AttentionOf<T> of{nullptr, size(code.query) / d / (code.gated ? 2 : 1), 0, 0, nullptr, nullptr, keys.size(0), keys.size(1), d, code.scale, code.softcap};
     const AttentionWork& work = attentions_.emplace_back(AttentionWork{*this, code, of, sees, value});
     attention_of(code, of, sees, value).share_out(stages_, work, num_threads_);
     return 1;
@@ -163,7 +179,7 @@ class ProgramRun : public ProgramValues<T> {
     YGG_CHECK(code.norm >= 0, "a norm has a weight");
     check_sizes({code.norm, code.residual}, size(code.input), "a norm and a residual have the size of the input,");
     check_rows({code.input, code.residual}, tensors);
-    check_norm(code.norm, tensors);
+    check_norms({code.norm}, tensors);
     const NormWork& work = norms_.emplace_back(NormWork{*this, code, value});
     norm_of(code, value).share_out(stages_, work, num_threads_, stages_.is_empty());
     return 1;
@@ -174,11 +190,28 @@ class ProgramRun : public ProgramValues<T> {
     check_sizes({code.factor, code.gate, code.weight, code.bias, code.window, code.inputs}, size(code.input), "operands of a convolution have the size of the input,");
     check_rows({code.input, code.factor, code.gate}, tensors);
     for (const Tensor* kept : {&window, &inputs}) YGG_CHECK(is_of_rows(*kept) && kept->is_contiguous(), "a state is dense and has the dtype of the rows");
-    YGG_CHECK(weight.dtype() == DType::float32 && weight.is_contiguous() && window.dim() == 2 && window.size(0) == weight.size(0) - 1,
-                "a convolution's weight is float32, and its state has a row less, not ", window.sizes(), " beside ", weight.sizes());
+    check_floats({code.weight, code.bias}, tensors);
+    YGG_CHECK(window.dim() == 2 && window.size(0) == weight.size(0) - 1, "a convolution's state has a row less than its weight, ", weight.sizes());
     const TreeSlots tree(tensor_at(code.parents, tensors), tensor_at(code.offsets, tensors), rows_, inputs.size(0));
     const ConvolutionWork& work = convolutions_.emplace_back(ConvolutionWork{*this, code, tree, weight.size(0), value});
     convolution_of(code, tree, work.taps, value).share_out(stages_, work, num_threads_);
+    return 1;
+  }
+
+  int64_t add(const DeltaCode& code, int64_t value, const Tensors& tensors) {
+    const RecurrenceSizes sizes(tensor_at(code.state, tensors), tensor_at(code.keys, tensors), tensor_at(code.updates, tensors),
+                                tensor_at(code.decays, tensors));
+    const int64_t queries = sizes.key_heads * sizes.key_size, values = sizes.heads * sizes.value_size;
+    check_rows({code.mixed, code.decay, code.beta, code.gate}, tensors);
+    check_floats({code.bias, code.rate}, tensors);
+    check_norms({code.norm}, tensors);
+    check_sizes({code.decay, code.beta, code.bias, code.rate}, sizes.heads, "operands of a recurrence have its heads,");
+    check_sizes({code.norm}, sizes.value_size, "a gated norm has the size of a head,");
+    check_sizes({code.gate}, values, "a gate has the size of the values,");
+    check_sizes({code.mixed}, 2 * queries + values, "queries, keys and values have together the size");
+    const TreeSlots tree(tensor_at(code.parents, tensors), tensor_at(code.offsets, tensors), rows_, sizes.slots);
+    const DeltaWork& work = deltas_.emplace_back(DeltaWork{*this, code, tree, sizes, ColumnBuffers(tree.parents), value});
+    delta_of(work).share_out(stages_, work, num_threads_);
     return 1;
   }
 
@@ -206,49 +239,53 @@ class ProgramRun : public ProgramValues<T> {
 
   AttentionStage<T> attention_of(const AttentionCode& code, AttentionOf<T> of, const SeenKeys& sees, int64_t value) const {
     of.key_cache = at(code.key_cache), of.value_cache = at(code.value_cache);
-    const RotaryEmbedding<T> turn{norm_at(code.query_norm, code.plus_one, code.eps), norm_at(code.key_norm, code.plus_one, code.eps), {static_cast<Turn>(code.turn), at_raw(code.cos), at_raw(code.sin)}};
-    return {of, sees, rows_, static_cast<T*>(result_at(code.query)), at(code.key), at(code.value), turn, static_cast<T*>(result_at(value)), num_threads_};
+    const RotaryEmbedding<T> turn{norm_at(code.query_norm, code.plus_one, code.eps), norm_at(code.key_norm, code.plus_one, code.eps), {static_cast<Turn>(code.turn), at_raw(code.cos), at_raw(code.sin), code.cos < 0 ? 0 : size(code.cos)}};
+    return {of, sees, rows_, static_cast<T*>(result_at(code.query)), at(code.key), at(code.value), turn, code.gated != 0, static_cast<T*>(result_at(value)), num_threads_};
   }
 
   NormStage<T> norm_of(const NormCode& code, int64_t value) const {
-    const InputRows<T> input{at(code.input), {}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)};
-    return {input, at(code.residual), static_cast<T*>(result_at(value))};
+    return {{at(code.input), {}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)}, at(code.residual), static_cast<T*>(result_at(value))};
   }
 
   TreeConvolution<T> convolution_of(const ConvolutionCode& code, const TreeSlots& tree, int64_t taps, int64_t value) const {
     return {tree, at(code.input), at(code.factor), at(code.gate), floats_at(code.weight), floats_at(code.bias), at(code.window),
-            static_cast<T*>(result_at(code.inputs)), static_cast<T*>(result_at(value)), size(code.input), taps};
+            static_cast<T*>(result_at(code.inputs)), static_cast<T*>(result_at(value)), size(code.input), taps, code.silu != 0};
+  }
+
+  GatedDelta<T> delta_of(const DeltaWork& work) const {
+    const DeltaCode& code = work.code;
+    float *queries = reinterpret_cast<float*>(memory_), *betas = queries + rows_ * work.sizes.key_heads * work.sizes.key_size, *rows = betas + rows_ * work.sizes.heads;
+    const TreeRecurrence of{work.sizes, work.tree, &work.buffers, queries, betas, floats_at(code.state), floats_at(code.keys), floats_at(code.decays),
+                            static_cast<float*>(result_at(code.updates)), rows};
+    return {of, at(code.mixed), at(code.decay), at(code.beta), at(code.gate), floats_at(code.bias), floats_at(code.rate),
+            norm_at(code.norm, 0, code.eps), static_cast<T*>(result_at(work.value))};
   }
 
   void check(const LinearsCode& code, const Tensors& tensors) const {
     check_sizes({code.gate, code.norm}, size(code.input), "a gate and a norm have the size of the input,");
     for (size_t i = 2; i < code.layers.size(); i += 4) check_sizes({code.residual}, code.layers[i], "a residual has the size of the outputs,");
     check_rows({code.input, code.gate, code.residual}, tensors);
-    check_norm(code.norm, tensors);
+    check_norms({code.norm}, tensors);
   }
 
   void check(const AttentionCode& code, const Tensor& keys, const Tensor& values, const Tensors& tensors) const {
-    const int64_t d = keys.size(2), heads = size(code.query) / d;
-    YGG_CHECK(keys.sizes() == values.sizes() && size(code.key) == keys.size(0) * d && size(code.value) == size(code.key) && heads * d == size(code.query) &&
-                    heads % keys.size(0) == 0 && (code.cos < 0 || (size(code.cos) == d && size(code.sin) == d)),
+    const int64_t d = keys.size(2), queries = size(code.query) / (code.gated ? 2 : 1), rotated = code.cos < 0 ? 0 : size(code.cos);
+    YGG_CHECK(keys.sizes() == values.sizes() && size(code.key) == keys.size(0) * d && size(code.value) == size(code.key) &&
+                    queries % size(code.key) == 0 && rotated <= d && rotated % 2 == 0 && (code.sin < 0 || size(code.sin) == rotated),
                 "keys and values do not have the cache's heads and head size: cache ", keys.sizes());
     for (const Tensor* cache : {&keys, &values}) YGG_CHECK(is_of_rows(*cache) && cache->is_contiguous(), "a cache is dense and has the dtype of the rows");
-    for (const int64_t norm : {code.query_norm, code.key_norm}) {
-      YGG_CHECK(norm < 0 || size(norm) == d, "a norm of heads has their size");
-      check_norm(norm, tensors);
-    }
+    check_sizes({code.query_norm, code.key_norm}, d, "a norm of heads has their size,");
+    check_norms({code.query_norm, code.key_norm}, tensors);
     YGG_CHECK(code.turn >= 0 && code.turn <= 2, "attention turns in no way ", code.turn);
     check_rows({code.query, code.key, code.value}, tensors);
     if (code.turn == 0) return check_rows({code.cos, code.sin}, tensors);
-    for (const int64_t value : {code.cos, code.sin}) {
-      const Tensor& turn = tensor_at(value, tensors);
-      YGG_CHECK(turn.dtype() == DType::float32 && turn.is_contiguous() && turn.numel() == rows_ * d, "cos and sin of this turn are float32, not ", turn.dtype());
-    }
+    check_floats({code.cos, code.sin}, tensors, rows_);
   }
 
   const Program program_;
   const int64_t num_threads_, first_attention_;
   int64_t end_attention_, next_attention_ = 0, stage_words_ = 0;
+  uint32_t* memory_ = nullptr;               // that stages work in, one after the other
   std::vector<int64_t> narrow_;              // biases that are not float32
   std::vector<std::vector<float>> widened_;  // of these, by value
   std::deque<LinearsWork<PackedStage<T>>> packed_;
@@ -256,6 +293,7 @@ class ProgramRun : public ProgramValues<T> {
   std::deque<AttentionWork> attentions_;
   std::deque<NormWork> norms_;
   std::deque<ConvolutionWork> convolutions_;
+  std::deque<DeltaWork> deltas_;
   Stages stages_;
 };
 

@@ -6,9 +6,11 @@
 //
 //   linears      0, input, gate, gelu, norm, plus one, residual, how many, then for each layer: packed, bias, outputs, format
 //                (-1: not quantised)
-//   attention    1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one, turn
+//   attention    1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one, turn,
+//                gated
 //   norm         2, input, norm, plus one, residual
-//   convolution  3, input, factor, gate, weight, bias, text's inputs, tree's inputs, offsets, parents
+//   convolution  3, input, factor, gate, weight, bias, text's inputs, tree's inputs, offsets, parents, silu
+//   gated delta  4, mixed, decay, beta, gate, bias, rate, norm, state, keys, updates, decays, offsets, parents
 //
 // and three floats per stage: eps of the norm, scale, softcap. The scale of linears multiplies their outputs before a residual is
 // added. `gelu` is 0 or 1, as in Around. `plus one` is 0 (the normalised value is rounded, then multiplied by the weight), 1
@@ -36,7 +38,7 @@ struct LinearsCode {
 };
 
 struct AttentionCode {
-  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, offsets, mask, window, plus_one, turn;
+  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, offsets, mask, window, plus_one, turn, gated;
   double eps, scale, softcap;
 };
 
@@ -47,7 +49,13 @@ struct NormCode {
 
 // As in TreeConvolution.
 struct ConvolutionCode {
-  int64_t input, factor, gate, weight, bias, window, inputs, offsets, parents;
+  int64_t input, factor, gate, weight, bias, window, inputs, offsets, parents, silu;
+};
+
+// As in GatedDelta.
+struct DeltaCode {
+  int64_t mixed, decay, beta, gate, bias, rate, norm, state, keys, updates, decays, offsets, parents;
+  double eps;
 };
 
 // Calls visit(code) for each stage, with the code of its kind.
@@ -71,12 +79,14 @@ void read_program(const Program& program, const Visit& visit) {
       visit(code);
     } else if (kind == 1) {
       visit(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
-                          numbers[0], numbers[1], numbers[2]});
+                          take(), numbers[0], numbers[1], numbers[2]});
     } else if (kind == 2) {
       visit(NormCode{take(), take(), take(), take(), numbers[0]});
+    } else if (kind == 3) {
+      visit(ConvolutionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take()});
     } else {
-      YGG_CHECK(kind == 3, "a program has no stage of the kind ", kind);
-      visit(ConvolutionCode{take(), take(), take(), take(), take(), take(), take(), take(), take()});
+      YGG_CHECK(kind == 4, "a program has no stage of the kind ", kind);
+      visit(DeltaCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), numbers[0]});
     }
   }
 }

@@ -99,10 +99,22 @@ class ProgramValues {
     }
   }
 
-  void check_norm(int64_t value, const Tensors& tensors) const {
-    if (value < 0) return;
-    const Tensor& norm = tensor_at(value, tensors);
-    YGG_CHECK(is_of_rows(norm) && norm.is_contiguous() && norm.numel() == size(value), "a norm has the dtype of the rows");
+  // Dense tensors in float32; with `rows`, of so many rows.
+  void check_floats(std::initializer_list<int64_t> values, const Tensors& tensors, int64_t rows = 0) const {
+    for (const int64_t value : values) {
+      if (value < 0) continue;
+      const Tensor& tensor = tensor_at(value, tensors);
+      YGG_CHECK(tensor.dtype() == DType::float32 && tensor.is_contiguous() && (!rows || tensor.numel() == rows * size(value)),
+                "a dense float32 tensor is read, not ", tensor.sizes(), " of ", tensor.dtype());
+    }
+  }
+
+  void check_norms(std::initializer_list<int64_t> values, const Tensors& tensors) const {
+    for (const int64_t value : values) {
+      if (value < 0) continue;
+      const Tensor& norm = tensor_at(value, tensors);
+      YGG_CHECK(is_of_rows(norm) && norm.is_contiguous() && norm.numel() == size(value), "a norm has the dtype of the rows");
+    }
   }
 
   static bool is_of_rows(const Tensor& tensor) { return tensor.dtype() == dtype_of<T>; }

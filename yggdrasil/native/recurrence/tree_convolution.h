@@ -3,8 +3,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
+#include "common/lanes.h"
 #include "common/tensor.h"
 #include "common/threads.h"
 
@@ -46,6 +48,7 @@ struct TreeConvolution {
   const T* window;                 // [K - 1, C]: the text's last inputs, oldest first
   T *inputs, *out;                 // [M, C], keeps the inputs of this pass; [W, C]
   int64_t channels, taps;
+  bool silu;  // of the sums
 
   // `work` does convolve() when the stages run.
   template <typename Work>
@@ -89,9 +92,21 @@ struct TreeConvolution {
     }
     T* to = out + row * channels + first;
     for (int64_t c = 0; c < count; ++c) to[c] = T(sums[c]);
+    if (silu) activate(to, count);
     if (!gate) return;
     const T* gates = gate + row * channels + first;
     for (int64_t c = 0; c < count; ++c) to[c] = T(widen(to[c]) * widen(gates[c]));
+  }
+
+  static void activate(T* values, int64_t count) {
+    int64_t c = 0;
+#ifdef YGG_AVX2
+    for (; c + 16 <= count; c += 16) {
+      const Lanes some = load16(values + c);
+      store16(values + c, some / (spread(1.0f) + exp16(zeros() - some)));
+    }
+#endif
+    for (; c < count; ++c) values[c] = T(widen(values[c]) / (1.0f + std::exp(-widen(values[c]))));
   }
 };
 
@@ -110,7 +125,7 @@ inline void tree_convolution(const Tensor& input, const Tensor& weight, const Te
   const auto run = [&]<typename T>(T) {
     const TreeConvolution<T> all{TreeSlots(above, places, rows, inputs.size(0)), given.const_data_ptr<T>(), nullptr, nullptr, transposed.data(),
                                  shift.defined() ? shift.const_data_ptr<float>() : nullptr, window.const_data_ptr<T>(),
-                                 inputs.mutable_data_ptr<T>(), out.mutable_data_ptr<T>(), channels, taps};
+                                 inputs.mutable_data_ptr<T>(), out.mutable_data_ptr<T>(), channels, taps, false};
     parallel(all.blocks(), num_threads, [&](int64_t begin, int64_t end) { all.convolve(begin, end); });
   };
   if (input.dtype() == DType::bfloat16) return run(BFloat16{});

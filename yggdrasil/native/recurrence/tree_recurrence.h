@@ -92,43 +92,78 @@ void run_columns(Ints parents, const ColumnBuffers& buffers, const float* state,
   }
 }
 
+// Sizes of a state [Hv, Dk, Dv] and of the factors `keys` [M, Hk, Dk], `updates` [M, Hv, Dv] and `decays` [M, Hv], which are
+// dense and float32.
+struct RecurrenceSizes {
+  int64_t slots, key_heads, heads, key_size, value_size;
+
+  RecurrenceSizes(const Tensor& state, const Tensor& keys, const Tensor& updates, const Tensor& decays) {
+    for (const Tensor* tensor : {&state, &keys, &updates, &decays})
+      YGG_CHECK(tensor->dtype() == DType::float32 && tensor->is_contiguous(), "states are dense and float32");
+    YGG_CHECK(state.dim() == 3 && keys.dim() == 3, "a state has heads, keys and values");
+    slots = keys.size(0), key_heads = keys.size(1), heads = state.size(0), key_size = state.size(1), value_size = state.size(2);
+    YGG_CHECK(keys.size(2) == key_size && heads % key_heads == 0 && updates.sizes() == Ints({slots, heads, value_size}) &&
+                  decays.sizes() == Ints({slots, heads}),
+              "a recurrence of the state ", state.sizes(), " has the keys ", keys.sizes(), " and updates ", updates.sizes());
+  }
+};
+
+// All rows of a tree: their factors are in their slots, and their outputs take the place of their values. All float32.
+struct TreeRecurrence : RecurrenceSizes {
+  TreeSlots tree;
+  const ColumnBuffers* buffers;
+  const float *query, *beta, *state;  // [W, Hk, Dk]; [W, Hv] or null; [Hv, Dk, Dv]
+  const float *keys, *decays;         // [M, Hk, Dk]; [M, Hv], logarithms
+  float *updates, *rows;              // [M, Hv, Dv]; [W, Hv, Dv], values that become outputs
+
+  int64_t units() const { return heads * parts(); }
+
+  // Some columns of some heads each.
+  void recur(int64_t begin, int64_t end) const {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t head = unit / parts(), first = unit % parts() * kColumns, group = heads / key_heads;
+      const auto step_of = [&](int64_t row) {
+        const int64_t slot = tree.slot(row), own = head / group;
+        float* values = rows + (row * heads + head) * value_size + first;
+        return TokenStep{keys + (slot * key_heads + own) * key_size, query + (row * key_heads + own) * key_size, values,
+                         std::exp(decays[slot * heads + head]), beta ? beta + row * heads + head : nullptr,
+                         updates + (slot * heads + head) * value_size + first, values};
+      };
+      const float* own = state + head * key_size * value_size;
+      if (value_size - first >= kColumns) run_columns<kColumns>(tree.parents, *buffers, own, key_size, value_size, first, step_of);
+      else run_columns<0>(tree.parents, *buffers, own, key_size, value_size, first, step_of);
+    }
+  }
+
+ private:
+  int64_t parts() const { return (value_size + kColumns - 1) / kColumns; }
+};
+
 // `query`, `key` [W, Hk, Dk], `value` [W, Hv, Dv], `decay` [W, Hv] (a logarithm), `beta` [W, Hv] or none, `state`
 // [Hv, Dk, Dv]; `keys` [M, Hk, Dk], `updates` [M, Hv, Dv] and `decays` [M, Hv] keep the factors. All float32.
 inline void tree_recurrence(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay, const Tensor& beta,
                             const Tensor& state, const Tensor& keys, const Tensor& updates, const Tensor& decays, const Tensor& offsets,
                             const Tensor& parents, int64_t num_threads, const Tensor& out) {
   const Tensor q = query.contiguous(), k = key.contiguous(), v = value.contiguous(), g = decay.contiguous(), b = beta.contiguous();
-  const int64_t rows = k.size(0), key_heads = k.size(1), key_size = k.size(2), heads = v.size(1), value_size = v.size(2), slots = keys.size(0);
-  YGG_CHECK(state.sizes() == Ints({heads, key_size, value_size}) && q.sizes() == k.sizes() && heads % key_heads == 0,
-            "a recurrence of keys ", k.sizes(), " and values ", v.sizes(), " has the state ", state.sizes());
-  YGG_CHECK(state.is_contiguous() && keys.is_contiguous() && updates.is_contiguous() && decays.is_contiguous(), "states are dense");
-  check_result(out, {rows, heads, value_size}, DType::float32);
+  const RecurrenceSizes sizes(state, keys, updates, decays);
+  const int64_t rows = k.size(0), heads = sizes.heads;
+  YGG_CHECK(k.sizes() == Ints({rows, sizes.key_heads, sizes.key_size}) && q.sizes() == k.sizes(), "a recurrence of keys ", k.sizes(),
+            " and values ", v.sizes(), " has the state ", state.sizes());
+  check_result(out, {rows, heads, sizes.value_size}, DType::float32);
   const Tensor above = parents.contiguous(), places = offsets.contiguous();
-  const TreeSlots tree(above, places, rows, slots);
+  const TreeSlots tree(above, places, rows, sizes.slots);
   const ColumnBuffers buffers(tree.parents);
-  const auto *q_ = q.const_data_ptr<float>(), *k_ = k.const_data_ptr<float>(), *v_ = v.const_data_ptr<float>(), *g_ = g.const_data_ptr<float>();
-  const float *b_ = b.defined() ? b.const_data_ptr<float>() : nullptr, *s_ = state.const_data_ptr<float>();
-  auto *keys_ = keys.mutable_data_ptr<float>(), *updates_ = updates.mutable_data_ptr<float>(), *decays_ = decays.mutable_data_ptr<float>();
-  auto* out_ = out.mutable_data_ptr<float>();
+  auto *keys_ = keys.mutable_data_ptr<float>(), *decays_ = decays.mutable_data_ptr<float>(), *out_ = out.mutable_data_ptr<float>();
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t slot = tree.slot(row);
-    std::copy_n(k_ + row * key_heads * key_size, key_heads * key_size, keys_ + slot * key_heads * key_size);
-    std::copy_n(g_ + row * heads, heads, decays_ + slot * heads);
+    const int64_t slot = tree.slot(row), size = sizes.key_heads * sizes.key_size;
+    std::copy_n(k.const_data_ptr<float>() + row * size, size, keys_ + slot * size);
+    std::copy_n(g.const_data_ptr<float>() + row * heads, heads, decays_ + slot * heads);
   }
-  const int64_t parts = (value_size + kColumns - 1) / kColumns, group = heads / key_heads;
-  parallel(heads * parts, num_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t head = item / parts, first = item % parts * kColumns;
-      const auto step_of = [&](int64_t row) {
-        const int64_t at = row * heads + head, from = (row * key_heads + head / group) * key_size, slot = tree.slot(row);
-        return TokenStep{k_ + from, q_ + from, v_ + at * value_size + first, std::exp(g_[at]), b_ ? b_ + at : nullptr,
-                         updates_ + (slot * heads + head) * value_size + first, out_ + at * value_size + first};
-      };
-      const float* own = s_ + head * key_size * value_size;
-      if (value_size - first >= kColumns) run_columns<kColumns>(tree.parents, buffers, own, key_size, value_size, first, step_of);
-      else run_columns<0>(tree.parents, buffers, own, key_size, value_size, first, step_of);
-    }
-  });
+  std::copy_n(v.const_data_ptr<float>(), v.numel(), out_);
+  const TreeRecurrence all{sizes, tree, &buffers, q.const_data_ptr<float>(),
+                           b.defined() ? b.const_data_ptr<float>() : nullptr, state.const_data_ptr<float>(), keys_, decays_,
+                           updates.mutable_data_ptr<float>(), out_};
+  parallel(all.units(), num_threads, [&](int64_t begin, int64_t end) { all.recur(begin, end); });
 }
 
 // The factors in `slots`, a path in order, become the state's.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from yggdrasil.runtime.native_steps.packed import Linear
 
-_LINEARS, _ATTENTION, _NORM, _CONVOLUTION = 0, 1, 2, 3  # stage kinds
+_LINEARS, _ATTENTION, _NORM, _CONVOLUTION, _DELTA = range(5)  # stage kinds
 NOTHING = -1  # tensor number of an absent operand
 # Tensor numbers common to all layers: hidden states, then the step's inputs. Cosines and sines follow, then the parents
 # of rows if there are recurrent layers.
@@ -101,18 +101,25 @@ class Writer:
         self.numbers += [eps, 0.0, 0.0]
         return self._give()
 
-    def attention(self, values: Sequence[int], window: int, norm_kind: int, turn: int, numbers: Sequence[float]) -> int:
-        """Write tree attention over the operands ``values``; return its output's number."""
-        self._code.append(_ATTENTION)
-        self._add(values, [window, norm_kind, turn])
-        self.numbers += numbers
-        return self._give()
+    def attention(self, values: Sequence[int], plain: Sequence[int], numbers: Sequence[float]) -> int:
+        """Write tree attention over the operands ``values``; return its output's number.
 
-    def convolution(self, values: Sequence[int]) -> int:
+        ``plain`` are the window, the kinds of norms and of rotary embedding, and whether queries have gates.
+        """
+        return self._stage(_ATTENTION, values, plain, numbers)
+
+    def convolution(self, values: Sequence[int], *, is_silu: bool = False) -> int:
         """Write a causal convolution along paths over the operands ``values``; return its output's number."""
-        self._code.append(_CONVOLUTION)
-        self._add(values)
-        self.numbers += [0.0, 0.0, 0.0]
+        return self._stage(_CONVOLUTION, values, [int(is_silu)], [0.0] * 3)
+
+    def gated_delta(self, values: Sequence[int], eps: float) -> int:
+        """Write the recurrence and norm of a gated delta network over ``values``; return its output's number."""
+        return self._stage(_DELTA, values, [], [eps, 0.0, 0.0])
+
+    def _stage(self, kind: int, values: Sequence[int], plain: Sequence[int], numbers: Sequence[float]) -> int:
+        self._code.append(kind)
+        self._add(values, plain)
+        self.numbers += numbers
         return self._give()
 
 

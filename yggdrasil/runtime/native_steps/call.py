@@ -13,7 +13,8 @@ from yggdrasil.native import is_native
 from yggdrasil.runtime.cache import StaticCache
 from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, likeliest_tokens
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.native_steps.families import Description, describe, names_of
+from yggdrasil.runtime.native_steps.description import Description, describe
+from yggdrasil.runtime.native_steps.families import names_of
 from yggdrasil.runtime.native_steps.layers import stack_of
 from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weights
 from yggdrasil.runtime.native_steps.rotary import RotaryTable
@@ -73,7 +74,7 @@ class NativeCall:
         # Rotary embeddings computed in float32 read a float32 table.
         table_dtype = loaded.dtype if described.turn == 0 else torch.float32
         self._rotary = [
-            RotaryTable(rope, described.head_size, positions, table_dtype) for rope in described.ropes.values()
+            RotaryTable(rope, described.rotary_size, positions, table_dtype) for rope in described.ropes.values()
         ]
         self._is_recurrent = described.recurrence is not None
         self._embedding = _Embedding(loaded, described, weights)

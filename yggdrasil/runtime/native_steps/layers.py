@@ -12,8 +12,9 @@ from torch import Tensor
 from yggdrasil.native.operators import drop_stack
 from yggdrasil.runtime.cache import StaticCache
 from yggdrasil.runtime.native_steps.bytecode import CARRIED, Program, Writer
-from yggdrasil.runtime.native_steps.families import CONVOLUTION, Description, LayerShape
-from yggdrasil.runtime.native_steps.mixers import write_attention, write_short_convolution
+from yggdrasil.runtime.native_steps.description import Description, LayerShape
+from yggdrasil.runtime.native_steps.families import CONVOLUTION, DELTA
+from yggdrasil.runtime.native_steps.mixers import write_attention, write_gated_delta, write_short_convolution
 from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weights
 
 
@@ -46,6 +47,8 @@ def layer_program(
 
     if shape.kind == CONVOLUTION:
         mixed, output = write_short_convolution(writer, of, weights, f"{name}.conv", before, remembered)
+    elif shape.kind == DELTA:
+        mixed, output = write_gated_delta(writer, of, weights, f"{name}.linear_attn", before, remembered)
     else:
         mixed, output = write_attention(writer, of, shape, weights, f"{name}.self_attn", before, remembered)
     between = added(mixed, output, CARRIED, behind_mixer)

@@ -22,7 +22,8 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.native_steps.families import CONVOLUTION, FULL, Config, Description, describe, with_defaults
+from yggdrasil.runtime.native_steps.description import Description, describe
+from yggdrasil.runtime.native_steps.families import FAMILIES, FULL, SLIDING, Config, with_defaults
 from yggdrasil.runtime.native_steps.weights import EMBEDDING, HEAD, is_tied, weight_shapes
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def outline_of(source: Source) -> Outline:
 def _outline(config: Config, described: Description) -> Outline:
     full = with_defaults(config)
     assert full is not None, "it was described"
-    attends = [shape.kind != CONVOLUTION for shape in described.layers]
+    attends = [shape.kind in (FULL, SLIDING) for shape in described.layers]
     return Outline.of_facts(full, described.ropes[FULL], attends, described.recurrence)
 
 
@@ -109,7 +110,7 @@ def load_described(
         YggdrasilError: if the checkpoint lacks weights of its model or holds others.
     """
     found = description_of(source) if is_native() and weights in ("full", "file") else None
-    if found is None or (weights == "file" and source.gguf is None):
+    if found is None or not FAMILIES[found[0]["model_type"]].is_mapped or (weights == "file" and source.gguf is None):
         return None
     config, described = found
     packer = _Packer(_mapped(source, config, described), dtype, keeps_blocks=weights == "file")

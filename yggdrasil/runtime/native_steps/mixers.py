@@ -1,4 +1,4 @@
-"""Bytecode of the parts of a layer that mix rows: attention, and the short convolution of LFM2.
+"""Bytecode of the parts of a layer that mix rows: attention, LFM2's short convolution, gated delta networks.
 
 Dims: H hidden size, C channels, K taps.
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from yggdrasil.runtime.native_steps.bytecode import CARRIED, FIRST_TURN, MASK, NOTHING, OFFSETS, Writer
-from yggdrasil.runtime.native_steps.families import Description, LayerShape
+from yggdrasil.runtime.native_steps.description import Description, LayerShape
 from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weights
 
 Mixed = tuple[int, Linear]  # the output's number, and the linear layer that is to be applied to it
@@ -25,6 +25,7 @@ def write_attention(
 ) -> Mixed:
     """Write attention ``name`` over the layer's key and value ``caches``; ``norm`` is applied to its input."""
     sizes = [heads * of.head_size for heads in (of.query_heads, of.key_heads, of.key_heads)]
+    sizes[0] *= 2 if of.is_gated else 1
     if weights.has(f"{name}.qkv_proj.packed"):
         layers = weights.joined(f"{name}.qkv_proj", sizes)
     else:
@@ -36,7 +37,7 @@ def write_attention(
     own = [writer.tensor(cache) for cache in caches]
     attended = writer.attention(
         [query, key, value, *head_norms, *turn, *own, OFFSETS, MASK],
-        shape.window, of.norm_kind, of.turn, [of.norm_eps, of.scale, of.softcap],
+        [shape.window, of.norm_kind, of.turn, int(of.is_gated)], [of.norm_eps, of.scale, of.softcap],
     )  # fmt: skip
     return attended, weights.linear(f"{name}.o_proj", of.hidden_size)
 
@@ -72,6 +73,25 @@ def write_short_convolution(
     factor, gate, source = writer.linears(CARRIED, layers, norm=norm, norm_kind=of.norm_kind, eps=of.norm_eps)
     taps = _taps(writer, weights, f"{name}.conv", states)
     rows = writer.convolution([source, factor, gate, *taps, OFFSETS, parents_of(of)])
+    return rows, weights.linear(f"{name}.out_proj", of.hidden_size)
+
+
+def write_gated_delta(
+    writer: Writer, of: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
+) -> Mixed:
+    """Write the gated delta network ``name`` over the layer's ``states``; ``norm`` is applied to its input."""
+    sizes = of.recurrence
+    assert sizes is not None, "the layer is recurrent"
+    outputs = {"qkv": sizes.conv_channels, "z": sizes.heads * sizes.value_size, "a": sizes.heads, "b": sizes.heads}
+    layers = [weights.linear(f"{name}.in_proj_{part}", size) for part, size in outputs.items()]
+    mixed, gate, decay, beta = writer.linears(CARRIED, layers, norm=norm, norm_kind=of.norm_kind, eps=of.norm_eps)
+    taps = _taps(writer, weights, f"{name}.conv1d", states[:2])
+    mixed = writer.convolution([mixed, NOTHING, NOTHING, *taps, OFFSETS, parents_of(of)], is_silu=True)
+    bias, rate, own = (weights.tensors.get(f"{name}.{part}") for part in ("dt_bias", "A_log", "norm.weight"))
+    if bias is None or rate is None or own is None:
+        raise NotCoveredError(f"{name} lacks decays or its norm")
+    operands = [writer.tensor(tensor) for tensor in (bias.float(), -rate.float().exp(), own, *states[2:])]
+    rows = writer.gated_delta([mixed, decay, beta, gate, *operands, OFFSETS, parents_of(of)], of.norm_eps)
     return rows, weights.linear(f"{name}.out_proj", of.hidden_size)
 
 

@@ -2,14 +2,8 @@
 
 from collections.abc import Mapping
 
-from yggdrasil.runtime.native_steps.families import (
-    CONVOLUTION,
-    FAMILIES,
-    Config,
-    Description,
-    Family,
-    with_defaults,
-)
+from yggdrasil.runtime.native_steps.description import Description
+from yggdrasil.runtime.native_steps.families import CONVOLUTION, FAMILIES, Config, Family, with_defaults
 
 EMBEDDING, HEAD, LAST_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 _NORMS = {
