@@ -74,8 +74,8 @@ def test_packing_holds_one_weight_of_the_file_and_one_copy_of_all(tmp_path, monk
     file = write_gguf(tmp_path / "model.gguf", model, kind=Kind.Q8_0)
     held, add = [], loading._Packer.add
 
-    def watched(packer, name):
-        add(packer, name)
+    def watched(packer, name, **kind):
+        add(packer, name, **kind)
         held.append(resident_bytes(file))
 
     monkeypatch.setattr(loading._Packer, "add", watched)
