@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 TOKENS = torch.randint(1, 90, (1, 24), generator=torch.Generator().manual_seed(1))
 ARCHITECTURES = {
     "lfm2": "LFM2", "qwen3_5": "QWEN35", "qwen3_5_moe": "QWEN35MOE", "granite": "GRANITE_HYBRID",
-    "granite_dense": "GRANITE_HYBRID",
+    "granite_dense": "GRANITE_HYBRID", "lfm2_moe": "LFM2MOE", "falcon_h1": "FALCON_H1",
 }  # fmt: skip
 # Parts of a file that are one weight of the model, by what its name ends with.
 JOINED = {
@@ -37,11 +37,15 @@ def facts_of(config, family):
         "attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads,
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
     }  # fmt: skip
-    if family == "lfm2":
+    if family.startswith("lfm2"):
         heads = [config.num_key_value_heads if kind != "conv" else 0 for kind in config.layer_types]
         return facts | {
             "attention.head_count_kv": heads, "attention.layer_norm_rms_epsilon": config.norm_eps,
             "shortconv.l_cache": config.conv_L_cache,
+        } | (expert_facts(config, config.moe_intermediate_size) if family == "lfm2_moe" else {})  # fmt: skip
+    if family == "falcon_h1":
+        return facts | mamba_facts(config) | {
+            "attention.layer_norm_rms_epsilon": config.rms_norm_eps, "attention.key_length": config.head_dim,
         }  # fmt: skip
     if family in ("granite", "granite_dense"):
         facts |= expert_facts(config, shared=config.shared_intermediate_size) if config.num_local_experts else {}
@@ -51,10 +55,7 @@ def facts_of(config, family):
             ],
             "attention.layer_norm_rms_epsilon": config.rms_norm_eps, "attention.scale": config.attention_multiplier,
             "embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier,
-            "logit_scale": config.logits_scaling, "ssm.conv_kernel": config.mamba_d_conv,
-            "ssm.state_size": config.mamba_d_state, "ssm.group_count": config.mamba_n_groups,
-            "ssm.time_step_rank": config.mamba_n_heads, "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
-            "rope.scaling.finetuned": False,
+            "logit_scale": config.logits_scaling, "rope.scaling.finetuned": False, **mamba_facts(config),
         }  # fmt: skip
     if family == "qwen3_5_moe":
         facts |= expert_facts(config, config.moe_intermediate_size, config.shared_expert_intermediate_size)
@@ -69,11 +70,20 @@ def facts_of(config, family):
     }  # fmt: skip
 
 
+def mamba_facts(config):
+    return {
+        "ssm.conv_kernel": config.mamba_d_conv, "ssm.state_size": config.mamba_d_state,
+        "ssm.group_count": config.mamba_n_groups, "ssm.time_step_rank": config.mamba_n_heads,
+        "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
+    }  # fmt: skip
+
+
 def expert_facts(config, inner=0, shared=0):
     """Of an architecture's experts; those of Granite are as wide as its feed-forward length."""
     facts = {
         "expert_count": config.num_experts if inner else config.num_local_experts,
         "expert_used_count": config.num_experts_per_tok, "expert_shared_feed_forward_length": shared,
+        "leading_dense_block_count": getattr(config, "num_dense_layers", 0),
     }  # fmt: skip
     return facts | ({"expert_feed_forward_length": inner} if inner else {})
 
@@ -127,6 +137,7 @@ def written(table, config, name, tensor):
             (f"blk.{layer}.{part}.weight", each.contiguous().numpy()) for part, each in zip(parts, values, strict=True)
         ]
     theirs = table.get_name(name) or table.get_name(name.replace("dt_bias", "dt_proj.bias"), (".weight", ".bias"))
+    theirs += ".bias" if theirs.endswith("exp_probs_b") else ""
     return [(theirs, np.ascontiguousarray(as_written(config, name, tensor.numpy())))]
 
 
@@ -141,6 +152,8 @@ def write(path, family, kind=Kind.F32, without=()):
     add_tokenizer(writer)
     table = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
+        if name in model.all_tied_weights_keys:
+            continue
         for theirs, values in written(table, config, name, tensor):
             stored = kind if values.ndim >= 2 and values.shape[-1] % 32 == 0 and "conv" not in theirs else Kind.F32
             stored = Kind.F32 if "ssm_norm" in theirs or "ffn_gate_inp" in theirs else stored

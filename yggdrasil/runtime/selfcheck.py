@@ -140,8 +140,7 @@ def _parts_of(length: int, device: torch.device) -> list[_Part]:
     """Return the passes of decoding over a text: a chain over its first half, then a tree over the second."""
     half = (length + 1) // 2
     chain, tree = torch.arange(half, device=device), torch.arange(2 * (length - half), device=device)
-    is_sibling = tree % 2 == 1
-    is_ancestor = (tree[:, None] // 2 > tree // 2) & ~is_sibling
+    is_sibling, is_ancestor = tree % 2 == 1, (tree[:, None] // 2 > tree // 2) & (tree % 2 == 0)
     return [
         _Part(0, chain, chain < 0, chain[:, None] >= chain),
         _Part(half, half + tree // 2, is_sibling, is_ancestor | (tree[:, None] == tree)),

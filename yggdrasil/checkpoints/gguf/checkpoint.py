@@ -20,6 +20,7 @@ from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.gguf.config import ROPE_FACTORS
 from yggdrasil.checkpoints.gguf.experts import join_experts, split_experts, whole_of
+from yggdrasil.checkpoints.gguf.gemma4 import place_of
 from yggdrasil.checkpoints.gguf.recurrent import RECURRENT, as_in_model, name_in_table
 from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.checkpoints.shards import ShardWriter
@@ -129,8 +130,10 @@ def tensor_names(
         bare = table.get_name(name)  # a parameter not named .weight or .bias
         if suffix == "dt_bias":
             stem, suffix, bare = f"{stem}.dt_proj", "bias", None
+        stem, suffix = place_of(stem, suffix)
         theirs = f"{table.get_name(name_in_table(config, stem))}.{suffix}" if bare is None else f"{bare}.weight"
-        names[bare if bare in header.tensors else theirs] = name
+        others = () if bare is None else (bare, f"{bare}.bias")
+        names[next((other for other in others if other in header.tensors), theirs)] = name
     missing = sorted(names.keys() - header.tensors.keys())
     drafting = {name for name in header.tensors if _layer_of(name) >= config.num_hidden_layers}
     unknown = sorted(header.tensors.keys() - names.keys() - {ROPE_FACTORS} - drafting)

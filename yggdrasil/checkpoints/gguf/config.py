@@ -10,6 +10,7 @@ import numpy.typing as npt
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.checkpoints.gguf.experts import expert_facts
+from yggdrasil.checkpoints.gguf.gemma4 import GEMMA4, gemma4_facts
 from yggdrasil.checkpoints.gguf.kinds import refuse_other_kinds
 from yggdrasil.checkpoints.gguf.recurrent import recurrent_facts
 from yggdrasil.checkpoints.gguf.values import values_of
@@ -20,7 +21,8 @@ ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2", "gemma3": "gemma3_text",
     "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5",
     "gpt-oss": "gpt_oss", "lfm2": "lfm2", "qwen35": "qwen3_5_text",
-    "qwen35moe": "qwen3_5_moe_text", "granitehybrid": "granitemoehybrid",
+    "qwen35moe": "qwen3_5_moe_text", "granitehybrid": "granitemoehybrid", "lfm2moe": "lfm2_moe",
+    "falcon-h1": "falcon_h1", "gemma4": "gemma4_text",
 }  # fmt: skip
 # Architectures whose configuration needs no defaults of transformers' class, unless they are mixtures.
 _COMPLETE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5", "lfm2")
@@ -35,6 +37,7 @@ _NUMBERS = {"rope.freq_base": "rope_theta", "attention.layer_norm_rms_epsilon": 
 _NEEDED = ("num_hidden_layers", "intermediate_size", "hidden_size", "num_attention_heads", "rms_norm_eps")
 _OWN = {
     "llama": {"rope.dimension_count": "head_dim"}, "lfm2": {"shortconv.l_cache": "conv_L_cache"},
+    "lfm2_moe": {"shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers"},
 }  # fmt: skip
 _TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "unknown": "unk_token_id", "padding": "pad_token_id"}
 _MULTIPLIERS = {
@@ -77,7 +80,7 @@ def read_config(header: GgufHeader) -> dict[str, Any]:
         )
     facts["vocab_size"] = embedding.shape[0]
     facts |= _rope_scaling(header)
-    facts |= recurrent_facts(header)
+    facts |= recurrent_facts(header) if header.architecture != GEMMA4 else gemma4_facts(header)
     if header.architecture in _MOST_LAYERS_OF_GEMMA:
         facts |= _facts_of_gemma(header, facts)
     experts = expert_facts(header)
@@ -130,8 +133,8 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
     # llama.cpp's default is linear scaling.
     kind = header.fact("rope.scaling.type", "none" if factor == 1.0 else "linear")
     rotated, width = header.fact("rope.dimension_count"), _head_width(header)
-    if header.architecture in ("qwen35", "qwen35moe"):
-        return {}  # ``recurrent_facts`` returns them
+    if header.architecture in ("qwen35", "qwen35moe", GEMMA4):
+        return {}  # ``recurrent_facts`` and ``gemma4_facts`` return them
     if rotated is not None and width is not None and rotated != width:
         raise _unread_rotation(header, f"of {rotated} of {width} channels")
     if ROPE_FACTORS in header.tensors:

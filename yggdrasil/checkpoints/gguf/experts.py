@@ -34,13 +34,21 @@ _WORDS = {
         "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     },
+    "lfm2moe": {
+        "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
+    "gemma4": {
+        "expert_count": "num_experts", "expert_used_count": "top_k_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
     "granitehybrid": {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
     "gpt-oss": {
         "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "intermediate_size",
     },
 }  # fmt: skip
-_MAY_BE_DENSE = ("llama", "granitehybrid")
+_MAY_BE_DENSE = ("llama", "granitehybrid", "gemma4")
 _JOINED, _PARTS = ".shared_mlp.input_linear.weight", (".shared_mlp.gate_proj.weight", ".shared_mlp.up_proj.weight")
 
 
@@ -84,7 +92,10 @@ def split_experts(model: "PreTrainedModel") -> dict[str, Tensor]:
             continue
         for weight in [each for each in found if each.startswith(f"{name}.")]:
             del found[weight]
-        found |= expert_parts(name, module, form)
+        parts = expert_parts(name, module, form)
+        if _is_joined(model):
+            parts = {f"{name}.gate_up_proj": module.gate_up_proj, f"{name}.down_proj": module.down_proj}
+        found |= parts
         biases = zip(("gate", "up", "down"), form.biases(module), strict=form.has_bias)
         found |= {f"{name}.{part}_proj.bias": bias for part, bias in biases}
     for name in [each for each in found if each.endswith(_JOINED)]:
@@ -110,7 +121,7 @@ def join_experts(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel"
             continue
         experts, _, part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")
         form = forms.get(experts)
-        if form is None:
+        if form is None or _is_joined(model):
             yield name, weight
             continue
         suffix = "_bias" if name.endswith(".bias") else ""
@@ -125,7 +136,12 @@ def join_experts(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel"
             yield f"{experts}.gate_up_proj{suffix}", form.joined(gate, up)
 
 
+def _is_joined(model: "PreTrainedModel") -> bool:
+    """Return whether the file stores gate and up of an expert as one tensor, as in the model."""
+    return bool(model.config.model_type == "gemma4_text")
+
+
 def own_weights(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """Return the model's parameters by name; tied ones once."""
+    """Return the model's parameters and stored buffers by name; tied ones once."""
     tied = set(model.all_tied_weights_keys)
-    return {name: parameter for name, parameter in model.named_parameters() if name not in tied}
+    return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in tied}

@@ -18,7 +18,7 @@ _END_TOKENS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _END_SPELLINGS = frozenset((
     "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>",
     "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "< EOT >", "<|fim_pad|>", "<fim-pad>", "<fim_pad>",
-    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<|file_sep|>",
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<|file_sep|>", "<turn|>", "<|tool_response>",
 ))  # fmt: skip
 _HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))  # if both exist, "<|end|>" ends a message but not the answer
 

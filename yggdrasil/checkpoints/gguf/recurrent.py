@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _Values = npt.NDArray[Any]
-_SHORT, _DELTA, _SPACE = "lfm2", ("qwen35", "qwen35moe"), "granitehybrid"
-RECURRENT = (_SHORT, *_DELTA, _SPACE)
+_SHORT, _DELTA, _SPACE = ("lfm2", "lfm2moe"), ("qwen35", "qwen35moe"), "granitehybrid"
+_BOTH = "falcon-h1"  # whose layers have attention and a state
+RECURRENT = (*_SHORT, *_DELTA, _SPACE, _BOTH)
 _OF_QWEN = ("qwen3_5_text", "qwen3_5_moe_text")
 
 
@@ -31,10 +32,15 @@ def recurrent_facts(header: GgufHeader) -> dict[str, Any]:
     Raises:
         YggdrasilError: if metadata is missing or inconsistent.
     """
-    if header.architecture == _SHORT:
+    if header.architecture in _SHORT:
         return _short_facts(header)
     if header.architecture == _SPACE:
         return _space_facts(header)
+    if header.architecture == _BOTH:
+        return _mamba_facts(header, 0) | {
+            "mamba_d_ssm": header.fact("ssm.inner_size"), "mamba_rms_norm": "blk.0.ssm_norm.weight" in header.tensors,
+            "mamba_norm_before_gate": False,
+        }  # fmt: skip
     return _delta_facts(header) if header.architecture in _DELTA else {}
 
 
@@ -61,18 +67,26 @@ def _sizes(header: GgufHeader, *more: str) -> dict[str, int]:
 def _space_facts(header: GgufHeader) -> dict[str, Any]:
     """Return the configuration fields of Granite 4 hybrid, which has no rotary positions."""
     heads, facts = _key_heads(header), _sizes(header, "embedding_length", "feed_forward_length")
-    inner, count = facts["ssm.inner_size"], facts["ssm.time_step_rank"]
     first = next(number for number, each in enumerate(heads) if not each) if not all(heads) else 0
-    return {
+    return _mamba_facts(header, first) | {
         "num_key_value_heads": int(max(heads)), "num_local_experts": 0,
         "shared_intermediate_size": header.fact("expert_shared_feed_forward_length", facts["feed_forward_length"]),
         "layer_types": ["full_attention" if each else "linear_attention" for each in heads],
         "position_embedding_type": "rope" if header.fact("rope.scaling.finetuned") else None,
+        "mamba_expand": facts["ssm.inner_size"] // facts["embedding_length"],
+    }  # fmt: skip
+
+
+def _mamba_facts(header: GgufHeader, layer: int) -> dict[str, Any]:
+    """Return the configuration fields of Mamba-2, which ``layer`` has."""
+    facts = _sizes(header)
+    count = facts["ssm.time_step_rank"]
+    return {
         "mamba_d_conv": facts["ssm.conv_kernel"], "mamba_d_state": facts["ssm.state_size"],
-        "mamba_n_groups": facts["ssm.group_count"], "mamba_n_heads": count, "mamba_d_head": inner // count,
-        "mamba_expand": inner // facts["embedding_length"],
-        "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in header.tensors,
-        "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in header.tensors,
+        "mamba_n_groups": facts["ssm.group_count"], "mamba_n_heads": count,
+        "mamba_d_head": facts["ssm.inner_size"] // count,
+        "mamba_conv_bias": f"blk.{layer}.ssm_conv1d.bias" in header.tensors,
+        "mamba_proj_bias": f"blk.{layer}.ssm_in.bias" in header.tensors,
     }  # fmt: skip
 
 
