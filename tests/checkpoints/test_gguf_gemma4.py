@@ -1,12 +1,16 @@
 """Gemma 4 in GGUF files, as llama.cpp's converter writes them."""
 
+import json
+
 import gguf
 import pytest
 import torch
 from gguf_files import add_tokenizer
 from tiny_pair import VOCAB_SIZE
-from transformers import AutoModelForCausalLM, Gemma4TextConfig
+from transformers import AutoModelForCausalLM, Gemma4TextConfig, GemmaTokenizer
 
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.loading import load_model
@@ -66,7 +70,7 @@ def facts_of(config):
     return facts
 
 
-def write(path, model, without=()):
+def write(path, model, without=(), add_tokenizer=add_tokenizer):
     writer = gguf.GGUFWriter(path, "gemma4")
     adders = {int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
     for name, fact in facts_of(model.config).items():
@@ -107,3 +111,33 @@ def test_a_fact_that_is_missing_is_named(tmp_path, fact):
 
     with pytest.raises(YggdrasilError, match=f"its {fact} is None"):
         load_model(file, torch.float32, CPU, 1)
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_its_tokenizer_is_that_of_transformers_with_a_beginning_of_text(tmp_path, kind):
+    named = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>")
+    tokens = [*named, *(f"<0x{byte:02X}>" for byte in range(256)), *"▁helowrd123", "▁w", "ll", "he", "hell", "hello"]
+    merges = ["h e", "l l", "he ll", "▁ w", "hell o"]
+
+    def add(writer):
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3 if each in named else 6 if each.startswith("<0x") else 1 for each in tokens])
+        writer.add_token_merges(merges)
+        for name, number in (("bos", 2), ("eos", 1), ("unk", 3), ("pad", 0)):
+            getattr(writer, f"add_{name}_token_id")(number)
+        writer.add_add_bos_token(True)
+
+    file = write(tmp_path / "model.gguf", random_model(kind), add_tokenizer=add)
+    theirs = GemmaTokenizer(
+        vocab={token: number for number, token in enumerate(tokens)}, merges=[tuple(each.split()) for each in merges]
+    )
+    theirs.add_special_tokens({"extra_special_tokens": ["<|turn>", "<turn|>"]})
+
+    ours, text = load_tokenizer(file), "hello world  12<turn|>ö"
+    assert list(ours.encode(text)) == [2, *theirs.encode(text, add_special_tokens=False)]
+    assert ours.decode(ours.encode(text)[1:]) == text
+    assert (
+        tokens.index("<turn|>")
+        in json.loads((Source.find(file).folder / "generation_config.json").read_text())["eos_token_id"]
+    )

@@ -12,7 +12,8 @@ from tokenizers.models import BPE
 from yggdrasil.artifacts.gguf import GgufHeader
 
 _QWEN = "qwen2"  # transformers uses a special class for it
-_GEMMA = ("gemma2", "gemma3")
+_GEMMA4 = "gemma4"  # transformers adds no beginning of text to it, and llama.cpp always does
+_GEMMA = ("gemma2", "gemma3", _GEMMA4)
 _TESTED = ("llama", "phi3", "smollm3", "granite", "olmo2", "ernie4_5", "qwen3", _QWEN, *_GEMMA)  # against transformers
 _SPACE = "\u2581"  # SentencePiece's character for a space
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types
@@ -40,7 +41,8 @@ class BuiltTokenizer(NamedTuple):
 def build_tokenizer(header: GgufHeader) -> BuiltTokenizer | None:
     """Build the tokenizer of the file; None if its kind is not tested against transformers, or it is damaged."""
     facts = {name.removeprefix("tokenizer.ggml."): value for name, value in header.facts.items()}
-    if header.architecture not in _TESTED or header.fact("expert_count"):
+    is_mixture = header.fact("expert_count") and header.architecture != _GEMMA4
+    if header.architecture not in _TESTED or is_mixture:
         return None
     try:
         return _built(header.architecture, facts)
@@ -51,7 +53,7 @@ def build_tokenizer(header: GgufHeader) -> BuiltTokenizer | None:
 def _built(architecture: str, facts: Mapping[str, Any]) -> BuiltTokenizer | None:
     template = facts.get("tokenizer.chat_template")
     is_bytes = facts["model"] == "gpt2"
-    if not isinstance(template, str | None) or not (is_bytes or facts["model"] == "llama"):
+    if not isinstance(template, str | None) or not (is_bytes or facts["model"] in ("llama", _GEMMA4)):
         return None
     found = _of_bytes(architecture, facts) if is_bytes else _of_pieces(architecture, facts)
     if found is None:
@@ -121,15 +123,17 @@ def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, S
 def _of_pieces(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, Sequence[str]] | None:
     """Build a SentencePiece BPE tokenizer; return it with the special tokens that transformers' class always adds.
 
-    Returns None if two tokens are equal or the file has merges.
+    Returns None if two tokens are equal, or the file has merges and is not Gemma 4's.
     """
-    tokens, is_gemma = facts["tokens"], architecture in _GEMMA
-    if is_gemma:  # files store runs of spaces without SentencePiece's character
+    tokens, is_gemma, has_merges = facts["tokens"], architecture in _GEMMA, architecture == _GEMMA4
+    if is_gemma and not has_merges:  # files store runs of spaces without SentencePiece's character
         tokens = [_SPACE * len(token) if " " in token and not token.strip() else token for token in tokens]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens) or "merges" in facts:
+    if len(vocabulary) != len(tokens) or ("merges" in facts) != has_merges:
         return None
-    merges = _merges(tokens, vocabulary, None if is_gemma else facts["scores"])
+    merges = (
+        _split(facts["merges"]) if has_merges else _merges(tokens, vocabulary, None if is_gemma else facts["scores"])
+    )
     unknown = {"unk_token": "<unk>"} if is_gemma else {}
     backend = Tokenizer(BPE(vocabulary, merges, fuse_unk=True, byte_fallback=True, **unknown))
     spaces: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -144,6 +148,12 @@ def _of_pieces(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, 
         backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="first", split=False)
     backend.decoder = decoders.Sequence([*spaces, decoders.Strip(content=" ", left=1)])
     return backend, ["<unk>", "<s>", "</s>"]
+
+
+def _split(merges: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of a file's merges, which are separated by the first space after their first character."""
+    cuts = [merge.index(" ", 1) for merge in merges]
+    return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
 
 
 def _merges(
