@@ -45,6 +45,16 @@ def test_a_step_runs_behind_its_context(assembly):
         assert written[-1] <= step.context + SHAPES.num_nodes + SHAPES.max_depth
 
 
+def test_the_rows_of_a_pass_are_different_tokens(assembly):
+    """Equal ones would choose the same experts of a mixture."""
+    for step in timed_steps([assembly], CONTEXTS[:1]):
+        if step.step == "verify":
+            step.prepare()
+            step.run()
+            values = assembly.target.cache.values[0][:, step.context : step.context + step.width]
+            assert len(torch.unique(values, dim=1)[0]) == step.width, step[:4]
+
+
 def test_the_table_holds_every_step_with_its_limits(assembly):
     fractions = []
     steps = timed_steps([assembly], CONTEXTS)

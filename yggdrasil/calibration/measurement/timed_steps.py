@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.targets.captured_target import CapturedTarget
@@ -45,7 +47,10 @@ def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedSte
         engine.target.expect(context)
         engine.target.text.pretend([token] * context, context)
         engine.tree.plant(token)
+        # Equal tokens choose the same experts, which would make a mixture's wide passes look cheap.
+        engine.tree.tokens.copy_(token + apart * torch.arange(engine.tree.num_nodes))
 
+    apart = max(1, (assembly.target.loaded.vocab_size - 1 - token) // engine.tree.num_nodes)
     target = engine.target
     plain = target.launch_plain if isinstance(target, CapturedTarget) else target.plain  # nothing that is timed waits
     runs: dict[str, Callable[[int], object]] = {
