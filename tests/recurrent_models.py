@@ -85,8 +85,8 @@ class RecurrentModel(NamedTuple):
         )
         return ModelRunner(loaded, 128, VOCAB_SIZE, "uncompiled", widest=32)
 
-    def decoder(self, policy, drafter=None, **options):
-        assembly = assemble(self.loaded, drafter, SHAPES, "uncompiled", **options)
+    def decoder(self, policy, drafter=None, backend="uncompiled", **options):
+        assembly = assemble(self.loaded, drafter, SHAPES, backend, **options)
         return Decoder(assembly, byte_tokenizer(), policy, frozenset())
 
     def reference(self, prompt, count):

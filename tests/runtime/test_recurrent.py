@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from no_waiting import refuse_waiting
 from recurrent_models import OTHER_EXPERTS, RECURRENT, recurrent_model
 from tiny_pair import TEXT, VOCAB_SIZE
 
@@ -116,6 +117,24 @@ def test_greedy_tokens_are_those_of_transformers(family):
 
     assert plain.tokens == repeated.tokens == known.tokens == expected
     assert known.metrics.iterations < 15
+
+
+@kinds
+def test_captured_passes_commit_states_without_waiting(family, monkeypatch):
+    """Greedy, drawn on the device, and chosen on the host; a later turn and a dropped answer return to kept states."""
+    refuse_waiting(monkeypatch)
+    model = recurrent_model(family)
+    decoder = model.decoder(WIDE, model.oracle(PROMPT, 30), backend="cudagraph")
+    decoder.assembly.complete()
+    first = decoder.generate(PROMPT, max_new_tokens=25)
+
+    assert first.tokens == model.reference(PROMPT, 25)
+    assert first.metrics.iterations < 15
+    for sampling in (SamplingParams(temperature=1.0, seed=5), SamplingParams(temperature=1.0, seed=5, typical_p=0.9)):
+        expected = model.decoder(PLAIN_POLICY).generate(PROMPT, max_new_tokens=15, sampling=sampling)
+        assert decoder.generate(PROMPT, max_new_tokens=15, sampling=sampling).tokens == expected.tokens
+    for prompt in ([*PROMPT, *first.tokens, *TEXT[40:45]], [*PROMPT, *TEXT[50:54]], TEXT[30:60]):
+        assert decoder.generate(prompt, max_new_tokens=10).tokens == model.reference(prompt, 10)
 
 
 @families

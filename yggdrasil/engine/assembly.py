@@ -202,7 +202,7 @@ def assemble(
     if backend == "cudagraph":
         for labels in (stages, *other_stages):
             check_capturable(Schedule.parse(labels))
-    _refuse_recurrent(target, drafter, backend)
+    _refuse_recurrent(drafter)
     tree = TokenTree.allocate(shapes.num_nodes, shapes.candidates, target.device)
     recorder = Recorder(target.device) if backend == "cudagraph" else None
     drafter_runner = None
@@ -236,10 +236,8 @@ def assemble(
     return Assembly(engine, target_runner, drafter_runner, shapes)
 
 
-def _refuse_recurrent(target: LoadedModel, drafter: object, backend: Backend) -> None:
-    """Raise YggdrasilError if a model has recurrent layers that are not supported: on a GPU, or in a draft model."""
-    if backend == "cudagraph" and target.outline.recurrence is not None:
-        raise YggdrasilError(f"{target.name} has recurrent layers, which decode on a CPU so far; take --device cpu")
+def _refuse_recurrent(drafter: object) -> None:
+    """Raise YggdrasilError if ``drafter`` is a model with recurrent layers."""
     if isinstance(drafter, LoadedModel) and drafter.outline.recurrence is not None:
         raise YggdrasilError(
             f"{drafter.name} has recurrent layers, and a draft model must attend in all of its layers; take another, a "

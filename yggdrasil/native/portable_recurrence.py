@@ -89,9 +89,18 @@ def commit_states(
         window.copy_(torch.cat([window, kept[list(slots)]])[-window.shape[0] :])
     for state, *factors in zip(states, keys, updates, decays, strict=True):
         key, update, decay = (each[list(slots)] for each in factors)
-        total = decay.cumsum(0)
-        own = key.repeat_interleave(update.shape[1] // key.shape[1], 1) * (total[-1] - total).exp()[..., None]
-        state.mul_(total[-1].exp()[:, None, None]).add_(torch.einsum("whk,whv->hkv", own, update))
+        apply_updates(state, key, update, decay, decay.new_ones(len(slots), dtype=torch.bool))
+
+
+def apply_updates(state: Tensor, key: Tensor, update: Tensor, decay: Tensor, is_accepted: Tensor) -> None:
+    """Apply to ``state`` [Hv, Dk, Dv], in place, the updates of the accepted rows of a path.
+
+    ``key`` [W, Hk, Dk], ``update`` [W, Hv, Dv], ``decay`` [W, Hv], ``is_accepted`` [W] bool; accepted rows come first.
+    """
+    total = torch.where(is_accepted[:, None], decay, 0.0).cumsum(0)
+    share = torch.where(is_accepted[:, None], (total[-1] - total).exp(), 0.0)
+    own = key.repeat_interleave(update.shape[1] // key.shape[1], 1) * share[..., None]
+    state.mul_(total[-1].exp()[:, None, None]).add_(torch.einsum("whk,whv->hkv", own, update))
 
 
 def _slots(offsets: Tensor, width: int, count: int) -> Tensor:

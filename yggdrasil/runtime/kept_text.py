@@ -13,6 +13,9 @@ class States(Protocol):
     def begin(self, num_rows: int) -> None:
         """Return to the states after the first ``num_rows`` tokens, which must be in ``places``."""
 
+    def forget(self) -> None:
+        """Return to the states of an empty text, whatever passes have written."""
+
 
 class KeptText:
     """The committed tokens of a cache. The first ``num_rows`` of them have KV rows, in slots equal to their index.
@@ -80,4 +83,6 @@ class KeptText:
 
     def forget(self) -> None:
         """Drop the text, so that no later request reuses its rows."""
+        if self.states is not None:
+            self.states.forget()
         self.begin((), 0)

@@ -80,6 +80,25 @@ class ModelRunner:
             self.states.commit(self.text.num_rows, rows)
         self.text.num_rows += len(rows)
 
+    def keep_captured(self, start: Tensor, rows: Tensor, count: Tensor) -> None:
+        """Commit the first ``count`` [1] of ``rows`` [W] of a pass at position ``start`` [1], within its capture.
+
+        Keys and values must be moved already. ``note_kept`` must follow outside the capture.
+        """
+        if self.cache.states is not None:
+            self.cache.states.commit_captured(start, rows, count)
+
+    def note_launch(self) -> None:
+        """Record that a capture with ``keep_captured`` is launched."""
+        if self.states is not None:
+            self.states.unsettle()
+
+    def note_kept(self, num_rows: int) -> None:
+        """Add ``num_rows`` rows that a capture has committed to the text."""
+        self.text.num_rows += num_rows
+        if self.states is not None:
+            self.states.settle(self.text.num_rows)
+
     def read(self, tokens: Tensor, most: int) -> Iterator[Forward]:
         """Read a new text ``tokens`` [N] int64 in eager passes of at most ``most`` rows, and yield their results.
 

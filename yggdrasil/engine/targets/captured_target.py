@@ -102,7 +102,8 @@ class CapturedTarget(PromptReader):
         for width, count in self._chunks(tokens, start):
             packed, logits, *others = self._launch("prefill", width)
             outputs = packed, *others
-            self.text.num_rows += count
+            self.runner.note_kept(count)
+            self._keep_states(len(tokens))
             rows = list(range(count))
             # Cloned, because the next chunk overwrites them.
             layers = {layer: states.clone() for layer, states in self._layers(outputs, slice(count)).items()}
@@ -128,6 +129,7 @@ class CapturedTarget(PromptReader):
 
     def _launch_pass(self, name: str, width: int) -> Sequence[Tensor]:
         self._start.write(self.length)
+        self.runner.note_launch()
         if self._kind is None:
             packed, *layers = self.captures[name, width]()
         else:
@@ -167,10 +169,11 @@ class CapturedTarget(PromptReader):
 
     def commit(self, rows: Sequence[int]) -> None:
         """Count the accepted rows, which the device has already moved."""
-        self.text.num_rows += len(rows)
+        self.runner.note_kept(len(rows))
 
     def _launch(self, name: str, width: int) -> Sequence[Tensor]:
         """Replay a capture and copy its packed result to the host: the only transfer from the device per iteration."""
+        self.runner.note_launch()
         packed, *layers = self.captures[name, width]()
         return self._readback.read(packed), *layers
 
@@ -227,6 +230,8 @@ class CapturedTarget(PromptReader):
         logits, layers = (layers[:1], layers[1:]) if name == "prefill" else ([], layers)
         one, row = torch.ones_like(choice), torch.zeros_like(choice)
         summary = torch.cat([one, torch.isfinite(best).to(torch.int64), row, choice, choice, row])
+        rows = torch.arange(width, device=choice.device)
+        self.runner.keep_captured(self._start.tensor, rows, self._last.tensor + 1 if name == "prefill" else one)
         return self._packed(summary, one, hidden, layers), *logits, *layers
 
     def _verify(self, width: int) -> Sequence[Tensor]:
@@ -234,6 +239,7 @@ class CapturedTarget(PromptReader):
         order, expected = rank_nodes(self._tree)
         self.order.copy_(order)
         summary, hidden, *layers = self.runner.step("verify", width)()
+        self.runner.keep_captured(self._start.tensor, summary[2 : 2 + width], summary[:1])
         return self._packed(summary, expected[width - 1 : width], hidden, layers), *layers
 
     def _packed(self, summary: Tensor, expected: Tensor, hidden: Tensor, layers: Sequence[Tensor]) -> Tensor:

@@ -126,9 +126,11 @@ class LogitTarget:
         return nodes.tolist(), choices.tolist()
 
     def commit(self, rows: Sequence[int]) -> None:
-        if self.captured is not None:
-            self.captured.keep(self.length, rows)
-        self._target.commit(rows)
+        if self.captured is None:
+            self._target.commit(rows)
+            return
+        self.captured.keep(self.length, rows)
+        self.runner.keep(rows)
 
     def run_width_one(self, token: int) -> Sequence[Tensor]:
         """Run ``token`` by a plain step and commit it. Return (logits [1, V], hidden [1, H], *layers [1, H])."""

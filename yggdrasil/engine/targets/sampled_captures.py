@@ -135,6 +135,7 @@ class SampledCaptures:
         summary, words = self._runner.step(self._name(kind), width)()
         runners_up = self._runners_up if self._has_runners_up else None
         packed = finish(self._runner, self._tree, self._start, summary, self._expected, self._hidden, words, runners_up)
+        self._runner.keep_captured(self._start, summary[2 : 2 + width], summary[:1])
         if kind.shapes:
             is_accepted = torch.arange(width, device=summary.device) < summary[:1]
             self.sampling.count(summary[2 + width : 2 + 2 * width], is_accepted)

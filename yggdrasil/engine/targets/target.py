@@ -181,6 +181,11 @@ class PromptReader(ABC):
             self._last.write(len(chunk) - 1)
             yield width, len(chunk)
 
+    def _keep_states(self, length: int) -> None:
+        """Copy the recurrent states after a prompt of ``length`` tokens, and before its last chunk."""
+        if self.runner.states is not None and length - self.length <= self.prefill_widths[-1]:
+            self.runner.states.keep()
+
 
 class TargetModel(PromptReader):
     """Target that verifies one tree after the text in its cache, with acceptance in its steps."""
@@ -207,11 +212,6 @@ class TargetModel(PromptReader):
             self.runner.keep(rows)
             self._keep_states(len(tokens))
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
-
-    def _keep_states(self, length: int) -> None:
-        """Copy the recurrent states after a prompt of ``length`` tokens, and before its last chunk."""
-        if self.runner.states is not None and length - self.length <= self.prefill_widths[-1]:
-            self.runner.states.keep()
 
     def plain(self, token: int) -> Outcome:
         """Run ``token``, the last committed one, and choose its successor. ``commit`` must follow."""

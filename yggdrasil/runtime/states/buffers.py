@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
 from yggdrasil.checkpoints.recurrent import Recurrence
+from yggdrasil.native.portable_recurrence import apply_updates
 
 SavedState = tuple[Tensor, ...]  # windows of all layers, then states of all layers
 
@@ -65,6 +65,18 @@ class StateBuffers:
         torch.ops.yggdrasil.commit_states.default(
             self.windows, self.inputs, self.states, self.keys, self.updates, self.decays, slots, num_threads
         )
+
+    def commit_captured(self, start: Tensor, rows: Tensor, count: Tensor) -> None:
+        """Do what ``commit`` does within a capture, where the host does not know the accepted rows.
+
+        ``start`` [1] is the position of the pass; the first ``count`` [1] of ``rows`` [W], all int64, are accepted.
+        """
+        slots, places = (start + rows) % self.num_slots, torch.arange(rows.shape[0], device=rows.device)
+        for window, inputs in zip(self.windows, self.inputs, strict=True):
+            past = torch.arange(window.shape[0], device=rows.device)
+            window.copy_(torch.cat([window, inputs[slots]]).index_select(0, count + past))
+        for state, key, update, decay in zip(self.states, self.keys, self.updates, self.decays, strict=True):
+            apply_updates(state, key[slots], update[slots], decay[slots], places < count)
 
     def clear(self) -> None:
         """Reset the states to those of an empty text, zeros."""

@@ -23,6 +23,10 @@ class KeptStates:
         """Drop copies that include more than ``num_rows`` tokens; ``num_rows`` must be in ``places``."""
         self.kept = {place: saved for place, saved in self.kept.items() if place <= num_rows}
 
+    def forget(self) -> None:
+        """Drop all copies."""
+        self.kept = {}
+
     @property
     def num_bytes(self) -> int:
         """Size of all copies in bytes."""
@@ -61,9 +65,17 @@ class TextStates(KeptStates):
 
     def commit(self, start: int, rows: Sequence[int]) -> None:
         """Update the states with the accepted ``rows`` of the pass at position ``start``, in the order of the path."""
-        self._num_read = None  # an interruption leaves states that belong to no position
+        self.unsettle()
         self._buffers.commit(start, rows, self._num_threads)
-        self._num_read = start + len(rows)
+        self.settle(start + len(rows))
+
+    def unsettle(self) -> None:
+        """Record that the states are being updated: if interrupted, they belong to no position."""
+        self._num_read = None
+
+    def settle(self, num_rows: int) -> None:
+        """Record that the states include ``num_rows`` tokens, and copy them at intervals."""
+        self._num_read = num_rows
         if self._num_read - max(self.kept, default=0) >= _APART:
             self.keep()
 
@@ -75,6 +87,11 @@ class TextStates(KeptStates):
         if len(places) > _MOST:
             gaps = {place: place - before for before, place in zip([0, *places], places[:-1], strict=False)}
             del self.kept[min(gaps, key=gaps.__getitem__)]
+
+    def forget(self) -> None:
+        """Reset the states to those of an empty text and drop all copies, whatever passes have written."""
+        self.kept, self._num_read = {}, None
+        self.begin(0)
 
     def copy(self) -> KeptStates:
         """Return all copies and one of the current states; later commits do not change them."""
