@@ -81,10 +81,17 @@ def _run(operator: Any, args: Any, kwargs: Any) -> Any:
     for each in tree_leaves((args, kwargs)):
         if is_there and isinstance(each, torch.Generator) and each.device.type != DEVICE.type:
             raise RuntimeError(f"{operator}: a generator of another device")
-    output = operator(*inner_args, **inner_kwargs)
+    output = _on_gpus(operator)(*inner_args, **inner_kwargs) if is_there else operator(*inner_args, **inner_kwargs)
     if operator._schema.is_mutable and isinstance(output, torch.Tensor) and output is inner_args[0]:
         return args[0]
     return tree_map_only(torch.Tensor, _Apart, output) if is_there else output
+
+
+def _on_gpus(operator: Any) -> Any:
+    """The implementation for GPUs of an operator over quantised weights: a processor's reads another layout."""
+    from yggdrasil.native.portable_quantised import ON_GPUS
+
+    return ON_GPUS.get(operator.name().removeprefix("yggdrasil::"), operator)
 
 
 def _refuse_mixed(operator: Any, args: Any, tensors: list[torch.Tensor]) -> None:

@@ -3,11 +3,20 @@
 import os
 from pathlib import Path
 
+import torch
 from other_device import DEVICE  # before anything that asks PyTorch for what it changes
+from tiny_pair import byte_tokenizer
 
+from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine import loading
+from yggdrasil.engine.assembly import assemble
+from yggdrasil.engine.decoder import Decoder as OpenDecoder
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.pretrained import Decoder
-from yggdrasil.scheduling.plan import Plan
+from yggdrasil.runtime.loading import load_model
+from yggdrasil.scheduling.plan import Plan, Shapes
+from yggdrasil.tree.shape import TreeShape
 
 
 def first_use(target: str, drafter: str, cache: str, prompt: str) -> dict[str, object]:
@@ -24,3 +33,15 @@ def first_use(target: str, drafter: str, cache: str, prompt: str) -> dict[str, o
         "tokens": answer.tokens, "where": decoder.assembly.target.loaded.device.type, "device": plan.device,
         "weights": plan.target.weights, "found again": again.plan.name == plan.name,
     }  # fmt: skip
+
+
+def quantised(file: str, prompt: list[int]) -> dict[str, object]:
+    """Tokens of a GGUF file whose blocks lie there, and how many layers read them."""
+    loaded = load_model(file, torch.float32, DEVICE, 1, weights="file")
+    shapes = Shapes(64, (), 4, 1, (1, 4, 8), (8,))
+    assembly = assemble(loaded, NGramDrafter(), shapes, "cudagraph")
+    decoder = OpenDecoder(assembly, byte_tokenizer(), FixedPolicy(TreeShape(1, 3, 4)), frozenset())
+    layers = [each for each in loaded.model.modules() if isinstance(each, QuantisedLinear | QuantisedEmbedding)]
+    where = {layer.packed.device.type for layer in layers}
+    tokens = decoder.generate(prompt, max_new_tokens=20).tokens
+    return {"tokens": tokens, "layers": len(layers), "where": where}

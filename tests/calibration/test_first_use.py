@@ -9,6 +9,7 @@ from multiprocessing import get_context
 import pytest
 import torch
 from calibrated_pair import write_pair
+from gguf_files import Kind, tiny_model, write_gguf
 from tiny import new_model
 
 from yggdrasil.artifacts import current_machine, list_plans
@@ -22,6 +23,7 @@ from yggdrasil.engine.online_estimates import OnlineEstimates, refined, state_fi
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.pretrained import Decoder
+from yggdrasil.runtime.loading import load_model
 from yggdrasil.runtime.runner import ModelRunner, _eager
 from yggdrasil.scheduling.plan import Costs, Plan
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -184,8 +186,23 @@ def test_a_first_use_on_a_gpu(models, tmp_path):
     }  # fmt: skip
 
 
-def _there(*given):
-    return import_module("on_stand_in").first_use(*given)
+def test_quantised_blocks_on_a_gpu(tmp_path):
+    """Tokens of transformers on the dequantised weights."""
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"), kind=Kind.Q5_0)
+    full = load_model(file, torch.float32, torch.device("cpu"), 1, pack=False).model
+    full.set_attn_implementation("eager")
+    prompt = [5, 9, 9, 40, 7]
+    ids = torch.tensor([prompt])
+    settings = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0}
+    expected = full.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist()
+    with ProcessPoolExecutor(1, get_context("spawn"), import_module, ("on_stand_in",)) as processes:
+        found = processes.submit(_there, str(file), prompt, of="quantised").result()
+
+    assert found == {"tokens": expected, "layers": 2 + 7 * full.config.num_hidden_layers, "where": {"apart"}}
+
+
+def _there(*given, of="first_use"):
+    return getattr(import_module("on_stand_in"), of)(*given)
 
 
 def test_a_plan_of_another_device_is_refused(models, user_cache):

@@ -11,11 +11,13 @@ import sys
 import pytest
 import torch
 from attention_case import AttentionCase
+from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from yggdrasil import native
-from yggdrasil.native import portable
+from yggdrasil.checkpoints.formats.kinds import BLOCKS, Format
+from yggdrasil.native import portable, portable_quantised
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None,
@@ -97,3 +99,42 @@ def test_triton_keeps_accepted_rows(step, dtype):
     from yggdrasil.native import cuda
 
     assert_kept(cuda.keep_rows, *step, dtype)
+
+
+def random_blocks(form, num_rows, num_blocks):
+    """Rows of blocks [N, bytes] with any bits, but for their scales: those are small numbers."""
+    size = BLOCKS[form][1]
+    blocks = torch.randint(0, 256, (num_rows, num_blocks, size), dtype=torch.uint8)
+    scales = {Format.Q6_K: (208,)}.get(form, (0, 2) if form in (3, 7, 12, 13) else (0,))
+    for place in scales:
+        halves = torch.rand(num_rows, num_blocks, 1).half() / 10
+        blocks[..., place : place + 2] = halves.view(torch.uint8)
+    return blocks.flatten(1)
+
+
+@pytest.mark.parametrize("form", portable_quantised.FORMATS)
+def test_weights_are_those_of_gguf(form):
+    blocks = random_blocks(form, 3, 512 // BLOCKS[form][0])
+    expected = torch.from_numpy(quants.dequantize(blocks.numpy(), GGMLQuantizationType(form)))
+
+    assert torch.equal(portable_quantised.dequantise(blocks, form, 512), expected)
+
+
+@interpreted
+@pytest.mark.parametrize("form", portable_quantised.FORMATS)
+def test_triton_multiplies_rows_by_quantised_weights(form, monkeypatch):
+    """The same sums at every width, with several splits of the inputs, and rows of the weight exactly."""
+    from yggdrasil.native import cuda
+
+    monkeypatch.setattr(cuda, "_num_multiprocessors", lambda _: 3)
+    num_inputs = 768
+    blocks, bias = random_blocks(form, 40, num_inputs // BLOCKS[form][0]), torch.randn(40)
+    weight, x = portable_quantised.dequantise(blocks, form, num_inputs), torch.randn(20, num_inputs)
+    found = cuda.quantised_linear(x, blocks, bias, 40, form, 1)
+    scale = (x.abs() @ weight.abs().T).max()
+
+    torch.testing.assert_close(found / scale, torch.nn.functional.linear(x, weight, bias) / scale, rtol=0, atol=1e-6)
+    for rows in (slice(1), slice(3, 20)):
+        assert torch.equal(cuda.quantised_linear(x[rows], blocks, bias, 40, form, 1), found[rows])
+    ids = torch.tensor([[3, 39], [0, 3]])
+    assert torch.equal(cuda.quantised_rows(ids, blocks, form, num_inputs, 40, torch.float32), weight[ids])

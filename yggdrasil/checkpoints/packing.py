@@ -14,7 +14,10 @@ from yggdrasil.checkpoints.experts import expert_parts, form_of, pack_experts
 from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.checkpoints.formats.rows import PackedRows, Quantise
 from yggdrasil.checkpoints.packable import is_packable, page_out
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.native.arena import Arena
+
+_CPU = torch.device("cpu")
 
 
 class PackedLinear(nn.Module):
@@ -62,13 +65,17 @@ class PackedLinear(nn.Module):
         return output
 
 
-def pack_linears(model: nn.Module, num_threads: int, quantise: Quantise | None = None) -> None:
-    """Replace linear layers and experts of ``model``, in place, by packed ones.
+def pack_linears(
+    model: nn.Module, num_threads: int, quantise: Quantise | None = None, device: torch.device = _CPU
+) -> None:
+    """Replace linear layers and experts of ``model``, which is on a CPU, in place, by packed ones on ``device``.
+
+    On a GPU, only quantised layers are replaced.
 
     Weights for which ``quantise`` returns quantised rows are packed in that format; embeddings are replaced only then.
     A quantised weight shared by embedding and LM head is packed once; otherwise a tied embedding stays unpacked.
     """
-    packer = _Packer(num_threads, quantise or (lambda name, weight: None))
+    packer = _Packer(num_threads, quantise or (lambda name, weight: None), device)
     for name, child in list(model.named_modules(remove_duplicate=False)):
         packed = packer.packed(name, child)
         if packed is not None:
@@ -92,8 +99,8 @@ def _is_transposed(module: nn.Module) -> bool:
 class _Packer:
     """Build packed modules whose weights share one arena."""
 
-    def __init__(self, num_threads: int, quantise: Quantise) -> None:
-        self._num_threads = num_threads
+    def __init__(self, num_threads: int, quantise: Quantise, device: torch.device) -> None:
+        self._num_threads, self._device = num_threads, device
         self._quantise = quantise
         self._arena = Arena()
         self._quantised: dict[int, PackedRows] = {}  # by address of the weight
@@ -105,6 +112,9 @@ class _Packer:
             found = self._quantised_weight(name, module.weight, module.weight)
             return None if found is None else QuantisedEmbedding(found, module.weight.dtype)
         if type(module) is not nn.Linear and not _is_transposed(module):
+            if self._device.type != "cpu":
+                self._refuse_experts(module)
+                return None
             return pack_experts(name, module, self._num_threads, self._arena, self._quantise)
         layer: Any = module
         weight: Tensor = layer.weight.t() if _is_transposed(module) else layer.weight
@@ -114,12 +124,16 @@ class _Packer:
         packed: nn.Module
         if found is not None:
             packed = QuantisedLinear(found, layer.bias, self._num_threads, weight.dtype)
-        elif weight.shape[1] % 2 == 0:
+        elif weight.shape[1] % 2 == 0 and self._device.type == "cpu":
             packed = PackedLinear(weight, layer.bias, self._num_threads, self._arena)
         else:
             return None
         page_out(layer.weight)
         return packed
+
+    def _refuse_experts(self, module: nn.Module) -> None:
+        if form_of(module) is not None:
+            raise YggdrasilError("no kernel for GPUs reads quantised experts; take --weights full")
 
     def _quantised_weight(self, name: str, parameter: Tensor, weight: Tensor) -> PackedRows | None:
         """Return the packed quantised rows of ``weight`` [N, K]; None if it is not quantised.
@@ -131,5 +145,6 @@ class _Packer:
             rows = self._quantise(f"{name}.weight", weight)
             if rows is None:
                 return None
-            self._quantised[place] = rows.pack(self._arena)
+            is_here = self._device.type == "cpu"
+            self._quantised[place] = rows.pack(self._arena) if is_here else rows.on_gpu(self._device)
         return self._quantised[place]

@@ -3,7 +3,7 @@
 Each operator has a schema, a shape function and a portable implementation in PyTorch for any device. On CPUs, functions
 of the native library replace the portable ones (``build.py``, ``calls.py``); without a library and a compiler the
 slower portable ones are used. On CUDA devices, Triton kernels replace some of them (``cuda.py``). Operators over
-quantised weights have only native implementations; without these, models are loaded with full weights.
+quantised weights have only native implementations on CPUs; without these, models are loaded with full weights.
 """
 
 import sys
@@ -16,10 +16,11 @@ import torch
 from .build import load_native
 from .operators import native_functions, native_operators
 from .portable import PORTABLE, keep_rows
+from .portable_quantised import ON_GPUS
 from .schemas import SCHEMAS
 from .shapes import SHAPES
 
-__all__ = ["is_native"]
+__all__ = ["has_triton", "is_native"]
 
 _library = torch.library.Library("yggdrasil", "DEF")
 for _schema in SCHEMAS.values():
@@ -29,7 +30,7 @@ for _schema in SCHEMAS.values():
 @lru_cache(1)
 def cuda_operators() -> dict[str, Callable[..., Any]]:
     """Return the implementations for CUDA devices: Triton kernels if Triton works, else the portable ones."""
-    functions = {**PORTABLE, "keep_rows": keep_rows}
+    functions = {**PORTABLE, **ON_GPUS, "keep_rows": keep_rows}
     try:
         from . import cuda
 
@@ -40,12 +41,17 @@ def cuda_operators() -> dict[str, Callable[..., Any]]:
     return cuda.with_fallback(functions)
 
 
+def has_triton() -> bool:
+    """Return whether CUDA devices use Triton kernels."""
+    return cuda_operators()["quantised_linear"] is not ON_GPUS["quantised_linear"]
+
+
 def _on_cuda(name: str) -> Callable[..., Any]:
     """Return a function that looks up the CUDA operator ``name`` when called, so that CPUs do not import Triton."""
     return lambda *arguments: cuda_operators()[name](*arguments)
 
 
-for _name in (*PORTABLE, "keep_rows"):
+for _name in (*PORTABLE, *ON_GPUS, "keep_rows"):
     _library.impl(_name, _on_cuda(_name), "CUDA")
 _library.impl("keep_rows", keep_rows, "CPU")
 for _name, _shape in SHAPES.items():

@@ -14,12 +14,14 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from yggdrasil.native import triton_kernels
+from yggdrasil.native import triton_kernels, triton_quantised
+from yggdrasil.native.portable_quantised import inputs_of
 
 MAX_HEAD_DIM = 256  # larger tiles do not fit the shared memory of every GPU
 _MAX_SPLITS = 64
-_WAVES = 2  # programs per multiprocessor for which keys are split
+_WAVES = 2  # programs per multiprocessor for which keys, or the inputs of quantised weights, are split
 _ELEMENTS = {1: tl.int8, 2: tl.int16, 4: tl.int32}  # element size in bytes -> type in which rows are moved
+_STEP, _OUTPUTS = 128, 32  # inputs and outputs of a tile of quantised weights
 _pointer_tables: dict[tuple[int, ...], Tensor] = {}
 
 
@@ -88,6 +90,46 @@ def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) 
     )  # fmt: skip
 
 
+def quantised_linear(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
+) -> Tensor:
+    """Multiply ``x`` [..., K] by a quantised weight [N, bytes], dequantised in registers; returns [..., N].
+
+    The number of splits of the inputs depends on the weight alone, so a row has the same bits at every width.
+    """
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    width, num_inputs = rows.shape
+    num_steps, num_blocks = triton.cdiv(num_inputs, _STEP), triton.cdiv(out_features, _OUTPUTS)
+    steps_each = triton.cdiv(num_steps, _num_splits(x.device, num_blocks, num_steps))
+    num_splits = triton.cdiv(num_steps, steps_each)
+    partial = rows.new_empty((num_splits, width, out_features), dtype=torch.float32)
+    result = rows.new_empty((width, out_features))
+    triton_quantised.multiply[(triton.cdiv(width, 16), num_blocks, num_splits)](
+        rows, packed, partial, width, out_features, num_inputs, packed.shape[1], steps_each, **_block(packed, form, x),
+        BLOCK_M=16, BLOCK_N=_OUTPUTS, BLOCK_K=_STEP, num_warps=4,
+    )  # fmt: skip
+    triton_quantised.add_splits[(triton.cdiv(result.numel(), 1024),)](
+        partial, partial if bias is None else bias, result, result.numel(), out_features, num_splits,
+        HAS_BIAS=bias is not None, BLOCK=1024,
+    )  # fmt: skip
+    return result.view(*x.shape[:-1], out_features)
+
+
+def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows: int, dtype: torch.dtype) -> Tensor:
+    """Return the rows ``ids`` [...] of a quantised weight, [..., K] in ``dtype``."""
+    result = ids.new_empty((*ids.shape, inputs), dtype=dtype)
+    triton_quantised.read_rows[(ids.numel(), triton.cdiv(inputs, 512))](
+        ids.contiguous(), packed, result, inputs, packed.shape[1], **_block(packed, form, result), BLOCK_K=512
+    )
+    return result
+
+
+def _block(packed: Tensor, form: int, inputs: Tensor) -> dict[str, int]:
+    """Return the constants of a format. ``inputs`` [..., K] gives the weight's number of inputs."""
+    size = inputs_of(form)
+    return {"FORMAT": form, "BLOCK_INPUTS": size, "BLOCK_BYTES": packed.shape[1] * size // inputs.shape[-1]}
+
+
 def check() -> None:
     """Raise Triton's exception if it cannot compile its launcher, which needs a C compiler and a driver."""
     triton.runtime.driver.active.get_current_target()
@@ -108,7 +150,8 @@ def with_fallback(portable: dict[str, Callable[..., Any]]) -> dict[str, Callable
         is_served = all(cache.shape == caches[0].shape and cache.is_contiguous() for cache in caches)
         (keep_rows if is_served else portable["keep_rows"])(caches, *others)
 
-    return {**portable, "tree_attention": attend, "keep_rows": keep}
+    own: dict[str, Callable[..., Any]] = {"quantised_linear": quantised_linear, "quantised_rows": quantised_rows}
+    return {**portable, **own, "tree_attention": attend, "keep_rows": keep}
 
 
 def _num_splits(device: torch.device, num_programs: int, num_blocks: int) -> int:

@@ -26,7 +26,7 @@ from yggdrasil.checkpoints.placeholders import check_no_placeholders, load_with_
 from yggdrasil.checkpoints.recurrent import Recurrence
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError, first_line
-from yggdrasil.native import is_native
+from yggdrasil.native import has_triton, is_native
 from yggdrasil.runtime.attention import ATTENTION_NAME
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.states.operators import serve_recurrent_layers
@@ -47,7 +47,7 @@ def load_model(
         num_threads: threads of the packed layers' kernels.
         pack: whether to pack linear layers on a CPU.
         weights: "full"; "file" to read the quantised blocks of a GGUF file or of MXFP4 experts; or a format to which
-            linear layers and embedding are quantised. Other values than "full" need a CPU.
+            linear layers and embedding are quantised.
 
     Raises:
         YggdrasilError: if the checkpoint is missing, lacks weights or holds others, or the architecture or ``weights``
@@ -59,6 +59,8 @@ def load_model(
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _refuse_weights(weights, found, device)
+    if weights == "file" and device.type == "cuda" and not has_triton():
+        weights = "full"  # the portable operators would dequantise every weight in every pass
     keeps_blocks = weights == "file" and pack
     folder = found.checkpoint(dtype, keeps_blocks=keeps_blocks)
     check_weights(folder)
@@ -75,9 +77,10 @@ def load_model(
         raise YggdrasilError(f"{found.given} could not be loaded: {first_line(error)}") from error
     _refuse_gaps(report, found.given, config)
     model.eval()
-    loaded = prepare_model(
-        model.to(device), found.given, num_threads, pack=pack, quantise=_quantise(model, found, weights, experts)
-    )
+    quantise = _quantise(model, found, weights, experts)
+    if pack and quantise is not None and device.type != "cpu":
+        pack_linears(model, num_threads, quantise, device)
+    loaded = prepare_model(model.to(device), found.given, num_threads, pack=pack, quantise=quantise)
     check_no_placeholders(model)
     return loaded
 
@@ -94,9 +97,7 @@ def _refuse_weights(weights: Weights, source: Source, device: torch.device) -> N
     """Raise YggdrasilError if ``weights`` is unsupported on this device or for this model."""
     if weights == "full":
         return
-    if device.type != "cpu":
-        raise YggdrasilError(f"--weights {weights} is for CPUs; on a GPU use --weights full")
-    if not is_native():
+    if device.type == "cpu" and not is_native():
         raise YggdrasilError(f"--weights {weights} needs the native kernels, which need a C++ compiler: install g++")
     if weights == "file" and source.gguf is None and not holds_mxfp4(source.folder):
         raise YggdrasilError(

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from yggdrasil.checkpoints.formats.kinds import BLOCKS, Format
 from yggdrasil.checkpoints.packable import release
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.native.arena import Arena
+from yggdrasil.native.portable_quantised import FORMATS
 
 _PAIR = 32  # rows of a pair of panels
 _PART_BYTES = 16 << 20  # bytes of a mapped weight that are packed before their pages are dropped
@@ -25,6 +27,16 @@ class QuantisedRows(NamedTuple):
         """Number of inputs K of a row."""
         block_inputs, block_bytes = BLOCKS[self.format]
         return int(self.blocks.shape[-1]) // block_bytes * block_inputs
+
+    def on_gpu(self, device: torch.device) -> "PackedRows":
+        """Return the rows of blocks on ``device``, where kernels read them as they are.
+
+        Raises:
+            YggdrasilError: no kernel of GPUs reads the format.
+        """
+        if self.format not in FORMATS or self.blocks.dim() != 2:
+            raise YggdrasilError(f"no kernel for GPUs reads weights of {self.format.name}; take --weights full")
+        return PackedRows(int(self.format), self.blocks.shape[0], self.num_inputs, self.blocks.to(device))
 
     def pack(self, arena: Arena, *, is_mapped: bool = False) -> "PackedRows":
         """Pack the rows into the kernels' layout, in memory of ``arena``.
@@ -47,7 +59,7 @@ class QuantisedRows(NamedTuple):
 
 
 class PackedRows(NamedTuple):
-    """A quantised weight in the kernels' layout."""
+    """A quantised weight in the kernels' layout; on a GPU, rows of GGUF blocks [N, bytes]."""
 
     format: int  # GGUF's type number
     num_outputs: int

@@ -1,0 +1,88 @@
+"""Portable implementations, in PyTorch, of the operators over quantised weights in GGUF's layout, for GPUs.
+
+There, ``packed`` holds a weight's rows of GGUF blocks unchanged, [N, bytes] uint8. CPUs have kernels of their own over
+another layout.
+
+Dims: W rows, N outputs, K inputs.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = 2, 3, 6, 7, 8, 12, 13, 14  # GGUF's type numbers
+FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
+
+
+def quantised_linear(
+    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
+) -> Tensor:
+    """Multiply ``x`` [..., K] by the weight; returns [..., N]."""
+    return torch.nn.functional.linear(x, dequantise(packed, form, x.shape[-1]).to(x.dtype), bias)
+
+
+def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows: int, dtype: torch.dtype) -> Tensor:
+    """Return the rows ``ids`` [...] of the weight, [..., K] in ``dtype``."""
+    return dequantise(packed[ids], form, inputs).to(dtype)
+
+
+ON_GPUS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (quantised_linear, quantised_rows)}
+
+
+def inputs_of(form: int) -> int:
+    """Return the number of weights of a block."""
+    return 32 if form <= Q8_0 else 256
+
+
+def dequantise(rows: Tensor, form: int, num_inputs: int) -> Tensor:
+    """Return the weights of ``rows`` [..., bytes] uint8, [..., K] float32."""
+    size = inputs_of(form)
+    inputs = torch.arange(num_inputs, device=rows.device)
+    start, at = inputs // size * (rows.shape[-1] * size // num_inputs), inputs % size
+
+    def byte(place: Tensor) -> Tensor:
+        return rows.index_select(-1, (start + place).flatten()).to(torch.int32)
+
+    def half(place: int) -> Tensor:
+        pair = torch.stack([rows.index_select(-1, start + place), rows.index_select(-1, start + place + 1)], -1)
+        return pair.view(torch.float16).squeeze(-1).float()
+
+    return (_of_32 if size == 32 else _of_256)(form, at, byte, half)
+
+
+def _of_32(form: int, at: Tensor, byte: Callable[[Tensor], Tensor], half: Callable[[int], Tensor]) -> Tensor:
+    if form == Q8_0:
+        return _signed(byte(2 + at)).float() * half(0)
+    has_least, has_high = form in (Q4_1, Q5_1), form in (Q5_0, Q5_1)
+    first = (4 if has_least else 2) + (4 if has_high else 0)
+    value = (byte(first + at % 16) >> (at // 16 * 4)) & 15
+    if has_high:
+        value = value | ((byte(first - 4 + at // 8) >> (at % 8)) & 1) << 4
+    if has_least:
+        return value.float() * half(0) + half(2)
+    return (value - (16 if has_high else 8)).float() * half(0)
+
+
+def _of_256(form: int, at: Tensor, byte: Callable[[Tensor], Tensor], half: Callable[[int], Tensor]) -> Tensor:
+    if form == Q6_K:
+        part, rest = at // 128, at % 128
+        low = (byte(part * 64 + rest % 64) >> (rest // 64 * 4)) & 15
+        high = (byte(128 + part * 32 + rest % 32) >> (rest // 32 * 2)) & 3
+        return half(208) * _signed(byte(192 + at // 16)).float() * ((low | high << 4) - 32).float()
+    part = at // 32
+    is_low = part < 4
+    own, other = byte(4 + part), byte(4 + torch.where(is_low, part + 4, part - 4))
+    mixed = byte(8 + part)  # of the parts from 4 on: 4 bits of the scale, 4 of the minimum
+    scale = torch.where(is_low, own & 63, (mixed & 15) | ((other >> 2) & 48))
+    least = torch.where(is_low, other & 63, (mixed >> 4) | ((own >> 2) & 48))
+    first = 48 if form == Q5_K else 16
+    value = (byte(first + at // 64 * 32 + at % 32) >> (part % 2 * 4)) & 15
+    if form == Q5_K:
+        value = value | ((byte(16 + at % 32) >> part) & 1) << 4
+    return half(0) * scale.float() * value.float() - half(2) * least.float()
+
+
+def _signed(byte: Tensor) -> Tensor:
+    return torch.where(byte > 127, byte - 256, byte)

@@ -1,0 +1,140 @@
+"""Triton kernels over quantised weights in GGUF's layout, launched by ``cuda.py``.
+
+Weights are dequantised in registers. How the inputs of a row are summed depends on the weight's shape alone, so a row
+has the same bits at every width.
+
+Dims: W rows of the step, N outputs, K inputs, P splits of the inputs.
+"""
+
+import triton
+import triton.language as tl
+
+Q4_0, Q4_1, Q5_0, Q5_1 = tl.constexpr(2), tl.constexpr(3), tl.constexpr(6), tl.constexpr(7)
+Q8_0, Q4_K, Q5_K, Q6_K = tl.constexpr(8), tl.constexpr(12), tl.constexpr(13), tl.constexpr(14)
+
+
+@triton.jit
+def _byte(place, inside):
+    return tl.load(place, mask=inside, other=0).to(tl.int32)
+
+
+@triton.jit
+def _half(place, inside):
+    """Return the float16 number at ``place``, which is 2-byte aligned, as float32."""
+    return tl.load(place.to(tl.pointer_type(tl.float16)), mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _of_32(block, at, inside, FORMAT: tl.constexpr):
+    """Return the weights ``at`` (0 to 31) of blocks of 32 weights."""
+    scale = _half(block, inside)
+    if FORMAT == Q8_0:
+        return _signed(_byte(block + 2 + at, inside)).to(tl.float32) * scale
+    has_least: tl.constexpr = FORMAT == Q4_1 or FORMAT == Q5_1
+    has_high: tl.constexpr = FORMAT == Q5_0 or FORMAT == Q5_1
+    first: tl.constexpr = (4 if has_least else 2) + (4 if has_high else 0)
+    value = (_byte(block + first + at % 16, inside) >> (at // 16 * 4)) & 15
+    if has_high:
+        value |= ((_byte(block + first - 4 + at // 8, inside) >> (at % 8)) & 1) << 4
+    if has_least:
+        return value.to(tl.float32) * scale + _half(block + 2, inside)
+    return (value - (16 if has_high else 8)).to(tl.float32) * scale
+
+
+@triton.jit
+def _signed(byte):
+    return tl.where(byte > 127, byte - 256, byte)
+
+
+@triton.jit
+def _of_256(block, at, inside, FORMAT: tl.constexpr):
+    """Return the weights ``at`` (0 to 255) of blocks of 256 weights."""
+    if FORMAT == Q6_K:
+        half, rest = at // 128, at % 128
+        low = (_byte(block + half * 64 + rest % 64, inside) >> (rest // 64 * 4)) & 15
+        high = (_byte(block + 128 + half * 32 + rest % 32, inside) >> (rest // 32 * 2)) & 3
+        scale = _half(block + 208, inside) * _signed(_byte(block + 192 + at // 16, inside)).to(tl.float32)
+        return scale * ((low | (high << 4)) - 32).to(tl.float32)
+    part = at // 32
+    other = tl.where(part < 4, part + 4, part - 4)  # packed with this part
+    # The scales' bytes: parts 0 to 3 and their minima have 6 bits each, the others 4 there and 2 above those 6.
+    own, same = _byte(block + 4 + part, inside), _byte(block + 4 + other, inside)
+    mixed = _byte(block + 8 + part, inside & (part >= 4))
+    scale = tl.where(part < 4, own & 63, (mixed & 15) | ((same >> 2) & 48))
+    least = tl.where(part < 4, same & 63, (mixed >> 4) | ((own >> 2) & 48))
+    first: tl.constexpr = 48 if FORMAT == Q5_K else 16
+    value = (_byte(block + first + at // 64 * 32 + at % 32, inside) >> (part % 2 * 4)) & 15
+    if FORMAT == Q5_K:
+        value |= ((_byte(block + 16 + at % 32, inside) >> part) & 1) << 4
+    shift = _half(block + 2, inside) * least.to(tl.float32)
+    return _half(block, inside) * scale.to(tl.float32) * value.to(tl.float32) - shift
+
+
+@triton.jit
+def _weights(
+    rows, at, inside, FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr,
+):  # fmt: skip
+    """Return the weights of the rows at addresses ``rows`` at the inputs ``at``, float32."""
+    block = rows + at // BLOCK_INPUTS * BLOCK_BYTES
+    if BLOCK_INPUTS == 32:
+        return _of_32(block, at % 32, inside, FORMAT)
+    return _of_256(block, at % 256, inside, FORMAT)
+
+
+@triton.jit
+def multiply(
+    inputs, blocks, partial, width, num_outputs, num_inputs, row_bytes, steps_each,
+    FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Multiply a block of rows (axis 0) by a block of outputs (axis 1) over one split of the inputs (axis 2).
+
+    ``inputs`` [W, K]; ``blocks`` [N, bytes] uint8; ``partial`` [P, W, N] float32 receives the sums. Row blocks are
+    always of BLOCK_M rows, since another size may be summed in another order.
+    """
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row, is_output = row < width, output < num_outputs
+    rows = blocks + output.to(tl.int64)[:, None] * row_bytes
+    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    first = tl.program_id(2) * steps_each * BLOCK_K
+    for start in range(first, tl.minimum(first + steps_each * BLOCK_K, num_inputs), BLOCK_K):
+        at = start + tl.arange(0, BLOCK_K)
+        is_input = at < num_inputs
+        x = tl.load(
+            inputs + row[:, None] * num_inputs + at[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0
+        )
+        inside = is_output[:, None] & is_input[None, :]
+        weights = _weights(rows, at[None, :], inside, FORMAT, BLOCK_INPUTS, BLOCK_BYTES)
+        total += tl.dot(x, tl.trans(weights.to(x.dtype)), input_precision="ieee")
+    place = (tl.program_id(2).to(tl.int64) * width + row)[:, None] * num_outputs + output[None, :]
+    tl.store(partial + place, total, mask=is_row[:, None] & is_output[None, :])
+
+
+@triton.jit
+def add_splits(
+    partial, bias, result, size, num_outputs, num_splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the splits of ``partial`` [P, size] in order, and the bias, into ``result`` [size]."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for split in range(0, num_splits):
+        total += tl.load(partial + split * size + at, mask=inside, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + at % num_outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(result + at, total.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def read_rows(
+    ids, blocks, result, num_inputs, row_bytes,
+    FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Dequantise a block of inputs (axis 1) of the row ``ids[i]`` of ``blocks`` [N, bytes] for each i (axis 0)."""
+    number = tl.program_id(0)
+    at = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    inside = at < num_inputs
+    rows = blocks + tl.load(ids + number) * row_bytes
+    weights = _weights(rows, at, inside, FORMAT, BLOCK_INPUTS, BLOCK_BYTES)
+    tl.store(result + number.to(tl.int64) * num_inputs + at, weights.to(result.dtype.element_ty), mask=inside)
