@@ -24,6 +24,7 @@ from yggdrasil.drafters.draft_model import identity_knots
 from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.medusa.drafter import MedusaDrafter
+from yggdrasil.drafters.heads.own_text import own_text
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.engine.decoder import Decoder
@@ -174,7 +175,7 @@ def test_trying_a_head_on_the_targets_own_text(pair, tmp_path, monkeypatch, caps
     case = MedusaCase(pair, tmp_path / "head")
     with pytest.raises(YggdrasilError, match=r"guesses [01]% of its choices from .* another target than tiny"):
         convention.settled(load_head(case.folder, pair.target, 1), pair.target, "0" * 16)
-    _, choices, outputs = convention._own_text(pair.target, {-1})
+    _, choices, outputs = own_text(pair.target, {-1})
     wanted = torch.nn.functional.one_hot(choices[:, 1:].flatten(), VOCAB_SIZE) * 12.0
     fitted = torch.linalg.lstsq(outputs[-1][:, :-1].flatten(0, 1).clone(), wanted, driver="gelsd").solution
     write_medusa(case.folder, case.tensors | {"0.1.weight": fitted.T.contiguous()})

@@ -10,13 +10,13 @@ Dims: B texts, T tokens.
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from yggdrasil.artifacts import model_fingerprint, parse_json, shown, write_atomic
@@ -25,12 +25,10 @@ from yggdrasil.drafters.heads.block.module import BlockHead
 from yggdrasil.drafters.heads.eagle.config import HEAD_INPUT
 from yggdrasil.drafters.heads.loading import DraftingHead, LoadedHead
 from yggdrasil.drafters.heads.medusa.module import MedusaHeads
+from yggdrasil.drafters.heads.own_text import OPENING, own_text
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.traced import decoder_layers
 
-_TEXTS, _OPENING, _LENGTH = 12, 4, 64
-_TEMPERATURE = 0.6  # below 1, so that the sampled texts resemble greedy output
 _LEAST = 0.02  # of the target's argmax tokens: a head that predicts fewer belongs to another target or is untrained
 _CLEAR = 2.0  # standard errors
 _BLOCKS_APART = 8  # tokens between the evaluated blocks of a text, for a block head
@@ -87,7 +85,7 @@ def _known(file: Path, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...] |
 
 def _tried(head: LoadedHead, target: LoadedModel) -> list[Reading]:
     """Evaluate all readings; return the best first, or the default convention first if they hardly differ."""
-    tokens, choices, outputs = _own_text(target, {layer for layers in head.readings for layer in layers})
+    tokens, choices, outputs = own_text(target, {layer for layers in head.readings for layer in layers})
     module: Any = head.loaded.model
     readings = [_reading(module, tokens, choices, outputs, each) for each in head.readings]
     return readings[::-1] if _is_clearly_better(readings[-1], readings[0]) else readings
@@ -105,54 +103,15 @@ def _is_clearly_better(one: Reading, other: Reading) -> bool:
 
 
 @torch.inference_mode()
-def _own_text(target: LoadedModel, layers: set[int]) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-    """Sample texts from the target.
-
-    Returns:
-        The tokens [B, T], the target's argmax after every token [B, T], and the outputs of ``layers``, [B, T, H] each.
-    """
-    from yggdrasil.runtime.attention import own_attention  # imports transformers' models
-
-    model: Any = target.model
-    outputs: dict[int, Tensor] = {}
-    with own_attention(model), torch.random.fork_rng(), ExitStack() as hooks:
-        torch.manual_seed(0)
-        opening = torch.randint(0, target.vocab_size, (_TEXTS, _OPENING), device=target.device)
-        tokens = model.generate(
-            opening, attention_mask=torch.ones_like(opening), do_sample=True, temperature=_TEMPERATURE,
-            max_new_tokens=_LENGTH, min_new_tokens=_LENGTH, pad_token_id=0, eos_token_id=None,
-        )  # fmt: skip
-        hooks.callback(_note_input(model.get_output_embeddings(), outputs))
-        for layer in layers - {HEAD_INPUT}:
-            hooks.callback(_note(decoder_layers(model)[layer], outputs, layer))
-        choices = model(tokens, use_cache=False).logits.argmax(-1)
-    return tokens, choices, outputs
-
-
-def _note(module: nn.Module, outputs: dict[int, Tensor], layer: int) -> Any:
-    def note(_: nn.Module, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
-        outputs[layer] = output if isinstance(output, Tensor) else output[0]
-
-    return module.register_forward_hook(note).remove
-
-
-def _note_input(module: nn.Module, outputs: dict[int, Tensor]) -> Any:
-    def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        outputs[HEAD_INPUT] = inputs[0]
-
-    return module.register_forward_pre_hook(note).remove
-
-
-@torch.inference_mode()
 def _reading(
     module: DraftingHead, tokens: Tensor, choices: Tensor, outputs: dict[int, Tensor], layers: tuple[int, ...]
 ) -> Reading:
     states = torch.cat([outputs[layer] for layer in layers], dim=-1)[:, :-1]
     if isinstance(module.head, BlockHead):
-        ends = torch.arange(1 + _OPENING, tokens.shape[1], _BLOCKS_APART, device=tokens.device)
+        ends = torch.arange(1 + OPENING, tokens.shape[1], _BLOCKS_APART, device=tokens.device)
         logits, wanted = _block_logits(module, tokens, states, ends).float(), choices[:, ends]
     else:  # skip the random opening tokens, which the target did not sample
-        logits, wanted = _logits(module, tokens, states)[:, _OPENING:].float(), choices[:, 1:][:, _OPENING:]
+        logits, wanted = _logits(module, tokens, states)[:, OPENING:].float(), choices[:, 1:][:, OPENING:]
     drafted = module.head.target_tokens(torch.arange(logits.shape[-1], device=logits.device))
     number = torch.full((int(max(drafted.max(), choices.max())) + 1,), -1, device=logits.device)
     number[drafted] = torch.arange(len(drafted), device=logits.device)
