@@ -197,6 +197,8 @@ HARD = {
         "grammar", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(300)) + 'r300: "a"'
     ),
     "grammar, recursive": Constraint("grammar", 'start: "(" start ")" | start start | "a"'),
+    "grammar, exponential": Constraint("grammar", "start: A\nA: /(a|b)*a(a|b){20}/"),
+    "grammar, wide": Constraint("grammar", "start: " + " | ".join(f'"word{i}"' for i in range(3000))),
     "grammar, huge counts": Constraint("grammar", 'start: "a"{1,1000000}'),
 }
 
