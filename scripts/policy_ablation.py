@@ -1,18 +1,25 @@
 #!/usr/bin/env python3
 """Leave one mechanism of the run-time policy out at a time, over recorded text of real models.
 
-    scripts/policy_ablation.py --plan smollm2 --traces traces/smollm2 --traces traces/gemma --traces traces/pair
+    scripts/policy_ablation.py smollm2.yaml=traces/smollm2 gemma.yaml=traces/gemma ...
 
 The simulator plays the run-time policy itself (``calibration.replay``) over what ``scripts/record_traces.py`` wrote.
 Iterations cost what the plan measured. A draft model, where there is one, costs a third of a plain step. Nothing is
-timed. Three machines: ``steady``; ``unsteady``, which changes its speed (0.8 to 1.8 times for 250 iterations) with a
-tenth of noise and a pause in one of five hundred; ``memory``, whose memory alone is 1.4 times as slow now and then.
-A cell is the change of speed in percent, the mean over seeds of the machine; below zero, the mechanism helps.
+timed. Machines: ``steady``; ``unsteady``, which changes its speed (0.8 to 1.8 times for 250 iterations); ``memory``,
+whose memory alone is 1.35 times as slow in half of the blocks of 300 iterations, and which was measured in the other
+state than the one it begins in. The last two have a twentieth of noise, a pause in one of three hundred iterations, and
+widths that were measured with an error of six percent. With ``--altered``, a share of the tokens of each answer is
+another one, so that drafts are accepted less than their scores say. A folder of traces may hold ``scorer.safetensors``
+and ``table.safetensors``, as a first use makes them.
+
+A cell has the speed over plain decoding on the same machine, the prompts that were more than 2 % slower than plain, and
+the worst prompt; below, what leaving a mechanism out changes: percent of speed, and prompts that are slower.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -28,80 +35,132 @@ from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, repl
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.protocol import DrafterGroup
-from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
+from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE, StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import NGramScorer
-from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.objective import least_useful_probability
+from yggdrasil.drafters.statistics.table import Table
+from yggdrasil.policy.costs import StepCosts, lower_envelope
+from yggdrasil.policy.objective import Decision, least_useful_probability
 from yggdrasil.policy.policy import ObjectivePolicy, Policy
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import Plan
 
 DRAFT_SHARE = 1 / 3  # of a plain step, that a step of the draft model takes
 MACHINES = ("steady", "unsteady", "memory")
+SLOW = 1.35  # times a plain step, where the memory is slow
+LIMIT = 1.02  # times plain decoding, above which a prompt counts as slower
 
 
 @dataclass(frozen=True)
 class Machine(StepCosts):
-    """Costs on a machine whose speed changes; ``calm`` collects them at the speed that decides nothing."""
+    """Costs on a machine whose speed changes.
+
+    ``calm`` collects the milliseconds of each iteration without noise and pauses, ``plain`` those of a plain step then.
+    """
 
     kind: str = "steady"
     seed: int = 0
-    spent: list[float] = field(default_factory=list)
+    calm: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, costs: StepCosts, kind: str, seed: int) -> "Machine":
+        return cls(**{each.name: getattr(costs, each.name) for each in fields(StepCosts)}, kind=kind, seed=seed)
 
     def iteration_ms(self, width: int, depth: int, verify_width: int) -> float:
-        number = len(self.spent)
-        milliseconds = super().iteration_ms(width, depth, verify_width)
-        calm = milliseconds
-        if self.kind == "memory":
-            rows = verify_width if depth else 1
-            share = self.read_share(rows)
-            slowness = float(_memory(self.seed)[number % (1 << 14)])
-            factor = (share * slowness**OVERLAP + 1.0 - share) ** (1.0 / OVERLAP)
-            milliseconds = calm = milliseconds + self.verify_ms[rows] * (factor - 1.0)
-            milliseconds *= float(_noise(self.seed)[number % (1 << 14)])
-        elif self.kind == "unsteady":
-            milliseconds *= float(_speeds(self.seed)[number % (1 << 14)])
-        self.spent.append(calm)
-        return milliseconds
+        number = len(self.calm) % (1 << 14)
+        memory, speed, noise = (each[number] for each in _course(self.kind, self.seed))
+        rest = super().iteration_ms(width, depth, verify_width) - self.verify_ms[verify_width if depth else 1]
+        pass_ms = self.pass_ms(verify_width if depth else 1, memory)
+        self.calm.append(speed * (rest + pass_ms))
+        self.plain.append(speed * (self.plain_ms + (memory - 1.0) * self.verify_ms[1]))
+        return self.calm[-1] * noise
 
-    def read_share(self, rows: int) -> float:
-        """Share of a pass that reads weights, to the power of ``OVERLAP``; the rest of its time computes."""
-        return (self.verify_ms[1] / self.verify_ms[rows]) ** OVERLAP
+    def pass_ms(self, rows: int, memory: float) -> float:
+        """Return the time of a pass with reading ``memory`` times as slow as measured, and arithmetic as fast."""
+        reading = self.verify_ms[1]
+        computing = self.verify_ms[rows] ** OVERLAP - reading**OVERLAP
+        return float(((memory * reading) ** OVERLAP + computing) ** (1.0 / OVERLAP))
 
-
-_cache: dict[tuple[str, int], np.ndarray] = {}
-
-
-def _cached(name: str, seed: int, make: Callable[[np.random.Generator], np.ndarray]) -> np.ndarray:
-    if (name, seed) not in _cache:
-        _cache[name, seed] = make(np.random.default_rng(seed))
-    return _cache[name, seed]
-
-
-def _blocks(random: np.random.Generator, values: Sequence[float], lasting: int = 250) -> np.ndarray:
-    return np.repeat(random.choice(values, (1 << 14) // lasting + 1), lasting)[: 1 << 14]
+    def measured(self) -> StepCosts:
+        """Return the costs that a calibration of this machine records."""
+        memory, error = 1.0, np.zeros(len(self.verify_ms))
+        if self.kind != "steady":
+            error = np.random.default_rng(1000 + self.seed).normal(0.0, 0.06, len(self.verify_ms))
+        if self.kind == "memory" and self.seed % 2 == 0:
+            memory = SLOW
+        timed = {
+            width: self.pass_ms(width, memory) * float(np.exp(off))
+            for width, off in zip(self.verify_widths, error, strict=True)
+        }
+        verify_ms = {width: ms for width, (ms, _) in lower_envelope(timed).items()}
+        plain_ms = self.plain_ms - self.verify_ms[1] + timed[1]
+        given = {each.name: getattr(self, each.name) for each in fields(StepCosts)}
+        return StepCosts(**{**given, "verify_ms": verify_ms, "plain_ms": plain_ms})
 
 
-def _noise(seed: int) -> np.ndarray:
-    return _cached("noise", seed, lambda random: np.exp(random.normal(0.0, 0.05, 1 << 14)))
+@cache
+def _course(kind: str, seed: int) -> tuple[list[float], list[float], list[float]]:
+    """Return the factors on memory, on all, and the noise, of each iteration."""
+    random, count = np.random.default_rng(seed), 1 << 14
+    memory, speed, noise = np.ones(count), np.ones(count), np.ones(count)
+    if kind == "memory":
+        blocks = random.choice([1.0, SLOW], count // 300 + 1)
+        blocks[0] = 1.0 if seed % 2 == 0 else SLOW
+        memory = np.repeat(blocks, 300)[:count]
+    elif kind == "unsteady":
+        speed = np.repeat(random.choice([1.0, 1.0, 0.8, 1.3, 1.8], count // 250 + 1), 250)[:count]
+    if kind != "steady":
+        noise = np.exp(random.normal(0.0, 0.05, count)) * np.where(random.random(count) < 1 / 300, 3.0, 1.0)
+    return memory.tolist(), speed.tolist(), noise.tolist()
 
 
-def _memory(seed: int) -> np.ndarray:
-    return _cached("memory", seed, lambda random: _blocks(random, [1.0, 1.4]))
+class Watched:
+    """A policy whose requests are noted: the milliseconds of each, and those of plain decoding on the same machine."""
+
+    def __init__(self, policy: Policy, machine: Machine) -> None:
+        self._policy, self._machine = policy, machine
+        self.requests: list[tuple[float, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def begin(self) -> None:
+        self.requests.append((0.0, 0.0))
+        self._policy.begin()
+
+    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+        taken, plain = self.requests[-1]
+        self.requests[-1] = taken + self._machine.calm[-1], plain + tokens * self._machine.plain[-1]
+        self._policy.settle(decision, tokens, milliseconds)
 
 
-def _speeds(seed: int) -> np.ndarray:
-    def make(random: np.random.Generator) -> np.ndarray:
-        slow = _blocks(random, [1.0, 1.0, 0.8, 1.3, 1.8])
-        return slow * np.exp(random.normal(0.0, 0.1, 1 << 14)) * np.where(random.random(1 << 14) < 0.002, 20.0, 1.0)
-
-    return _cached("speeds", seed, make)
-
-
-def usual_drafter(native: bool) -> DrafterGroup:
-    """N-gram statistics of the prompt and the answer, with the scorer that serves where none was fitted."""
-    drafter = StatisticsDrafter(NGramScorer.usual(with_table=False), native=native)
+def usual_drafter(native: bool, folder: Path = Path()) -> DrafterGroup:
+    """N-gram statistics with the scorer and the table in ``folder``; without them, of prompt and answer alone."""
+    scorer, table = folder / SCORER_FILE, folder / TABLE_FILE
+    drafter = StatisticsDrafter(
+        NGramScorer.load(scorer) if scorer.exists() else NGramScorer.usual(with_table=False),
+        Table.load(table) if table.exists() else None,
+        native=native,
+    )
     return DrafterGroup([drafter])
+
+
+class Result(NamedTuple):
+    """The result of one course of a machine, or the mean of several."""
+
+    speed: float  # times plain decoding
+    slower: float  # prompts
+    worst: float  # speed of the slowest prompt
+
+    @classmethod
+    def of(cls, requests: Sequence[tuple[float, float]]) -> "Result":
+        taken, plain = np.array(requests).T
+        speeds = plain / taken
+        return cls(float(plain.sum() / taken.sum()), float((speeds < 1.0 / LIMIT).sum()), float(speeds.min()))
+
+    @classmethod
+    def mean(cls, results: Sequence["Result"]) -> "Result":
+        return cls(*np.mean(results, axis=0).tolist())
 
 
 class Play(NamedTuple):
@@ -111,31 +170,40 @@ class Play(NamedTuple):
     documents: Sequence[Document]
     costs: StepCosts
     traces: TraceSet | None
-    policy: Callable[[], Policy]
+    policy: Callable[[StepCosts], Policy]  # for measured costs
     drafter: Callable[[bool], DrafterGroup] = usual_drafter  # natively or not
     native: bool = True
 
-    def milliseconds(self, kind: str, seed: int) -> float:
-        """What the text takes, pauses and changes of speed left out."""
-        given = {each.name: getattr(self.costs, each.name) for each in fields(StepCosts)}
-        costs = Machine(**given, kind=kind, seed=seed)
+    def result(self, kind: str, seed: int) -> Result:
+        """Play the policy over the text on one machine."""
+        machine = Machine.of(self.costs, kind, seed)
         drafter = self.drafter(self.native)
         for each in drafter.drafters:
             if isinstance(each, StatisticsDrafter):
                 each.leave_out_below(least_useful_probability([self.costs]))
         trees = None if self.traces is None else RecordedTrees(self.traces, self.costs, drafter)
-        replay(self.documents, self.policy(), costs, trees=trees, model_free=drafter)
-        return sum(costs.spent)
+        policy = Watched(self.policy(machine.measured()), machine)
+        replay(self.documents, policy, machine, trees=trees, model_free=drafter)
+        return Result.of(policy.requests)
+
+
+def altered(document: Document, share: float, tokens: Sequence[int]) -> Document:
+    """Replace a ``share`` of the answer's tokens by others of ``tokens``."""
+    random = np.random.default_rng(len(document.answer))
+    others = random.choice(tokens, len(document.answer))
+    is_other = random.random(len(document.answer)) < share
+    return document._replace(answer=np.where(is_other, others, document.answer).tolist())
 
 
 def plays_of(folder: Path, costs: StepCosts) -> list[Play]:
     """What is played of one folder of traces: model-free drafts, and a draft model's trees with them."""
     documents = read_documents(folder / "documents.jsonl")
 
-    def alone() -> Policy:
-        return ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
+    def alone(measured: StepCosts) -> Policy:
+        return ObjectivePolicy({0: measured}, {}, np.empty(0, dtype=np.float32), None)
 
-    plays = [Play(folder.name, documents, costs, None, alone)]
+    drafter = partial(usual_drafter, folder=folder)
+    plays = [Play(folder.name, documents, costs, None, alone, drafter)]
     if not (folder / "trees.safetensors").exists():
         return plays
     traces = TraceSet.load(folder / "trees.safetensors")
@@ -146,30 +214,34 @@ def plays_of(folder: Path, costs: StepCosts) -> list[Play]:
     numbers = np.unique(traces.document)
     prompts = {int(number): documents[int(number)].prompt for number in numbers}
     known, held_out = traces.select(numbers[::2]), traces.select(numbers[1::2])
-    learned = survival_of(known, paired, usual_drafter(True), prompts)
+    learned = survival_of(known, paired, drafter(True), prompts)
     ratios = {width: table.astype(np.float32) for width, table in learned.ratios.items()}
     mean = learned.mean.astype(np.float32)
 
-    def drafting() -> Policy:
-        return ObjectivePolicy({0: paired}, ratios, mean, None, added_tokens=learned.added_tokens)
+    def drafting(measured: StepCosts) -> Policy:
+        return ObjectivePolicy({0: measured}, ratios, mean, None, added_tokens=learned.added_tokens)
 
-    return [*plays, Play(f"{folder.name}, drafted", recorded_documents(held_out, prompts), paired, held_out, drafting)]
+    return [
+        *plays,
+        Play(f"{folder.name}, drafted", recorded_documents(held_out, prompts), paired, held_out, drafting, drafter),
+    ]
 
 
 # What is left out: attributes of the package by their path, and what stands there instead.
 ABLATIONS: dict[str, dict[str, Any]] = {
     "latency scales": {"policy.costs:LatencyScales.observe": lambda *args, **options: None},
-    "the latency scale of each kind": {"policy.costs:LatencyScales.OWN_RATE": 0.0},
+    "each step's own factor": {"policy.costs:LatencyScales.OWN_RATE": 0.0},
+    "limit of a pause": {"policy.costs:LatencyScales.PAUSE": 1e9},
+    "discount of a plain step that was not timed lately": {"policy.costs:LatencyScales.DISCOUNT": 0.0},
     "acceptance correction of model-free drafts": {
         "policy.acceptance:AcceptanceCorrection.observe": lambda self, estimated, accepted: None
     },
     "survival correction of drafted trees": {
         "policy.acceptance:SurvivalCorrection.corrected": lambda self, survival: survival
     },
-    "lift instead of a typical tree": {
+    "tokens that drafting adds, a typical tree instead": {
         "policy.acceptance:DraftedTrees.typically": lambda self, here, model_free: self._typical[here]
     },
-    "forced probe of plain steps": {"policy.regret:PlainProbe.is_due": lambda self, step: False},
     "regret budget": {"policy.regret:RegretBudget._add": lambda self, gained: None},
 }
 
@@ -189,35 +261,45 @@ def left_out(changes: dict[str, Any]) -> Iterator[None]:
 
 
 def main(
-    plan: Annotated[str, typer.Option(help="The plan whose measured costs iterations have.")],
-    traces: Annotated[list[Path], typer.Option(help="A folder that scripts/record_traces.py wrote; repeat it.")],
+    plays: Annotated[list[str], typer.Argument(help="PLAN=FOLDER: costs, and traces of scripts/record_traces.py.")],
     seeds: Annotated[int, typer.Option(min=1, help="Courses of a machine that changes its speed.")] = 4,
+    share: Annotated[float, typer.Option("--altered", min=0.0, max=1.0, help="Share of tokens to replace.")] = 0.0,
+    leave_out: Annotated[bool, typer.Option(help="Leave mechanisms out, or show the policy as it is alone.")] = True,
 ) -> None:
-    """Print the table as Markdown."""
-    costs = Plan.load(resolve_plan(plan, current_machine())).costs[0].steps()
-    plays = [play for folder in traces for play in plays_of(folder, costs)]
-    courses = [(kind, seed) for kind in MACHINES for seed in range(1 if kind == "steady" else seeds)]
-    usual = {(play.name, *course): play.milliseconds(*course) for play in plays for course in courses}
-    columns = [f"{play.name}: {kind}" for play in plays for kind in MACHINES]
-    print("| left out | " + " | ".join(columns) + " |\n|" + " --- |" * (1 + len(columns)))
-    tokens = {play.name: sum(len(each.answer) - 1 for each in play.documents) for play in plays}
-    speeds = [
-        np.mean([costs.plain_ms * tokens[play.name] / usual[play.name, kind, seed] for k, seed in courses if k == kind])
-        for play in plays
-        for kind in MACHINES
-    ]
-    print("| nothing (times plain decoding) | " + " | ".join(f"{speed:.3f}" for speed in speeds) + " |", flush=True)
+    """Print the tables as Markdown."""
+    played = [play for each in plays for play in _plays_of(*each.split("=", 1), share)]
+    columns = [(play, kind) for play in played for kind in MACHINES]
+    usual = [_mean(*column, seeds) for column in columns]
+    print("| speed, slower prompts, worst | " + " | ".join(MACHINES) + " |\n|" + " --- |" * (1 + len(MACHINES)))
+    for start in range(0, len(usual), len(MACHINES)):
+        cells = [f"{each.speed:.3f}, {each.slower:.2f}, {each.worst:.2f}" for each in usual[start:][: len(MACHINES)]]
+        play = columns[start][0]
+        print(f"| {play.name} ({len(play.documents)} prompts) | " + " | ".join(cells) + " |", flush=True)
+    if not leave_out:
+        return
+    names = [f"{play.name}: {kind}" for play, kind in columns]
+    print("\n| left out | " + " | ".join(names) + " |\n|" + " --- |" * (1 + len(names)))
     for name, changes in ABLATIONS.items():
         with left_out(changes):
-            without = {(play.name, *course): play.milliseconds(*course) for play in plays for course in courses}
+            without = [_mean(*column, seeds) for column in columns]
         cells = [
-            np.mean([
-                100 * (usual[play.name, kind, seed] / without[play.name, kind, seed] - 1)
-                for k, seed in courses if k == kind
-            ])
-            for play in plays for kind in MACHINES
-        ]  # fmt: skip
-        print(f"| {name} | " + " | ".join(f"{cell:+.1f}" for cell in cells) + " |", flush=True)
+            f"{100 * (other.speed / each.speed - 1):+.1f} ({other.slower - each.slower:+.1f})"
+            for each, other in zip(usual, without, strict=True)
+        ]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
+def _plays_of(plan: str, folder: str, share: float) -> list[Play]:
+    costs = Plan.load(resolve_plan(plan, current_machine())).costs[0].steps()
+    plays = plays_of(Path(folder), costs)
+    if not share:
+        return plays
+    tokens = [token for document in plays[0].documents for token in document.answer]
+    return [plays[0]._replace(documents=[altered(each, share, tokens) for each in plays[0].documents])]
+
+
+def _mean(play: Play, kind: str, seeds: int) -> Result:
+    return Result.mean([play.result(kind, seed) for seed in range(1 if kind == "steady" else seeds)])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ tokens; ``trees.safetensors`` the trees of the draft model, where there is one.
 """
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,8 @@ from yggdrasil.cli import run_script
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.end_tokens import end_tokens
+from yggdrasil.native import is_native
+from yggdrasil.native.one_thread import one_thread
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.kept_tensors import open_model
@@ -55,8 +58,8 @@ def main(  # noqa: PLR0913
         for prompt in read_prompts(file, limit, chat=bool(getattr(tokenizer, "chat_template", None)))
     ]
     ends = end_tokens(str(Source.find(target).folder), loaded.outline.eos, tokenizer)
-    writer = RowWriter(loaded, ends, prompt_tokens + tokens, seed=0)
-    with own_attention(loaded.model, SIDE_BY_SIDE):
+    with one_thread() if is_native() else nullcontext(), own_attention(loaded.model, SIDE_BY_SIDE):
+        writer = RowWriter(loaded, ends, prompt_tokens + tokens, seed=0)
         written = [each for batch in writer.write(Task(prompt, tokens) for prompt in asked) for each in batch]
     documents = [Document(each.task.prompt, each.tokens) for each in written if len(each.tokens) > depth + 1]
     out.mkdir(parents=True, exist_ok=True)

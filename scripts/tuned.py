@@ -36,18 +36,17 @@ class Tuned(NamedTuple):
 
 
 TUNED = [
-    Tuned("policy.regret", "RegretBudget.GRANT", "initial budget of a way to speculate, in plain steps"),
+    Tuned("policy.regret", "RegretBudget.GRANT", "initial and highest balance of a way to speculate, in plain steps"),
     Tuned("policy.regret", "RegretBudget.EARNED", "plain steps added to the budget per iteration without it"),
     Tuned("policy.regret", "RegretBudget.REOPENS", "balance in plain steps at which a closed budget reopens"),
-    Tuned("policy.regret", "RegretBudget.MOST", "maximum balance of a budget, in plain steps"),
     Tuned("policy.regret", "RegretBudget.WORST", "maximum charge of one tree, in plain steps"),
-    Tuned("policy.regret", "PlainProbe.STEPS", "plain steps of a forced probe"),
-    Tuned("policy.regret", "PlainProbe.EVERY", "iterations between forced probes"),
     Tuned("policy.acceptance", "DECAY", "decay of the moving averages of acceptance, per iteration", is_share=True),
     Tuned("policy.acceptance", "PRIOR", "weight of the estimates before any observation, in tokens"),
-    Tuned("policy.costs", "LatencyScales.COMMON_RATE", "share of a deviation by which the common latency scale moves"),
-    Tuned("policy.costs", "LatencyScales.OWN_RATE", "share of a deviation by which a step kind's scale moves"),
+    Tuned("policy.costs", "LatencyScales.COMMON_RATE", "share of a deviation by which all latency factors move"),
+    Tuned("policy.costs", "LatencyScales.OWN_RATE", "share by which a step's own factor moves besides"),
     Tuned("policy.costs", "LatencyScales.PAUSE", "ratio of time to prediction at which a deviation is capped"),
+    Tuned("policy.costs", "LatencyScales.DISCOUNT", "share by which an old plain step is assumed to be cheaper"),
+    Tuned("policy.costs", "LatencyScales.AGE", "iterations after which a plain step is old"),
     Tuned("policy.objective", "UNDERESTIMATE", "factor by which acceptance may exceed its estimate"),
     Tuned("drafters.statistics.portable", "MAX_CONTINUATIONS", "continuations that are read per context"),
     Tuned("drafters.statistics.best_first", "BRANCHES", "children per node"),

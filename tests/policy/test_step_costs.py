@@ -5,7 +5,6 @@ import pytest
 from made_costs import COSTS, random_costs
 
 from yggdrasil.policy.costs import LatencyScales, StepCosts, lower_envelope
-from yggdrasil.policy.objective import speedup
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 
@@ -18,11 +17,10 @@ def test_model_free_drafts_cost_no_drafting() -> None:
     assert costs.iteration_ms(0, 5, 8) == costs.verify_ms[8] + costs.overhead_ms
 
 
-def test_iteration_cost_and_speedup_by_hand() -> None:
+def test_iteration_cost_by_hand() -> None:
     assert COSTS.iteration_ms(2, 3, 4) == 1.0 + 2 * 0.75 + 5.0 + 0.25
     assert COSTS.iteration_ms(2, 1, 1) == 1.0 + 4.0 + 0.25
     assert COSTS.iteration_ms(2, 0, 8) == 4.5
-    assert speedup(2.5, TreeShape(2, 3, 4), COSTS) == pytest.approx(2.5 * 4.0 / 7.75)
 
 
 def test_unusable_costs_are_all_named() -> None:
@@ -51,57 +49,79 @@ def test_envelope_refuses_what_cannot_be_a_time(measured: dict[int, float]) -> N
         lower_envelope(measured)
 
 
-def follow(scales, kind, milliseconds, count, cost=2.0):
+PLAIN, NARROW, WIDE, DRAFTED = 0, 1, 4, -1  # steps of scales over five verify widths
+
+
+def new_scales():
+    """Of a machine that is as fast as measured."""
+    scales = LatencyScales(5)
+    follow(scales, PLAIN, 1.0, 1)
+    return scales
+
+
+def follow(scales, step, milliseconds, count, cost=1.0):
     for _ in range(count):
-        scales.observe(kind, cost * scales.of(kind), milliseconds)
+        scales.observe(step, cost * scales.factors[step], milliseconds)
 
 
-def test_costs_that_changed_are_followed():
-    scales = LatencyScales()
-    follow(scales, "drafted", 5.0, 100)
-    assert scales.of("drafted") == pytest.approx(2.5, rel=0.01)
-    follow(scales, "drafted", 1.0, 100)
-    assert scales.of("drafted") == pytest.approx(0.5, rel=0.02)
+@pytest.mark.parametrize("milliseconds", [5.0, 0.2])
+def test_costs_that_changed_are_followed(milliseconds):
+    scales = new_scales()
+    follow(scales, DRAFTED, milliseconds, 100)
+    assert scales.factors[DRAFTED] == pytest.approx(milliseconds, rel=0.02)
 
 
-def test_the_machine_is_followed_by_kinds_that_are_not_tried():
-    """Drafted trees took twice as long while the machine was slow; now only model-free ones are tried."""
-    scales = LatencyScales()
+def test_the_speed_of_the_machine_is_followed_by_steps_that_are_not_tried():
+    scales = new_scales()
+    follow(scales, NARROW, 2.0, 100)
+    assert scales.factors[NARROW] == pytest.approx(2.0, rel=0.02)
+    assert scales.factors[PLAIN] == scales.factors[WIDE] == scales.factors[DRAFTED] > 1.3
+
+
+def test_plain_steps_that_became_faster_than_wide_passes_are_seen():
+    """As where the memory is faster and arithmetic is not."""
+    scales = new_scales()
     for _ in range(100):
-        follow(scales, "drafted", 4.0, 1)
-        follow(scales, "model_free", 4.0, 1)
-    follow(scales, "model_free", 2.0, 100)
-    assert scales.of("model_free") == pytest.approx(1.0, rel=0.02)
-    assert scales.of("drafted") < 1.3
-
-
-def test_kinds_that_differ_have_scales_of_their_own():
-    scales = LatencyScales()
-    for _ in range(400):
-        follow(scales, "drafted", 2.2, 1)
-        follow(scales, "model_free", 1.8, 1)
-    assert scales.of("drafted") / scales.of("model_free") == pytest.approx(2.2 / 1.8, rel=0.1)
+        follow(scales, PLAIN, 0.7, 1)
+        follow(scales, NARROW, 1.0, 1)
+    assert scales.factors[NARROW] / scales.factors[PLAIN] == pytest.approx(1.0 / 0.7, rel=0.05)
 
 
 def test_a_pause_of_the_machine_is_not_its_speed():
-    scales = LatencyScales()
-    scales.observe("drafted", 1.0, 10_000.0)
-    assert scales.of("drafted") < 1.4
+    scales = new_scales()
+    scales.observe(DRAFTED, 1.0, 10_000.0)
+    assert scales.factors[DRAFTED] < 1.1
 
 
-def test_the_first_warm_plain_step_tells_how_fast_the_machine_is():
+@pytest.mark.parametrize("step", [PLAIN, WIDE])
+def test_the_first_warm_step_tells_how_fast_the_machine_is(step):
     """Eight times slower than measured, as beside other work; a step after a prefill is slower than any other."""
-    scales = LatencyScales()
-    scales.observe("plain", 1.0, 20.0, is_cold=True)
-    assert scales.of("plain") == 1.0
-    scales.observe("plain", 1.0, 8.0)
-    assert (scales.of("plain"), scales.of("drafted"), scales.of("model_free")) == (8.0, 8.0, 8.0)
+    scales = LatencyScales(5)
+    scales.observe(step, 1.0, 20.0, is_cold=True)
+    assert scales.factors == [1.0] * 6
+    scales.observe(step, 1.0, 8.0)
+    assert scales.factors == [8.0] * 6
 
 
-def test_scales_go_on_from_their_state():
-    scales, other = LatencyScales(), LatencyScales()
-    follow(scales, "plain", 3.0, 5)
+def test_a_plain_step_is_discounted_the_longer_it_was_not_timed():
+    scales, lowest = LatencyScales(5), 1.0 - LatencyScales.DISCOUNT
+    assert scales.plain_discount == lowest
+    scales.observe(PLAIN, 1.0, 1.0, is_cold=True)
+    assert scales.plain_discount == lowest
+    follow(scales, PLAIN, 1.0, 1)
+    assert scales.plain_discount == 1.0
+    follow(scales, WIDE, 1.0, LatencyScales.AGE // 2)
+    assert scales.plain_discount == pytest.approx((1.0 + lowest) / 2)
+    follow(scales, WIDE, 1.0, 1000)
+    assert scales.plain_discount == lowest
+
+
+def test_ratios_of_steps_are_kept_and_the_next_step_sets_the_speed():
+    scales, other = new_scales(), LatencyScales(5)
+    follow(scales, PLAIN, 3.0, 5)
     other.restore(scales.state())
-    follow(scales, "drafted", 3.0, 5)
-    follow(other, "drafted", 3.0, 5)
     assert other.state() == scales.state()
+    follow(other, WIDE, 10 * scales.factors[WIDE], 1)
+    assert other.factors == pytest.approx([10 * factor for factor in scales.factors])
+    with pytest.raises(ValueError, match="factors of 6 steps, not of 4"):
+        LatencyScales(3).restore(scales.state())

@@ -6,7 +6,7 @@ from dataclasses import replace
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import FixedPolicy
-from yggdrasil.policy.objective import UNBOUNDED, Decision, StoppingBound, best_width, value_per_token
+from yggdrasil.policy.objective import UNBOUNDED, Decision, PassValues, StoppingBound
 from yggdrasil.policy.policy import ObjectivePolicy, Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import Plan
@@ -24,8 +24,8 @@ class PrunedPolicy(FixedPolicy):
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
         shape, costs = decision.shape, self._costs
-        values = value_per_token(costs, costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms)
-        verify_width = costs.verify_widths[best_width(expected, values)]
+        passes = PassValues(costs, costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms)
+        verify_width = costs.verify_widths[passes.best(expected)[0]]
         return decision._replace(shape=shape._replace(verify_width=verify_width))
 
 

@@ -14,7 +14,7 @@ from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.policy.acceptance import DepthPrediction
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import ModelFreePolicy
-from yggdrasil.policy.objective import Decision, ModelFree, ShapeTable, best_width, value_per_token
+from yggdrasil.policy.objective import Decision, ModelFree, PassValues, ShapeTable
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
@@ -86,8 +86,8 @@ class DraftedTreePolicy(ModelFreePolicy):
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
         shape, costs = decision.shape, self._costs
-        values = value_per_token(costs, costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms)
-        verify_width = costs.verify_widths[best_width(expected, values)]
+        passes = PassValues(costs, costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms)
+        verify_width = costs.verify_widths[passes.best(expected)[0]]
         return decision._replace(shape=shape._replace(verify_width=verify_width))
 
 

@@ -173,7 +173,7 @@ def replay(
 
     ``trees`` were recorded at the tokens of the answers, document after document. ``runners_up`` gives the target's
     top-K tokens to drafters that recycle them; those of rejected rows are unknown here. All costs of decoding are
-    counted: forced probes, a head draft before a plain step, trees verified with width 1, and the drafter's reading.
+    counted: a head draft before a plain step, trees verified with width 1, and the drafter's reading.
     ``context`` is the context length whose costs ``costs`` are.
 
     Raises:

@@ -19,7 +19,7 @@ from yggdrasil.errors import ArtifactError
 from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.scheduling.plan import Costs, Plan
 
-VERSION = 1
+VERSION = 2
 PRIOR_PASSES = 64.0  # passes as which a stored cost is weighted
 SECONDS = 30.0  # between writes; the last is when the decoder is deleted
 

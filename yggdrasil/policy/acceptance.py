@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import Candidate, Decision, FloatArray, Objective, ShapeTable
-from yggdrasil.policy.regret import RegretBudget
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.features import Features, FeatureSizes, read_features
 
@@ -108,8 +107,6 @@ class DraftedTrees:
     The survival comes from the depth predictor, or without one from the calibration's mean, and is corrected online.
     ``added_tokens`` is the number of tokens that the drafter adds to model-free drafts that expect none. If it is None,
     a typical tree has the same expected tokens with any model-free drafts.
-
-    ``budget`` limits the loss of drafting against plain steps.
     """
 
     _TYPICAL_EVERY = 16  # iterations between updates of the typically best trees
@@ -127,7 +124,6 @@ class DraftedTrees:
         self._mean_survival = np.asarray(mean_survival, dtype=np.float64)  # [D]
         self._depth, self._added_tokens = depth, added_tokens
         self._correction = SurvivalCorrection(len(self._mean_survival))
-        self.budget = RegretBudget()
         self._iterations = 0
         self._typical: list[Candidate] = self._find_typical()
 
@@ -135,10 +131,6 @@ class DraftedTrees:
     def reads_features(self) -> bool:
         """Return whether a depth predictor is used."""
         return self._depth is not None
-
-    def begin(self) -> None:
-        """Begin a request."""
-        self.budget.begin()
 
     def typically(self, here: int, model_free: Decision | None) -> Candidate:
         """Return the best tree at the present mean survival, with its expected tokens.
@@ -163,18 +155,15 @@ class DraftedTrees:
         survival = np.asarray(predicted, dtype=np.float64)
         return self._tables[here].best_tree(self._correction.corrected(survival)), survival
 
-    def settle(self, decision: Decision, here: int, tokens: int, gained: float) -> None:
-        """Update the estimates by an iteration with ``tokens`` tokens, ``gained`` more than plain steps in its time."""
+    def settle(self, decision: Decision, here: int, tokens: int) -> None:
+        """Update the estimates by an iteration that committed ``tokens`` tokens."""
         if not decision.is_drafting:
             self._correction.decay()
-            self.budget.earn()
-        else:
-            self.budget.settle(gained)
-            if decision.shape.verify_width > 1:
-                survival = self._mean_survival if decision.survival is None else decision.survival
-                levels = self._tables[here].level_ratios(decision.shape)
-                estimated = [share * ratio for share, ratio in zip(survival.tolist(), levels, strict=False)]
-                self._correction.observe(estimated, tokens - 1)
+        elif decision.shape.verify_width > 1:
+            survival = self._mean_survival if decision.survival is None else decision.survival
+            levels = self._tables[here].level_ratios(decision.shape)
+            estimated = [share * ratio for share, ratio in zip(survival.tolist(), levels, strict=False)]
+            self._correction.observe(estimated, tokens - 1)
         self._iterations += 1
         if self._iterations % self._TYPICAL_EVERY == 0:
             self._typical = self._find_typical()
@@ -185,10 +174,9 @@ class DraftedTrees:
 
     def state(self) -> dict[str, Any]:
         """Return the online estimates as plain data."""
-        return {"survival": self._correction.state(), "budget": self.budget.state()}
+        return self._correction.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the estimates that ``state`` returned."""
-        self._correction.restore(state["survival"])
-        self.budget.restore(state["budget"])
+        self._correction.restore(state)
         self._typical = self._find_typical()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import log
 from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["plain", "model_free", "drafted"]
@@ -100,50 +101,63 @@ class StepCosts:
 
 
 class LatencyScales:
-    """Factors of the present latency over the measured costs: one for all iterations, and one for each kind.
+    """Factors of the present latency over the measured costs, one for each step: plain, each verify width, drafted.
 
-    Both are moving averages. An iteration mostly moves the common factor, so kinds that are not tried follow the
-    machine too, and their own factors decay towards 1. A step that takes several times its prediction counts as a pause
-    of the machine.
+    Step 0 is plain, step i verifies model-free drafts at the i-th verify width, and the last step is any drafted tree.
+    An iteration moves all factors, and its own twice as much. So the ratio of a wide pass to a plain step is followed
+    too: where the memory becomes faster, plain steps gain more than wide passes, which wait for arithmetic.
     """
 
-    COMMON_RATE, OWN_RATE = 0.1, 0.05  # share of a deviation from the prediction
-    PAUSE = 3.0  # ratios to the prediction are clipped to 1/PAUSE .. PAUSE
-    FARTHEST = 10.0  # the first step sets the common factor within 1/FARTHEST .. FARTHEST
+    COMMON_RATE, OWN_RATE = 0.1, 0.1  # share of a deviation (in logs) by which all factors move, and its own besides
+    PAUSE = 1.5  # ratios to the prediction are clipped to 1/PAUSE .. PAUSE: the rest is a pause of the machine
+    FARTHEST = 10.0  # the first step sets all factors within 1/FARTHEST .. FARTHEST
+    DISCOUNT, AGE = 0.2, 50  # a plain step that was not timed for AGE iterations is assumed to be 20 % cheaper
 
-    def __init__(self) -> None:
-        self._common = 1.0
-        self._own: dict[Kind, float] = {"plain": 1.0, "model_free": 1.0, "drafted": 1.0}
+    def __init__(self, num_widths: int) -> None:
+        self.factors = [1.0] * (num_widths + 1)
         self._is_known = False
+        self._plain_age = self.AGE  # iterations since the last warm plain step
 
-    def of(self, kind: Kind) -> float:
-        """Return the factor on the measured cost of an iteration of ``kind``."""
-        return self._common * self._own[kind]
+    @property
+    def plain_discount(self) -> float:
+        """Return the factor on a plain step's time that decides whether it is tried, so that it is timed now and then.
 
-    def observe(self, kind: Kind, predicted_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
+        It falls from 1 with the iterations since the last warm plain step. A tree that gains more than the discount is
+        not interrupted.
+        """
+        return 1.0 - self.DISCOUNT * min(self._plain_age, self.AGE) / self.AGE
+
+    def observe(self, step: int, predicted_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
         """Update the factors by an iteration's time and its prediction with the present factors.
 
         ``is_cold``: the iteration follows a prefill, whose buffers fill the CPU caches, so it can only lower the
-        factors. The first plain step that is not cold sets the common factor: the machine may be busy, or another.
+        factors. The first iteration that is not cold sets all factors: the machine may be busy, or another.
         """
         ratio = milliseconds / predicted_ms
-        if not self._is_known and kind == "plain" and not is_cold:
+        self._plain_age = 0 if step == 0 and not is_cold else self._plain_age + 1
+        if not (self._is_known or is_cold):
             self._is_known = True
-            self._common *= min(max(ratio, 1.0 / self.FARTHEST), self.FARTHEST)
+            ratio = min(max(ratio, 1.0 / self.FARTHEST), self.FARTHEST)
+            self.factors = [factor * ratio for factor in self.factors]
             return
-        deviation = min(max(ratio, 1.0 / self.PAUSE), 1.0 if is_cold else self.PAUSE) - 1.0
-        self._common *= 1.0 + self.COMMON_RATE * deviation
-        for each, own in self._own.items():
-            rate = self.OWN_RATE * (deviation if each == kind else 1.0 / own - 1.0)
-            self._own[each] = own * (1.0 + rate)
+        deviation = log(min(max(ratio, 1.0 / self.PAUSE), 1.0 if is_cold else self.PAUSE))
+        common = 1.0 + self.COMMON_RATE * deviation
+        self.factors = [factor * common for factor in self.factors]
+        self.factors[step] *= 1.0 + self.OWN_RATE * deviation
 
     def state(self) -> dict[str, Any]:
-        """Return the latency scales as plain data."""
-        return {"common": self._common, "own": dict(self._own), "is_known": self._is_known}
+        """Return the factors as plain data."""
+        return {"factors": list(self.factors)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the latency scales that ``state`` returned."""
-        self._common, self._own, self._is_known = state["common"], dict(state["own"]), state["is_known"]
+        """Restore the factors that ``state`` returned. Their ratios are kept; the next step sets the speed anew.
+
+        Raises:
+            ValueError: they are of another number of verify widths.
+        """
+        if len(state["factors"]) != len(self.factors):
+            raise ValueError(f"factors of {len(state['factors'])} steps, not of {len(self.factors)}")
+        self.factors = list(state["factors"])
 
 
 def _positive_faults(name: str, table: Mapping[int, float]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
@@ -35,11 +36,6 @@ def objective_value(tokens: Number, milliseconds: Number, objective: Objective =
     ``tokens`` counts the bonus token.
     """
     return tokens / milliseconds if objective == "latency" else tokens
-
-
-def speedup(tokens: float, shape: TreeShape, costs: StepCosts) -> float:
-    """Return equation 3 itself, the speedup over passes of one row. ``tokens`` counts the bonus token."""
-    return objective_value(tokens, costs.iteration_ms(*shape)) * costs.verify_ms[1]
 
 
 def expected_tokens_by_width(sorted_acceptance: FloatArray, verify_widths: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -70,24 +66,6 @@ def least_useful_probability(costs: Iterable[StepCosts]) -> float:
     return min(slopes, default=0.0) / UNDERESTIMATE
 
 
-def value_per_token(costs: StepCosts, other_ms: float, objective: Objective = "latency") -> list[float]:
-    """Return the objective value of one token at each of ``costs.verify_widths``.
-
-    ``other_ms`` is the time of an iteration without the pass: drafting and overhead. The objective value of a verify
-    width is its expected tokens times this.
-    """
-    return [objective_value(1.0, other_ms + costs.verify_ms[width], objective) for width in costs.verify_widths]
-
-
-def best_width(expected_tokens: Sequence[float] | FloatArray, values: Sequence[float]) -> int:
-    """Return the index at which ``expected_tokens`` times ``values`` is largest; ties go to the first."""
-    best, best_value = 0, -1.0
-    for index, (tokens, value) in enumerate(zip(expected_tokens, values, strict=True)):
-        if (found := float(tokens) * value) > best_value:
-            best, best_value = index, found
-    return best
-
-
 class Decision(NamedTuple):
     """A tree shape with the expected tokens and milliseconds of its iteration; 0 ms where no costs are known."""
 
@@ -113,21 +91,52 @@ class ModelFree(NamedTuple):
     depth: int
 
 
-def stopping_bound(widths: Sequence[int], values: Sequence[float], correction: float = 1.0) -> StoppingBound:
-    """Return the bound of ``widths`` above 1, given the objective value of a token at each (``value_per_token``).
+def stopping_bound(widths: Sequence[int], values: Sequence[float]) -> StoppingBound:
+    """Return the bound of ``widths`` above 1, given the objective value of a token at each."""
+    return array("d", [each for width, value in zip(widths, values, strict=True) for each in (width, value, value)])
 
-    ``correction`` is the ratio of accepted tokens to those expected by the scores.
+
+class PassValues:
+    """Objective value of a token at each verify width, and the early-stopping bound made of these values.
+
+    An iteration at the i-th verify width takes ``milliseconds[i]``: its pass and ``other_ms``, the drafting and the
+    overhead. The value of a tree is its expected tokens times ``values[i]``.
     """
-    return array(
-        "d", [each for width, value in zip(widths, values, strict=True) for each in (width, value, value * correction)]
-    )
 
+    def __init__(self, costs: StepCosts, other_ms: float, objective: Objective = "latency") -> None:
+        self._measured = [other_ms + costs.verify_ms[width] for width in costs.verify_widths]
+        self._objective: Objective = objective
+        self.milliseconds = list(self._measured)
+        self.values = [objective_value(1.0, each, objective) for each in self._measured]
+        self.bound = stopping_bound(costs.verify_widths[1:], self.values[1:])
 
-def update_correction(bound: StoppingBound, correction: float) -> StoppingBound:
-    """Set the correction of ``bound`` in place, because C++ keeps its address, and return it."""
-    for index in range(1, len(bound), 3):
-        bound[index + 1] = bound[index] * correction
-    return bound
+    def scale(self, factors: Sequence[float], correction: float) -> None:
+        """Multiply the measured times by ``factors`` [>= V], and the accepted tokens that ``bound`` expects.
+
+        Width 1 keeps its measured time. ``bound`` is updated in place, because C++ keeps its address.
+        """
+        bound = self.bound
+        for index in range(1, len(self._measured)):
+            self.milliseconds[index] = milliseconds = self._measured[index] * factors[index]
+            self.values[index] = value = objective_value(1.0, milliseconds, self._objective)
+            bound[3 * index - 2], bound[3 * index - 1] = value, value * correction
+
+    def best(
+        self, expected: Sequence[float], first: int = 0, correction: float = 1.0, most: float = inf
+    ) -> tuple[int, float]:
+        """Return (index of the best width, its tokens), from index ``first`` on; ties go to the narrower width.
+
+        ``expected`` [V] are tokens with the bonus token. Those beyond it are multiplied by ``correction``, and no more
+        than ``most`` are expected.
+        """
+        values, best, likely, highest = self.values, first, 1.0, -1.0
+        for index in range(first, len(values)):  # without function calls, because the next pass waits for this
+            tokens = 1.0 + (expected[index] - 1.0) * correction
+            if tokens > most:
+                tokens = most
+            if (found := tokens * values[index]) > highest:
+                best, likely, highest = index, tokens, found
+        return best, likely
 
 
 class Candidate(NamedTuple):

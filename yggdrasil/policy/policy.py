@@ -9,23 +9,20 @@ Dims: D depth levels, V verify widths.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from yggdrasil.policy.acceptance import AcceptanceCorrection, DepthPrediction, DraftedTrees
-from yggdrasil.policy.costs import LatencyScales, StepCosts
+from yggdrasil.policy.costs import Kind, LatencyScales, StepCosts
 from yggdrasil.policy.objective import (
     Decision,
     FloatArray,
     ModelFree,
     Objective,
+    PassValues,
     StoppingBound,
-    best_width,
     objective_value,
-    stopping_bound,
-    update_correction,
-    value_per_token,
 )
-from yggdrasil.policy.regret import PlainProbe, RegretBudget
+from yggdrasil.policy.regret import RegretBudget
 from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
@@ -59,18 +56,6 @@ class Policy(Protocol):
         """Update the estimates by an iteration that committed ``tokens`` tokens in ``milliseconds``."""
 
 
-class _Passes(NamedTuple):
-    """Objective value per token at each verify width, given the time of the rest of an iteration, and its bound."""
-
-    values: list[float]  # [V]
-    bound: StoppingBound
-
-    @classmethod
-    def of(cls, costs: StepCosts, other_ms: float, objective: Objective) -> "_Passes":
-        values = value_per_token(costs, other_ms, objective)
-        return cls(values, stopping_bound(costs.verify_widths[1:], values[1:]))
-
-
 class ObjectivePolicy:
     """Policy of the highest objective value, within a regret budget for each kind of speculation.
 
@@ -101,11 +86,12 @@ class ObjectivePolicy:
         self._drafted = (
             DraftedTrees(self._costs, ratios, mean_survival, depth, objective, added_tokens) if ratios else None
         )
-        self._model_free = [_Passes.of(each, each.model_free_iteration_overhead_ms, objective) for each in self._costs]
-        self._pruning: dict[tuple[int, int, int], _Passes] = {}  # by (index of costs, draft width, depth)
-        self._scales, self._probe = LatencyScales(), PlainProbe()
-        self._correction, self._budget = AcceptanceCorrection(), RegretBudget()  # of model-free drafts
-        self._here = 0  # index of the costs in use
+        self._model_free = [PassValues(each, each.model_free_iteration_overhead_ms, objective) for each in self._costs]
+        self._pruning: dict[tuple[int, int, int], PassValues] = {}  # by (index of costs, draft width, depth)
+        self._scales = LatencyScales(max(len(each.verify_widths) for each in self._costs))
+        self._correction = AcceptanceCorrection()  # of model-free drafts
+        self._budgets: dict[Kind, RegretBudget] = {"model_free": RegretBudget(), "drafted": RegretBudget()}
+        self._here = self._scaled = 0  # index of the costs in use, and of those whose values are scaled
         self._steps = 0  # iterations of this request
         self._drafter_lags = False  # the drafter must prefill tokens before its next tree
 
@@ -118,67 +104,62 @@ class ObjectivePolicy:
         plain = Decision(PLAIN_STEP, 1.0, self._plain_ms)
         if features is not None:
             return self._with_features(features, plain)
-        if self._probe.is_due(self._steps):
-            return plain
+        best, value = plain, self._plain_value(plain)
         free = None if model_free is None else self.best_model_free(model_free)
-        best = free if free is not None and self._value(free) > self._value(plain) else plain
-        if self._drafted is None or not self._drafted.budget.is_open:
+        if free is not None and (found := self._value(free)) > value:
+            best, value = free, found
+        if self._drafted is None or not self._budgets["drafted"].is_open:
             return best
         typical = self._drafted.typically(self._here, free)
         room = typical.tokens if model_free is None else min(typical.tokens, model_free.depth + 1.0)
         drafted = self._priced(typical.shape, room)
-        is_better = self._value(drafted) > self._value(best)
         # With features a predictor may expect more tokens than of a typical tree.
-        if is_better or (self._drafted.reads_features and best is plain):
+        if self._value(drafted) > value or (self._drafted.reads_features and best is plain):
             return None if self._drafted.reads_features else drafted
         return best
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
         self._here = bisect_left(self._borders, context)
-        return self._verified_at(
-            decision, expected, best_width(expected, self._pruned(self._here, decision.shape).values)
-        )
+        return self._verified_at(decision, expected, self._pruned(self._here, decision.shape).best(expected)[0])
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
         here = bisect_left(self._borders, context)
-        if shape is None:
-            return update_correction(self._model_free[here].bound, self._correction.factor)
-        return self._pruned(here, shape).bound
+        return self._free_passes(here).bound if shape is None else self._pruned(here, shape).bound
 
     def best_model_free(self, tree: ModelFree) -> Decision | None:
         """Return the decision with the best verify width above 1; None if ``tree`` is empty or the budget is closed."""
-        if tree.expected[-1] <= 1.0 or not self._budget.is_open:
+        if tree.expected[-1] <= 1.0 or not self._budgets["model_free"].is_open:
             return None
-        widths, values = self._costs[self._here].verify_widths, self._model_free[self._here].values
-        factor, most = self._correction.factor, tree.depth + 1.0
-        best, likely, value = 1, 1.0, 0.0
-        for index in range(1, len(widths)):  # without function calls, because the next pass waits for this
-            tokens = 1.0 + (tree.expected[index] - 1.0) * factor
-            if tokens > most:
-                tokens = most
-            if (found := tokens * values[index]) > value:
-                best, likely, value = index, tokens, found
-        shape = TreeShape(0, tree.depth, widths[best])
-        milliseconds = self._costs[self._here].iteration_ms(*shape) * self._scales.of("model_free")
-        return Decision(shape, likely, milliseconds, estimated=tree.expected[best])
+        passes = self._free_passes(self._here)
+        best, likely = passes.best(tree.expected, 1, self._correction.factor, tree.depth + 1.0)
+        shape = TreeShape(0, tree.depth, self._costs[self._here].verify_widths[best])
+        return Decision(shape, likely, passes.milliseconds[best], estimated=tree.expected[best])
 
     def _with_features(self, features: Features, plain: Decision) -> Decision:
         """Return the best drafted tree for ``features``, or a plain step if that is better."""
         assert self._drafted is not None, "there is nothing to draft"
         tree, survival = self._drafted.best(features, self._here)
         drafted = self._priced(tree.shape, tree.tokens)._replace(survival=survival)
-        if self._value(drafted) > self._value(plain):
+        if self._value(drafted) > self._plain_value(plain):
             return drafted
-        head_ms = self._costs[self._here].head_ms * self._scales.of("drafted") if self._is_head_first else 0.0
+        head_ms = self._costs[self._here].head_ms * self._scales.factors[-1] if self._is_head_first else 0.0
         return plain._replace(milliseconds=plain.milliseconds + head_ms, is_drafting=True)
 
-    def _pruned(self, here: int, shape: TreeShape) -> _Passes:
-        """Return values and bound to prune a tree drafted as ``shape``."""
+    def _free_passes(self, here: int) -> PassValues:
+        """Return the values of passes with model-free drafts at the present latency and acceptance."""
+        passes = self._model_free[here]
+        if self._scaled != here:
+            passes.scale(self._scales.factors, self._correction.factor)
+            self._scaled = here
+        return passes
+
+    def _pruned(self, here: int, shape: TreeShape) -> PassValues:
+        """Return the values of passes that verify a tree drafted as ``shape``."""
         key = here, shape.width, shape.depth
         if (found := self._pruning.get(key)) is None:
             costs = self._costs[here]
             other_ms = costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms
-            found = self._pruning[key] = _Passes.of(costs, other_ms, self._objective)
+            found = self._pruning[key] = PassValues(costs, other_ms, self._objective)
         return found
 
     def _verified_at(self, decision: Decision, expected: Sequence[float], index: int) -> Decision:
@@ -188,41 +169,52 @@ class ObjectivePolicy:
 
     def _priced(self, shape: TreeShape, tokens: float) -> Decision:
         """Return a drafted tree's decision, with its milliseconds at the present latency scale."""
-        milliseconds = self._costs[self._here].iteration_ms(*shape) * self._scales.of("drafted")
+        milliseconds = self._costs[self._here].iteration_ms(*shape) * self._scales.factors[-1]
         return Decision(shape, tokens, milliseconds, is_drafting=True)
 
     def _value(self, decision: Decision) -> float:
         return objective_value(decision.tokens, decision.milliseconds, self._objective)
 
+    def _plain_value(self, plain: Decision) -> float:
+        """Return the objective value that a tree must exceed."""
+        return objective_value(1.0, plain.milliseconds * self._scales.plain_discount, self._objective)
+
     @property
     def _plain_ms(self) -> float:
-        return self._costs[self._here].plain_ms * self._scales.of("plain")
+        return self._costs[self._here].plain_ms * self._scales.factors[0]
 
     # ==== learning ====
 
     def begin(self) -> None:
-        self._budget.begin()
-        if self._drafted is not None:
-            self._drafted.begin()
+        for budget in self._budgets.values():
+            budget.begin()
         self._steps, self._drafter_lags = 0, True
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
         shape, kind, plain_ms = decision.shape, decision.kind, self._plain_ms
-        gained = tokens - milliseconds / plain_ms
+        has_read = kind == "drafted" and (self._drafter_lags or not shape.depth)  # besides what was predicted
+        charged_ms = milliseconds if has_read else min(milliseconds, LatencyScales.PAUSE * decision.milliseconds)
+        for each, budget in self._budgets.items():
+            if each == kind:
+                budget.settle(tokens - charged_ms / plain_ms)
+            else:
+                budget.earn()
         if kind == "model_free":
             self._correction.observe(decision.estimated - 1.0, tokens - 1)
-            self._budget.settle(gained)
         else:
             self._correction.decay()
-            self._budget.earn()
         if self._drafted is not None:
-            self._drafted.settle(decision, self._here, tokens, gained)
-        # Trees before which the drafter prefills tokens are not representative, and are left out.
-        if kind != "drafted" or (shape.depth and not self._drafter_lags):
-            predicted_ms = plain_ms if kind == "plain" else decision.milliseconds
-            self._scales.observe(kind, predicted_ms, milliseconds, is_cold=self._steps == 0)
+            self._drafted.settle(decision, self._here, tokens)
+        is_cold = self._steps == 0
+        if kind == "plain":
+            self._scales.observe(0, plain_ms, milliseconds, is_cold=is_cold)
+        elif kind == "model_free":
+            index = self._costs[self._here].verify_widths.index(shape.verify_width)
+            self._scales.observe(index, decision.milliseconds, milliseconds, is_cold=is_cold)
+        elif shape.depth and not self._drafter_lags:  # the time includes no prefill of the drafter
+            self._scales.observe(-1, decision.milliseconds, milliseconds, is_cold=is_cold)
         self._drafter_lags = kind == "model_free" or (kind == "plain" and self._drafter_lags)
-        self._probe.observe(is_warm_plain=kind == "plain" and self._steps > 0)
+        self._scaled = -1
         self._steps += 1
 
     def state(self) -> dict[str, Any]:
@@ -230,7 +222,7 @@ class ObjectivePolicy:
         return {
             "scales": self._scales.state(),
             "model_free": self._correction.state(),
-            "model_free_budget": self._budget.state(),
+            "budgets": {kind: budget.state() for kind, budget in self._budgets.items()},
             "drafted": None if self._drafted is None else self._drafted.state(),
         }
 
@@ -238,6 +230,8 @@ class ObjectivePolicy:
         """Restore the estimates that ``state`` of a policy over the same shapes returned."""
         self._scales.restore(state["scales"])
         self._correction.restore(state["model_free"])
-        self._budget.restore(state["model_free_budget"])
+        for kind, budget in self._budgets.items():
+            budget.restore(state["budgets"][kind])
         if self._drafted is not None and state["drafted"] is not None:
             self._drafted.restore(state["drafted"])
+        self._scaled = -1

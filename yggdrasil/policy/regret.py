@@ -1,13 +1,18 @@
 """Regret budgets: limit the loss of speculation against plain decoding, in plain steps, and so how often it is tried.
 
-Theorem. Whatever trees are drafted and however the speed of the machine changes, after every iteration
+A tree loses the plain steps in whose time it was verified, minus its tokens. The policy limits that time to one and a
+half of the prediction, since the rest is a pause of the machine. At most ``WORST`` counts, three times as much for the
+first tree of a request, whose time includes the drafter's prefill.
 
-    lost <= GRANT + EARNED * iterations without it + WORST + the first tree of this request
+Theorem. Whatever trees are drafted and however the speed of the machine changes, from any iteration on
 
-where ``lost`` is the time of speculation beyond that of the plain steps for the same tokens, at most ``WORST`` per tree
-(the rest is a pause of the machine). Proof: the balance is at most GRANT - lost + earned, since gains are capped at
-``MOST``. A tree is drafted only while the balance is not negative, so only the last tree can take it
-below zero, by at most ``WORST``; the first tree of a request is charged when the request ends.
+    lost <= GRANT + EARNED * iterations without it + 4 * WORST + the first tree of this request
+
+where ``lost`` are the losses minus the gains. The iterations may begin anywhere, since earlier gains raise the balance
+to ``GRANT`` at most: a request loses no more because the ones before it gained. Proof: the balance is at most
+GRANT - lost + earned, without this request's first tree, which is charged when the request ends. Trees are drafted only
+while the balance is not negative, so the last one takes it to -WORST at least, and the charge of its request's first
+tree to -4 * WORST.
 """
 
 from collections.abc import Mapping
@@ -21,9 +26,8 @@ class RegretBudget:
     few trees, because a single one would be measured with cold caches. The balance is kept across requests.
     """
 
-    GRANT, EARNED = 8.0, 0.01  # initial balance; earned per iteration without speculation
+    GRANT, EARNED = 16.0, 0.01  # initial and highest balance; earned per iteration without speculation
     REOPENS = 2.0  # balance at which a closed budget reopens
-    MOST = 64.0  # cap of the balance
     WORST = 4.0  # the most that one tree is charged
 
     def __init__(self) -> None:
@@ -34,7 +38,7 @@ class RegretBudget:
         """Begin a request, and charge the first tree of the last one.
 
         That tree's loss includes the drafter's prefill of the prompt, a sunk cost. Charged earlier, it would stop the
-        speculation that could recover it.
+        speculation that could recover it. Gains of its request repay it first.
         """
         self._add(self._first)
         self._first, self._has_first = 0.0, False
@@ -43,14 +47,16 @@ class RegretBudget:
         """Add a tree's gain: its tokens minus those of plain steps in the same time."""
         if not self._has_first:
             self._has_first, self._first, gained = True, max(min(gained, 0.0), -3 * self.WORST), max(gained, 0.0)
-        self._add(max(gained, -self.WORST))
+        repaid = min(max(gained, 0.0), -self._first)
+        self._first += repaid
+        self._add(max(gained - repaid, -self.WORST))
 
     def earn(self) -> None:
         """Add the earnings of an iteration without speculation."""
         self._add(self.EARNED)
 
     def _add(self, gained: float) -> None:
-        self._balance = min(self._balance + gained, self.MOST)
+        self._balance = min(self._balance + gained, self.GRANT)
         self.is_open = self._balance >= (0.0 if self.is_open else self.REOPENS)
 
     def state(self) -> dict[str, Any]:
@@ -60,21 +66,3 @@ class RegretBudget:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the balance that ``state`` returned."""
         self._balance, self.is_open = state["balance"], state["is_open"]
-
-
-class PlainProbe:
-    """Forced probe: makes some requests begin with plain steps, to measure the reference of the regret bound."""
-
-    STEPS = 2  # the first step after a prefill is cold
-    EVERY = 400  # iterations between probes, which cost 0.5 % at a speedup of 2
-
-    def __init__(self) -> None:
-        self._waited = self.EVERY  # iterations since the last warm plain step
-
-    def is_due(self, step: int) -> bool:
-        """Return whether step number ``step`` of a request must be plain."""
-        return step < self.STEPS and self._waited >= self.EVERY
-
-    def observe(self, *, is_warm_plain: bool) -> None:
-        """Count an iteration. A warm plain step is a measurement, so the next probe is due after ``EVERY`` more."""
-        self._waited = 0 if is_warm_plain else self._waited + 1
