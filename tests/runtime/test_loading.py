@@ -376,11 +376,8 @@ def test_longrope_reaches_as_far_as_it_was_first_trained(tmp_path):
     assert longest_text(Phi3Config(**sizes, max_position_embeddings=512)) == 512
 
 
-@pytest.mark.parametrize(
-    ("skips", "said"),
-    [(False, r"the queries of layer 1 differ by \d+.\d% of"), (True, "layer 0 does not call it in a decode step")],
-)
-def test_a_model_that_tree_attention_does_not_compute_is_refused(checkpoint, monkeypatch, skips, said):
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_model_that_tree_attention_does_not_compute_is_refused(checkpoint, monkeypatch, skips):
     loaded = load_model(checkpoint, torch.float32, CPU, 1)
     check_tree_attention(loaded)
     attention = loaded.model.model.layers[0].self_attn
@@ -393,7 +390,7 @@ def test_a_model_that_tree_attention_does_not_compute_is_refused(checkpoint, mon
         return (hidden_states, None) if skips else (forward(hidden_states, **given)[0] + 1.0, None)
 
     monkeypatch.setattr(attention, "forward", other)
-    with pytest.raises(YggdrasilError, match=said):
+    with pytest.raises(YggdrasilError, match=r"the outputs of layer 0 differ by \d+.\d% of"):
         check_tree_attention(loaded)
 
 

@@ -122,7 +122,7 @@ def test_recurrent_layers_that_read_siblings_are_found(family, monkeypatch):
     """Every row follows the one before it, as in a text."""
     monkeypatch.setattr(step_cache, "parents_of", lambda mask: torch.arange(-1, len(mask) - 1))
 
-    with pytest.raises(YggdrasilError, match=r"the output of layer 0 differ by"):
+    with pytest.raises(YggdrasilError, match=r"the outputs of layer 0 differ by"):
         check_tree_attention(recurrent_model(family).loaded)
 
 

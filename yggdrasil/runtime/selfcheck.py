@@ -161,7 +161,7 @@ def _watched_layers(record: _Record) -> Iterator[None]:
                 record.outputs[number] = before[0].clone(), hidden[0].clone()
                 return None
             before, expected = record.outputs[number]
-            record.compare(f"the output of layer {number}", hidden[0], expected, before)
+            record.compare(f"the outputs of layer {number}", hidden[0], expected, before)
             same = torch.where(record.part.is_sibling[:, None], hidden[0], expected[record.part.rows])[None]
             return same if isinstance(output, Tensor) else (same, *output[1:])
 
