@@ -30,8 +30,8 @@ os.environ.setdefault("CXX", "/bin/false")  # the host's operators are then the 
 
 # Seconds of each section; what one leaves over goes to those behind it.
 SECTIONS = {
-    "machine": 35.0, "float32": 115.0, "bfloat16": 40.0, "costs 7B": 75.0, "decodes": 110.0, "costs 1.5B": 35.0,
-    "costs 135M": 25.0, "costs 8B": 30.0,
+    "machine": 35.0, "float32": 115.0, "bfloat16": 40.0, "quantised": 30.0, "costs 7B": 75.0, "decodes": 110.0,
+    "costs 1.5B": 35.0, "costs 135M": 25.0, "costs 8B": 30.0,
 }  # fmt: skip
 SETTINGS = (
     {},
@@ -186,14 +186,20 @@ def _bring_code(arguments: argparse.Namespace) -> None:
 
 
 def _summary(report: "Report") -> list[str]:  # noqa: F821
+    from cuda_check.correctness import summary as of_correctness
     from cuda_check.costs import summary as of_costs
     from cuda_check.decodes import summary as of_decodes
+    from cuda_check.quantised import summary as of_quantised
 
     lines = []
     for name, section in report.content["sections"].items():
         lines.append(f"{name}: {section['status'][:160]}")
         if name.startswith("costs"):
             lines += [line[:300] for line in of_costs(section["results"])]
+        elif name.startswith("quantised"):
+            lines += [line[:300] for line in of_quantised(section["results"])]
+        elif name.startswith(("float32", "bfloat16")):
+            lines += of_correctness(section["results"])
         elif name.startswith("decodes"):
             lines += of_decodes(section["results"])
         elif name == "machine":
@@ -231,6 +237,10 @@ def _section(arguments: argparse.Namespace, notes: "Notes", device: "torch.devic
         from cuda_check import correctness
 
         getattr(correctness, name)(notes, device, tiny=tiny)
+    elif name == "quantised":
+        from cuda_check.quantised import quantised
+
+        quantised(notes, device, tiny=tiny)
     elif name.startswith("costs "):
         from cuda_check.costs import costs
 

@@ -1,5 +1,6 @@
 """Tokens and operators against what they have to equal: float32 exactly, bfloat16 where the best logit leads."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from attention_case import AttentionCase
 from cuda_check.models import bundled, expected_tokens, lead, modes, prompts, steps_of, tokenizer
 from cuda_check.notes import DiffersError, Notes
 from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.engine.assembly import assemble
@@ -20,6 +22,7 @@ from yggdrasil.native import portable
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, ModelFreePolicy
 from yggdrasil.policy.policy import Policy
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import TreeShape
@@ -41,12 +44,18 @@ SAMPLED = {
         presence_penalty=0.5,
         logit_bias={11: 2.0},
         seed=3,
+        logprobs=3,
     ),
+}
+RULES = {
+    "relaxed": Speculation(rule="relaxed", relaxed_topk=6, relaxed_delta=2.0),
+    "typical": Speculation(rule="typical", typical_epsilon=0.1, typical_delta=0.3),
 }
 AHEAD = {
     "tail ahead": {"tail_draft": "ahead", "bookkeeping": "overlapped"},
     "head ahead, depth late": {"head_draft": "ahead", "depth_prediction": "late", "bookkeeping": "overlapped"},
 }
+HYBRIDS = ("lfm2", "qwen3_5", "falcon_h1")
 TREES = (TreeShape(4, 4, 16), TreeShape(1, 3, 4))
 
 
@@ -88,6 +97,11 @@ def _other_decodes(
         notes.attempt(f"schedule {name}", measure, seconds=8)
     for name, sampling in sampled.items():
         notes.attempt(f"sampled {name}", partial(_sampled, pair, device, mode, sampling, count), seconds=8)
+    for name, rule in list(RULES.items())[-1 if len(sampled) == 1 else 0 :]:
+        measure = partial(_sampled, pair, device, mode, SAMPLED["temperature"], count, rule)
+        notes.attempt(f"rule {name}", measure, seconds=8)
+    for family in HYBRIDS[: 1 if len(sampled) == 1 else None]:
+        notes.attempt(f"hybrid {family}", partial(_hybrid, device, mode, family), seconds=8)
     for name, sampling in (("decoding", SamplingParams()), ("sampling", SAMPLED["all"])):
         if device.type == "cuda":
             check = partial(_nothing_waits, pair, device, sampling, count)
@@ -130,6 +144,24 @@ def _heads(target: LoadedModel) -> dict[str, LoadedHead]:
         eagle = write_head(Path(folder) / "eagle3", config, published_tensors(config))
         medusa = write_medusa(Path(folder) / "medusa", random_tensors(medusa_shapes(hidden, vocab)))
         return {path.name: load_head(path, target, 1) for path in (eagle, medusa)}
+
+
+def _hybrid(device: torch.device, mode: str, family: str) -> str:
+    """Tokens of a small random model with recurrent layers, with a drafter that knows most of them."""
+    from recurrent_models import SHAPES, recurrent_model
+    from tiny_pair import TEXT
+
+    model, prompt = recurrent_model(family), TEXT[:21]
+    expected = model.reference(prompt, 25)
+    loaded = prepare_model(copy.deepcopy(model.plain).to(device), family, 1, pack=False)
+    with steps_of(mode, device) as backend:
+        assembly = assemble(loaded, model.oracle(prompt, 30), SHAPES, backend)
+        decoder = Decoder(assembly, tokenizer(), FixedPolicy(TreeShape(4, 4, 16)), frozenset())
+        for _ in range(2):  # run, then recorded
+            found = decoder.generate(prompt, max_new_tokens=25, ignore_eos=True).tokens
+            if found != expected:
+                raise AssertionError(f"token {_same(found, expected)} differs of {found}, which should be {expected}")
+    return "equal"
 
 
 def _attention(device: torch.device, dtype: torch.dtype, case: tuple[Any, ...]) -> str:
@@ -245,17 +277,27 @@ def _leads(
 
 
 def _sampled(
-    pair: tuple[LoadedModel, LoadedModel], device: torch.device, mode: str, sampling: SamplingParams, count: int
-) -> str:
-    """Tokens of the host's sampler on the processor, whose random numbers the device shares; one may be a near tie."""
-    here = (bundled("target", torch.device("cpu"), torch.float32), None)
-    options = {"max_new_tokens": count, "sampling": sampling}
-    expected = _decoder(here, torch.device("cpu"), "eager", PLAIN_POLICY).generate(prompts()[0], **options).tokens
+    pair: tuple[LoadedModel, LoadedModel], device: torch.device, mode: str, sampling: SamplingParams, count: int,
+    rule: Speculation | None = None,
+) -> str:  # fmt: skip
+    """Tokens and log-probabilities of the host's sampler on the processor, which has the same random numbers.
+
+    One token may be a near tie. With a lossy ``rule`` the tokens depend on the tree, so the processor drafts it too.
+    """
+    processor = torch.device("cpu")
+    here = bundled("target", processor, torch.float32), bundled("drafter", processor, torch.float32) if rule else None
+    options = {"max_new_tokens": count, "sampling": sampling, **({"speculation": rule} if rule else {})}
+    policy = FixedPolicy(TREES[0]) if rule else PLAIN_POLICY
+    reference = _decoder(here, processor, "eager", policy).generate(prompts()[0], **options)
+    expected = reference.tokens
     decoder = _decoder(pair, device, mode, FixedPolicy(TREES[0]))
     for _ in range(2):  # run, then recorded
-        found = decoder.generate(prompts()[0], **options).tokens
+        answer = decoder.generate(prompts()[0], **options)
+        found = answer.tokens
         if found != expected:
             raise AssertionError(f"token {_same(found, expected)} differs of {found}, which should be {expected}")
+        ours, theirs = ([each.logprob for each in one.logprobs or ()] for one in (answer, reference))
+        _equal("log-probabilities", torch.tensor(ours), torch.tensor(theirs), 1e-3)
     return "equal"
 
 
@@ -282,6 +324,13 @@ def _nothing_waits(
     if list(request.tokens) != expected:
         raise AssertionError("other tokens")
     return f"{recorded} graphs"
+
+
+def summary(results: Mapping[str, Any]) -> list[str]:
+    """A line for a person: how many checks are equal, and the others by name."""
+    checks = {name: value for name, value in results.items() if name not in ("seconds", "load the bundled pair")}
+    others = [name for name, value in checks.items() if value != "equal" and "equal" not in value]
+    return [f"  {len(checks) - len(others)} of {len(checks)} equal; others: {', '.join(others) or 'none'}"[:300]]
 
 
 def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:

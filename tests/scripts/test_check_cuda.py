@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_cuda.py"
 ABSENT = ("gguf", "typer", "rich", "pandas", "sklearn")
-SECTIONS = ("machine", "float32", "bfloat16", "costs 7B", "decodes")
+SECTIONS = ("machine", "float32", "bfloat16", "quantised", "costs 7B", "decodes")
 
 
 def run(tmp_path, *arguments, check=True):
@@ -35,10 +35,12 @@ def test_every_section_runs_on_a_stand_in(tmp_path):
     assert len(done.stdout.splitlines()) <= 60
     assert len(list(out.iterdir())) <= 8
     results = sections["float32"]["results"]
-    tokens = [value for name, value in results.items() if name.startswith(("plain", "tree", "drafter"))]
+    kinds = "plain", "tree", "drafter", "sampled", "rule", "hybrid"
+    tokens = [value for name, value in results.items() if name.startswith(kinds)]
     assert len(tokens) >= 10
     assert set(tokens) == {"equal"}
     assert {"T(1), compiled", "T(4), compiled"} <= set(sections["costs 7B"]["results"])
+    assert sections["quantised"]["results"]["Q6_K equals"] == "equal"
     assert "tree egt of 4" in sections["decodes"]["results"]
 
 

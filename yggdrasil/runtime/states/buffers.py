@@ -71,7 +71,8 @@ class StateBuffers:
 
         ``start`` [1] is the position of the pass; the first ``count`` [1] of ``rows`` [W], all int64, are accepted.
         """
-        slots, places = (start + rows) % self.num_slots, torch.arange(rows.shape[0], device=rows.device)
+        slots = (start + rows) % self.num_slots
+        places = torch.arange(slots.shape[0], device=slots.device)
         for window, inputs in zip(self.windows, self.inputs, strict=True):
             past = torch.arange(window.shape[0], device=rows.device)
             window.copy_(torch.cat([window, inputs[slots]]).index_select(0, count + past))
