@@ -2,8 +2,7 @@
 
     python scripts/fit_scorers.py ~/.cache/yggdrasil/texts/FINGERPRINT-file.jsonl
 
-The text is a target's, as calibrations keep it. Runners-up are not kept with it, so being one is worth nothing in what
-is fitted here.
+The text is a target's, as calibrations keep it.
 """
 
 from pathlib import Path
@@ -28,14 +27,6 @@ def drawn() -> NGramScorer:
     return NGramScorer(**{name: numbers.normal(scale=0.2, size=shape) for name, shape in SHAPES.items()})
 
 
-def without_runners_up(scorer: NGramScorer) -> NGramScorer:
-    """The same, where it is worth nothing to be a runner-up; fitted on candidates that are none."""
-    weights = {name: getattr(scorer, name) for name in SHAPES}
-    return NGramScorer(
-        **weights | {"bias": scorer.bias + scorer.recycled[0], "recycled": np.zeros_like(scorer.recycled)}
-    )
-
-
 def main(
     text: Annotated[Path, typer.Argument(help="A target's own text, JSON lines of prompt and answer as tokens.")],
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = ASSETS,
@@ -49,7 +40,7 @@ def main(
         scorer = drawn()
         for _ in range(ROUNDS):
             scorer = fit(places, scorer)
-        without_runners_up(scorer).save(out / f"{name}.safetensors")
+        scorer.save(out / f"{name}.safetensors")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,6 @@ NOT_PLAYED = {  # what else has a number there
         "TABLE_LENGTH": "a dimension of the scorer: its weights are fitted with this value",
         "NUM_CONTEXTS": "a dimension of the scorer: its weights are fitted with this value",
         "HIDDEN": "a dimension of the scorer",
-        "RUNNERS_UP": "a dimension of the scorer: its weights are fitted with this value",
         "TOKEN_BITS": "a size of keys",
         "MOST_TOKEN": "a size of keys",
         "LEAST_PATH": "replaced by a value from the plan's costs",
@@ -89,11 +88,6 @@ NOT_PLAYED = {  # what else has a number there
         "OWN_WEIGHT": "replayed on recorded answers: values 1, 2, 4 and 8 give AAL 1.927, 1.940, 1.957 and 1.961",
     },
     "drafters.grammar": {"_FORCED": "the probability of a token that the grammar forces is 1 for the target"},
-    "drafters.lookahead": {
-        "_MEMORY": "traces have no lookahead windows",
-        "_MOST_LIKELY": "traces have no lookahead windows",
-        "_KEPT": "traces have no lookahead windows",
-    },
     "drafters.ngram": {"_BOUNDARY": "an id that no token has"},
     "drafters.statistics.shipped_table": {
         "CODE_CHARACTERS": "a limit of the time of a first use",

@@ -65,7 +65,7 @@ class Decoder(engine.Decoder):
 
         Args:
             source: a checkpoint folder, GGUF file or hub id, or the name or file of a plan.
-            drafter: "text", "table", "recycling", "ngram", "lookahead", "none", "module:Class" for your own class, or
+            drafter: "text", "table", "ngram", "none", "module:Class" for your own class, or
                 a draft model or draft head; a list drafts one tree with several. For a model, selects the plan with
                 these drafters. For a plan, only "ngram" or "module:Class" is allowed, and replaces the plan's drafters.
             dtype: arithmetic of the models; the plan's by default, else "bfloat16".

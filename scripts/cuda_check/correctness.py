@@ -120,16 +120,12 @@ def bfloat16(notes: Notes, device: torch.device, *, tiny: bool) -> None:
 
 def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
     """Those without a model, by the names that a user gives; the draft model is in every tree above."""
-    from yggdrasil.drafters.lookahead import LookaheadDrafter
-    from yggdrasil.drafters.protocol import DrafterGroup
     from yggdrasil.drafters.statistics.drafter import default_statistics
 
     free = ModelFreePolicy(16)
     return {
         "n-gram": (FixedPolicy(TREES[0]), {"drafter": NGramDrafter()}),
         "n-gram statistics": (free, {"drafter": None, "model_free": default_statistics()}),
-        "lookahead": (free, {"drafter": None, "model_free": DrafterGroup([LookaheadDrafter()])}),
-        "recycling": (free, {"drafter": None, "model_free": default_statistics(recycles=True)}),
     }
 
 

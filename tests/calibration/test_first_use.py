@@ -169,9 +169,6 @@ def test_a_table_that_is_shipped_for_the_model_is_used(models, user_cache, monke
 
     assert opened(models[0]).plan.model_free == (StatisticsOptions(table=True),)
     assert opened(models[0], drafter="text").plan.model_free == (StatisticsOptions(table=False),)
-    assert opened(models[0], drafter=["text", "recycling"]).plan.model_free == (
-        StatisticsOptions(table=False, recycling=True),
-    )
 
 
 def test_a_first_use_on_a_gpu(models, tmp_path):

@@ -121,12 +121,10 @@ def test_another_targets_table_is_not(plan, taken, change):
 
 
 def test_nor_one_that_counts_otherwise_or_is_damaged(plan, taken):
-    plan("recycling", LARGER, StatisticsOptions(recycling=True))
     plan("text-alone", LARGER, StatisticsOptions(table=False))
     (plan("damaged", LARGER) / TABLE_FILE).write_bytes(b"damaged")
 
     assert taken()[0].table is OWN
-    assert taken(StatisticsOptions(recycling=True))[0].table.num_tokens == 50
 
 
 def test_nor_any_where_none_was_asked_for(plan, taken):
@@ -147,7 +145,6 @@ def test_a_shipped_table_is_one_of_them_and_the_report_names_it(plan, shipped, t
     assert told == [f"using {offered}, if this calibration counts fewer (--own-table uses its own)"]
     found.save(tmp_path)
     assert table_origin(tmp_path) == f"n-gram table of 90 tokens from {SHIPPED}"
-    assert taken(StatisticsOptions(recycling=True))[0].table is OWN, "a scorer without runners-up"
     OWN.save(tmp_path / TABLE_FILE)
     assert table_origin(tmp_path) is None
 

@@ -343,29 +343,6 @@ def test_what_guesses_beside_a_drafter_knows_nothing_of_the_texts_it_is_played_o
         assert (prompt[-1] in beside.features(())[:, 0].tolist()) == is_known
 
 
-def test_runners_up_are_worth_something_before_anything_came_twice():
-    """Of a walk whose every place has three ways on, the text knows those that were taken, and recycling all."""
-    generator = np.random.default_rng(0)
-    ways = np.stack([generator.permutation(40)[:3] for _ in range(40)])
-    documents = []
-    for _ in range(60):
-        walk = [0]
-        while len(walk) < 70:
-            walk.append(int(ways[walk[-1], generator.integers(3)]))
-        documents.append(Document(walk[:2], walk[2:]))
-
-    def runners_up(document):
-        return torch.from_numpy(ways[[document.prompt[-1], *document.answer[:-1]]])
-
-    alone = learn_counts(documents, COSTS, with_table=False)
-    recycling = learn_counts(documents, COSTS, with_table=False, runners_up=runners_up)
-    assert recycling.options() == StatisticsOptions(table=False, recycling=True)
-    assert recycling.expected[0].aal > alone.expected[0].aal + 0.1
-    values = np.maximum(recycling.scorer.bias + recycling.scorer.recycled, 0.0) @ recycling.scorer.out
-    assert values[1:4].min() > values[0], "the three ways on, before anything else is known"
-    assert learn_counts([], COSTS, with_table=False, runners_up=runners_up).options().recycling
-
-
 def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
     """Neither where a plan's counts guess nor where it is predicted what they give."""
     least, own = [], StatisticsDrafter.leave_out_below
@@ -418,8 +395,6 @@ TABLE_TOO, LOOK_UP = StatisticsOptions(table=True), NGramOptions()
         (["some/model", "text"], "some/model", [TEXT_ALONE]),
         (["table", "some/model"], "some/model", [TABLE_TOO]),
         (["ngram", "table", "some/model"], "some/model", [LOOK_UP, TABLE_TOO]),
-        (["recycling"], None, [StatisticsOptions(table=False, recycling=True)]),
-        (["recycling", "table", "some/model"], "some/model", [StatisticsOptions(recycling=True)]),
         (["none"], None, []),
     ],
 )

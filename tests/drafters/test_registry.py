@@ -10,7 +10,7 @@ import pytest
 from yggdrasil.artifacts import parse_dataclass, to_plain
 from yggdrasil.cli import checks
 from yggdrasil.drafters import NGramDrafter, NGramOptions
-from yggdrasil.drafters.model_free_options import ClassOptions, LookaheadOptions, ModelFreeOptions, StatisticsOptions
+from yggdrasil.drafters.model_free_options import ClassOptions, ModelFreeOptions, StatisticsOptions
 from yggdrasil.drafters.protocol import is_model_free
 from yggdrasil.drafters.registry import REGISTERED, is_model_free_name, make_drafter, named_drafters, names_of
 from yggdrasil.errors import YggdrasilError
@@ -44,9 +44,7 @@ def test_every_name_makes_a_model_free_drafter(name, monkeypatch):
     assert all(is_model_free(make_drafter(options)) for options in named.model_free)
 
 
-@pytest.mark.parametrize(
-    "options", [NGramOptions(max_draft_len=3), LookaheadOptions(2, 3, 1), StatisticsOptions(), ClassOptions(OWN)]
-)
+@pytest.mark.parametrize("options", [NGramOptions(max_draft_len=3), StatisticsOptions(), ClassOptions(OWN)])
 def test_a_plan_keeps_the_options(options):
     holder = make_dataclass("Holder", [("options", ModelFreeOptions)])
 

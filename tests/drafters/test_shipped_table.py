@@ -144,4 +144,3 @@ def test_the_shipped_scorer_is_whole():
     scorer = NGramScorer.of_shipped_text()
 
     assert all(getattr(scorer, name).shape == shape for name, shape in SHAPES.items())
-    assert not scorer.recycled.any()

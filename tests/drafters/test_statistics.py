@@ -39,9 +39,6 @@ from yggdrasil.native import is_native
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)
-ROWS = st.lists(  # of a pass: a token, and what the target found likeliest after it
-    st.tuples(st.integers(0, 4), st.lists(st.integers(0, 9), min_size=3, max_size=3, unique=True)), max_size=5
-)
 DOCUMENTS = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=5), TEXT), max_size=4)
 DRAWN = np.random.default_rng(0)
 SCORER = NGramScorer(**{name: DRAWN.normal(scale=0.5, size=shape) for name, shape in SHAPES.items()})
@@ -60,26 +57,18 @@ def grown(drafter, text, num_nodes=17, depth=5):
     return tree
 
 
-def recycle(drafter, rows):
-    if rows:
-        drafter.read_runners_up(
-            [token for token, _ in rows], torch.tensor([continuations for _, continuations in rows])
-        )
-
-
 LEAST = st.sampled_from([0.0, 1e-9, 0.03, 0.2])  # probability of paths that are left out
 
 
 @pytest.mark.skipif(not is_native(), reason="no compiler here")
-@given(text=TEXT, documents=DOCUMENTS, rows=ROWS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20), least=LEAST)
-def test_the_native_tree_is_the_portable_one(text, documents, rows, depth, num_nodes, least):
+@given(text=TEXT, documents=DOCUMENTS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20), least=LEAST)
+def test_the_native_tree_is_the_portable_one(text, documents, depth, num_nodes, least):
     table = Table.of(documents) if documents else None
     drafters = [StatisticsDrafter(SCORER, table, native=is_wanted) for is_wanted in (True, False)]
     for drafter in drafters:
         drafter.leave_out_below(least)
         drafter.begin(text)
-        recycle(drafter, rows)
-    native, portable = (grown(drafter, text, num_nodes, depth) for drafter in drafters)
+        native, portable = (grown(drafter, text, num_nodes, depth) for drafter in drafters)
     assert torch.equal(*(drafter.features(()) for drafter in drafters))
     size = portable.size
     assert native.size == size
@@ -123,14 +112,13 @@ def test_paths_below_the_least_probability_are_left_out_and_no_others(native):
 
 
 @pytest.mark.parametrize("native", KINDS)
-@given(text=TEXT, documents=DOCUMENTS, rows=ROWS)
+@given(text=TEXT, documents=DOCUMENTS)
 @settings(max_examples=40)
-def test_features_are_what_counting_by_hand_finds(native, text, documents, rows):
+def test_features_are_what_counting_by_hand_finds(native, text, documents):
     drafter = StatisticsDrafter(SCORER, Table.of(documents), native=native)
     drafter.begin(text)
-    recycle(drafter, rows)
 
-    seen, followed, places = [0] * NUM_CONTEXTS, {}, {}
+    seen, followed = [0] * NUM_CONTEXTS, {}
 
     def count(context, tokens):
         seen[context] = len(tokens)
@@ -149,28 +137,24 @@ def test_features_are_what_counting_by_hand_finds(native, text, documents, rows)
             if whole[end - length : end] == text[-length:]
         ]
         count(LONGEST + length - 1, told)
-    for place, token in enumerate(dict(rows).get(text[-1], []), start=1):
-        followed.setdefault(token, [0] * NUM_CONTEXTS)
-        places[token] = place
-    found = {token: (place, counts) for token, place, *counts in drafter.features(()).tolist()}
-    assert found == {token: (places.get(token, 0), [*counts, *seen]) for token, counts in followed.items()}
+    found = {token: counts for token, *counts in drafter.features(()).tolist()}
+    assert found == {token: [*counts, *seen] for token, counts in followed.items()}
 
 
 @pytest.mark.parametrize("native", KINDS)
-@given(text=TEXT, documents=DOCUMENTS, rows=ROWS)
+@given(text=TEXT, documents=DOCUMENTS)
 @settings(max_examples=40)
-def test_candidates_are_as_likely_as_the_network_says(native, text, documents, rows):
+def test_candidates_are_as_likely_as_the_network_says(native, text, documents):
     """Its softmax over all of them and none, of the formula that the scorer gives; with all children in the tree."""
     table = Table.of(documents) if documents else None
     drafter = StatisticsDrafter(SCORER, table, native=native)
     drafter.begin(text)
-    recycle(drafter, rows)
     tree = new_tree(40)
     drafter.propose(tree, Budget(1))
 
     features = drafter.features(()).numpy().astype(np.float64)
-    counts, totals = features[:, 2 : 2 + NUM_CONTEXTS], features[:, 2 + NUM_CONTEXTS :]
-    hidden = SCORER.bias + SCORER.recycled[features[:, 1].astype(int)] + np.log1p(totals) @ SCORER.totals
+    counts, totals = features[:, 1 : 1 + NUM_CONTEXTS], features[:, 1 + NUM_CONTEXTS :]
+    hidden = SCORER.bias + np.log1p(totals) @ SCORER.totals
     hidden += np.log1p(counts) @ SCORER.counts[:, 0] + counts / np.maximum(totals, 1.0) @ SCORER.counts[:, 1]
     numbers = np.exp(np.maximum(hidden, 0.0) @ SCORER.out)
     wanted = dict(zip(features[:, 0].astype(int), numbers / (numbers.sum() + np.exp(SCORER.nothing[0])), strict=True))
@@ -184,24 +168,6 @@ def test_candidates_are_as_likely_as_the_network_says(native, text, documents, r
         assert found.pop(first) == pytest.approx(min(likely, left), rel=1e-4)
         left -= min(likely, left)
     assert not found
-
-
-@pytest.mark.parametrize("native", KINDS)
-def test_runners_up_are_of_one_text_and_the_last_row_counts(native):
-    drafter = StatisticsDrafter(SCORER, native=native)
-    drafter.begin([1, 2, 3])
-    drafter.read_runners_up([3, 5, 3], torch.tensor([[9, 8], [1, 2], [6, 7]]))
-    assert drafter.features(())[:, :2].tolist() == [[6, 1], [7, 2]]
-    assert drafter.features([5])[:, :2].tolist() == [[1, 1], [2, 2]]
-    tree = grown(drafter, [1, 2, 3], num_nodes=40, depth=1)
-    assert {6, 7} == set(tree.tokens[1 : tree.size].tolist())
-    drafter.begin([1, 2, 3, 6])  # goes on
-    assert len(drafter.features([5])) == 2
-    drafter.begin([4])
-    assert len(drafter.features([5])) == 0
-    for wrong in (torch.zeros(1, 9, dtype=torch.int64), torch.zeros(2, 8, dtype=torch.int64), torch.zeros(8).long()):
-        with pytest.raises(RuntimeError, match="runners-up must be"):
-            drafter.read_runners_up([3], wrong)
 
 
 @pytest.mark.parametrize("native", KINDS)
@@ -288,13 +254,13 @@ def test_tokens_are_the_targets_own_and_fewer_passes_make_them():
 def test_a_fitted_scorer_weighs_candidates_and_their_absence():
     """Of two candidates one has followed a long context, the other a short one; at other places there is but that."""
     generator = np.random.default_rng(1)
-    strong, weak = np.zeros((2, 2 + 2 * NUM_CONTEXTS), dtype=np.int64)
+    strong, weak = np.zeros((2, 1 + 2 * NUM_CONTEXTS), dtype=np.int64)
     for features, context, count in ((strong, 3, 3), (weak, 0, 1)):
-        features[2 + context] = count
+        features[1 + context] = count
         for each in (strong, weak):
-            each[2 + NUM_CONTEXTS + context] = 3 if context else 10
+            each[1 + NUM_CONTEXTS + context] = 3 if context else 10
     alone = weak.copy()
-    alone[2 + NUM_CONTEXTS + 3] = 0
+    alone[1 + NUM_CONTEXTS + 3] = 0
     features, place, is_right = [], [], []
     for number in range(3000):
         both = number % 2 == 0
@@ -307,8 +273,8 @@ def test_a_fitted_scorer_weighs_candidates_and_their_absence():
     def likely(*rows):
         numbers = []
         for row in np.stack(rows):
-            counts, totals = row[2 : 2 + NUM_CONTEXTS], row[2 + NUM_CONTEXTS :]
-            hidden = scorer.bias + scorer.recycled[0] + np.log1p(totals) @ scorer.totals
+            counts, totals = row[1 : 1 + NUM_CONTEXTS], row[1 + NUM_CONTEXTS :]
+            hidden = scorer.bias + np.log1p(totals) @ scorer.totals
             hidden = hidden + np.log1p(counts) @ scorer.counts[:, 0]
             hidden = hidden + counts / np.maximum(totals, 1) @ scorer.counts[:, 1]
             numbers.append(np.exp(np.maximum(hidden, 0) @ scorer.out))
@@ -320,8 +286,8 @@ def test_a_fitted_scorer_weighs_candidates_and_their_absence():
 
 def test_what_never_varies_moves_no_weight_and_a_callers_inference_mode_is_none_of_ours():
     """One candidate a place, always right: there is nothing to learn from its counts, all the same."""
-    row = np.zeros(2 + 2 * NUM_CONTEXTS, dtype=np.int64)
-    row[2], row[2 + NUM_CONTEXTS] = 49, 49
+    row = np.zeros(1 + 2 * NUM_CONTEXTS, dtype=np.int64)
+    row[1], row[1 + NUM_CONTEXTS] = 49, 49
     usual = NGramScorer.usual(with_table=False)
     state = torch.get_rng_state()
     with torch.inference_mode():
@@ -333,11 +299,6 @@ def test_what_never_varies_moves_no_weight_and_a_callers_inference_mode_is_none_
         assert np.abs(ours - getattr(usual, name)).max() < 1.0
         assert np.array_equal(ours, again)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_before_anything_is_learned_a_runner_up_is_a_token_like_any_other():
-    for with_table in (False, True):
-        assert not NGramScorer.usual(with_table=with_table).recycled.any()
 
 
 def test_what_was_learned_survives_the_disk_and_damage_is_refused(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from yggdrasil.calibration.measurement.stages import ShapeCycle
-from yggdrasil.drafters.lookahead import least_verified_score
 from yggdrasil.drafters.protocol import Budget, DrafterGroup
 from yggdrasil.drafters.statistics.best_first import EarlyStopping
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
@@ -153,13 +152,6 @@ def test_what_rounding_may_have_decided_is_not_over(behind, is_over):
     stopping.add(0.0)
     stopping.add(math.log(0.5))  # two nodes expect 1.5 tokens; four would expect 2 at most
     assert stopping.is_over(math.log(0.25)) == is_over
-
-
-def test_the_least_verified_score_is_that_of_the_best_width():
-    scores = [math.log(likely) for likely in (1.0, 0.9, 0.5, 0.4, 0.1)]
-    assert least_verified_score(scores, UNBOUNDED) == scores[-1]
-    assert least_verified_score(scores, stopping_bound([2, 4], [1.0, 0.9])) == scores[3]
-    assert least_verified_score(scores, stopping_bound([2, 4], [1.0, 0.5])) == scores[1]
 
 
 @pytest.mark.skipif(not is_native(), reason="no compiler here")

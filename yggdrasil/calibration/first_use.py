@@ -90,13 +90,10 @@ def first_plan(
 
 
 def _with_shipped(options: ModelFreeOptions, table: Path | None) -> ModelFreeOptions:
-    """Return ``options`` with a table only if one is shipped for the target: counting another takes minutes.
-
-    Token recycling excludes the shipped table, because its scorer was fitted without the target's top-k tokens.
-    """
+    """Return ``options`` with a table only if one is shipped for the target: counting another takes minutes."""
     if not isinstance(options, StatisticsOptions):
         return options
-    return replace(options, table=options.table and table is not None and not options.recycling)
+    return replace(options, table=options.table and table is not None)
 
 
 def _write_statistics(folder: Path, model_free: Sequence[ModelFreeOptions], table: Path | None) -> None:

@@ -8,12 +8,11 @@ Dims: P positions, N nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from yggdrasil.calibration.own_text import ANSWER, Document
 from yggdrasil.drafters.protocol import Budget, DrafterGroup
@@ -26,8 +25,6 @@ from yggdrasil.profiling.tally import ShapeTally, Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
-
-RunnersUp = Callable[[Document], Tensor]  # the target's top-K tokens for each token of the answer, [len(answer), K]
 
 
 class RecordedFeatures:
@@ -165,16 +162,14 @@ def replay(
     *,
     trees: RecordedTrees | None = None,
     model_free: DrafterGroup | None = None,
-    runners_up: RunnersUp | None = None,
     context: int = 0,
     is_head_first: bool = False,
 ) -> Totals:
     """Simulate greedy decoding of every document with ``policy``, one request each, and return the totals.
 
-    ``trees`` were recorded at the tokens of the answers, document after document. ``runners_up`` gives the target's
-    top-K tokens to drafters that recycle them; those of rejected rows are unknown here. All costs of decoding are
-    counted: a head draft before a plain step, trees verified with width 1, and the drafter's reading.
-    ``context`` is the context length whose costs ``costs`` are.
+    ``trees`` were recorded at the tokens of the answers, document after document. All costs of decoding are counted: a
+    head draft before a plain step, trees verified with width 1, and the drafter's reading. ``context`` is the context
+    length whose costs ``costs`` are.
 
     Raises:
         ValueError: the documents have no text to decode.
@@ -184,13 +179,14 @@ def replay(
     if tokens < 1:
         raise ValueError("no text to play over")
     for document in documents:
-        answer, told = document.answer, TextFeed(model_free, document, runners_up)
+        answer = document.answer
+        begin_text(model_free, document)
         tally.begin()
         policy.begin()
         unread = len(document.prompt)  # tokens that the drafter has not read
-        place = 1  # the prefill gives the first token
-        while place < len(answer):
-            step = simulation.step(first + place - 1, answer[place:], max(ANSWER, len(answer)) - place)
+        index = 1  # of the next token; the prefill gives the first
+        while index < len(answer):
+            step = simulation.step(first + index - 1, answer[index:], max(ANSWER, len(answer)) - index)
             shape = step.decision.shape
             spends_head = is_head_first and step.decision.is_drafting and not shape.depth
             milliseconds = costs.iteration_ms(*shape)
@@ -202,30 +198,24 @@ def replay(
                 unread += step.accepted + 1
             policy.settle(step.decision, step.accepted + 1, milliseconds)
             tally.add(shape, step.accepted, milliseconds)
-            told.extend(place, place + step.accepted + 1)
-            place += step.accepted + 1
+            committed = answer[index : index + step.accepted + 1]
+            extend_text(model_free, committed)
+            index += len(committed)
         first += len(answer)
     return tally.result(tokens)
 
 
-class TextFeed:
-    """Feeds the accepted text of one document to model-free drafters."""
+def begin_text(model_free: DrafterGroup | None, document: Document) -> None:
+    """Begin a document in the model-free drafters: its prompt, and the answer's first token, which is committed."""
+    if model_free is not None:
+        model_free.begin(document.prompt)
+        extend_text(model_free, document.answer[:1])
 
-    def __init__(self, model_free: DrafterGroup | None, document: Document, runners_up: RunnersUp | None) -> None:
-        self._free, self._answer = model_free, document.answer
-        self._before = [*document.prompt[-1:], *document.answer[:-1]]
-        self._likely = None if runners_up is None else runners_up(document)
-        if model_free is not None:
-            model_free.begin(document.prompt)
-        self.extend(0, 1)
 
-    def extend(self, start: int, stop: int) -> None:
-        """Tell the drafters that tokens ``start`` to ``stop - 1`` of the answer are accepted."""
-        if self._free is not None and (tokens := self._answer[start:stop]):
-            self._free.extend(tokens, {})
-            read_runners_up = self._free.capabilities.read_runners_up
-            if self._likely is not None and read_runners_up is not None:
-                read_runners_up(self._before[start:stop], self._likely[start:stop])
+def extend_text(model_free: DrafterGroup | None, tokens: Sequence[int]) -> None:
+    """Pass committed ``tokens`` to the model-free drafters."""
+    if model_free is not None and tokens:
+        model_free.extend(tokens, {})
 
 
 def recorded_documents(traces: TraceSet, prompts: Mapping[int, Sequence[int]]) -> list[Document]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.calibration.replay import RecordedTrees, TextFeed, accepted, path_of, recorded_documents
+from yggdrasil.calibration.replay import RecordedTrees, accepted, begin_text, extend_text, path_of, recorded_documents
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.model_free import ShadowTree
 from yggdrasil.policy.costs import StepCosts
@@ -111,18 +111,19 @@ def _beginnings(
     documents = recorded_documents(traces, prompts)
     is_short = all(len(document.answer) <= depth for document in documents)
     for document in documents:
-        told, place, answer = TextFeed(model_free, document, None), 0, document.answer
-        while place < len(answer):
-            truth = answer[place + 1 : place + 1 + depth]
+        begin_text(model_free, document)
+        index, answer = 0, document.answer
+        while index < len(answer):
+            truth = answer[index + 1 : index + 1 + depth]
             if len(truth) < depth and not is_short:
                 break
             expected = model_free_trees.here(truth)
-            kept = np.array([_kept(trees, row + place, shape, truth, widths) for shape in shapes])
-            yield _Beginning(row + place, kept, *expected)
+            kept = np.array([_kept(trees, row + index, shape, truth, widths) for shape in shapes])
+            yield _Beginning(row + index, kept, *expected)
             tokens += 1.0 + kept
-            following = min(place + 1 + int(kept.flat[int((tokens / milliseconds).argmax())]), len(answer))
-            told.extend(place + 1, following + 1)
-            place = following
+            following = min(index + 1 + int(kept.flat[int((tokens / milliseconds).argmax())]), len(answer))
+            extend_text(model_free, answer[index + 1 : following + 1])
+            index = following
         row += len(answer)
 
 

@@ -27,8 +27,8 @@ def calibrate(
         typer.Option(
             help="A draft model (folder, .gguf file or hub id); a draft head (folder, or yggdrasil:NAME for a shipped "
             "one); text, n-gram statistics of the request's text; table, of the target's own text (default: both); "
-            "recycling, the target's top-k tokens; ngram, n-gram lookup; lookahead, lookahead decoding; module:Class, "
-            "your own class; none, plain decoding. Repeat it to combine several in one tree.",
+            "ngram, n-gram lookup; module:Class, your own class; none, plain decoding. Repeat it to combine several in "
+            "one tree.",
         ),
     ] = None,
     prompts: Annotated[

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from yggdrasil.drafters.draft_model import DraftModel
-    from yggdrasil.drafters.lookahead import LookaheadDrafter
-    from yggdrasil.drafters.model_free_options import LookaheadOptions, NGramOptions
+    from yggdrasil.drafters.model_free_options import NGramOptions
     from yggdrasil.drafters.ngram import NGramDrafter
     from yggdrasil.drafters.protocol import Budget, Capabilities, Drafter, Step
 
@@ -18,17 +17,12 @@ _HOMES = {
     "Capabilities": "protocol",
     "DraftModel": "draft_model",
     "Drafter": "protocol",
-    "LookaheadDrafter": "lookahead",
-    "LookaheadOptions": "model_free_options",
     "NGramDrafter": "ngram",
     "NGramOptions": "model_free_options",
     "Step": "protocol",
 }
 
-__all__ = [
-    "Budget", "Capabilities", "DraftModel", "Drafter", "LookaheadDrafter", "LookaheadOptions", "NGramDrafter",
-    "NGramOptions", "Step",
-]  # fmt: skip
+__all__ = ["Budget", "Capabilities", "DraftModel", "Drafter", "NGramDrafter", "NGramOptions", "Step"]
 
 
 def __getattr__(name: str) -> object:

@@ -32,37 +32,14 @@ class NGramOptions:
 
 @dataclass(frozen=True)
 class StatisticsOptions:
-    """Options of the n-gram statistics: counts of the request's text, a static ``table``, and token ``recycling``.
-
-    Recycling adds the target's most recent top-k tokens after a token as candidates.
-    """
+    """Options of the n-gram statistics: counts of the request's text, and a static ``table``."""
 
     text: bool = True
     table: bool = True
-    recycling: bool = False
 
     def __post_init__(self) -> None:
         if not self.text:
             raise ValueError("text must be true: nothing is counted without it")
-
-
-@dataclass(frozen=True)
-class LookaheadOptions:
-    """Options of lookahead decoding, with TensorRT-LLM's names."""
-
-    max_window_size: int = 4  # columns of the window
-    max_ngram_size: int = 3  # tokens of an n-gram; the window has one level fewer
-    max_verification_set_size: int = 4  # the most n-grams verified per pass
-
-    def __post_init__(self) -> None:
-        least = {"max_window_size": 1, "max_ngram_size": 2, "max_verification_set_size": 1}
-        faults = [
-            f"{name} must be at least {value}, got {getattr(self, name)}"
-            for name, value in least.items()
-            if getattr(self, name) < value
-        ]
-        if faults:
-            raise ValueError("; ".join(faults))
 
 
 @dataclass(frozen=True)
@@ -72,6 +49,4 @@ class ClassOptions:
     drafter: str
 
 
-ModelFreeOptions: TypeAlias = (
-    NGramOptions | StatisticsOptions | LookaheadOptions | ClassOptions
-)  # of model-free drafters
+ModelFreeOptions: TypeAlias = NGramOptions | StatisticsOptions | ClassOptions  # of model-free drafters

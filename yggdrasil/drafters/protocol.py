@@ -82,10 +82,6 @@ class Capabilities:
     plants_root: bool = False  # `propose` itself plants the root if ``budget.from_root``
     # Returns how many first tokens of a prompt need no hidden states. None: all tokens need them.
     num_kept: Callable[[Sequence[int]], int] | None = None
-    # Called with (tree, nodes, choices): all verified nodes, rejected ones too, and the target's token after each.
-    read_choices: Callable[[TokenTree, Sequence[int], Sequence[int]], None] | None = None
-    # Called with (tokens, runners_up): the target's top-k tokens [len(tokens), K] int64 after each of ``tokens``.
-    read_runners_up: Callable[[Sequence[int], Tensor], None] | None = None
 
 
 class Drafter(Protocol):
@@ -151,22 +147,12 @@ def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
 
 
 class DrafterGroup:
-    """Drafter that lets each of ``drafters`` add nodes to the same tree, in order.
-
-    Drafters with ``read_choices`` come last, because nodes that they add for later iterations only fill free slots.
-    """
+    """Drafter that lets each of ``drafters`` add nodes to the same tree, in order."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self.drafters = sorted(drafters, key=lambda each: each.capabilities.read_choices is not None)
+        self.drafters = list(drafters)
         self.name = " + ".join(drafter.name for drafter in self.drafters)
-        all_of = [drafter.capabilities for drafter in self.drafters]
-        self._choice_readers = [each.read_choices for each in all_of if each.read_choices is not None]
-        self._runner_up_readers = [each.read_runners_up for each in all_of if each.read_runners_up is not None]
-        self.capabilities = Capabilities(
-            plants_root=True,
-            read_choices=self._read_choices if self._choice_readers else None,
-            read_runners_up=self._read_runners_up if self._runner_up_readers else None,
-        )
+        self.capabilities = Capabilities(plants_root=True)
         self._last = 0  # last committed token
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -189,14 +175,6 @@ class DrafterGroup:
 
     def cost(self, budget: Budget) -> Sequence[Step]:
         return ()
-
-    def _read_choices(self, tree: TokenTree, nodes: Sequence[int], choices: Sequence[int]) -> None:
-        for read in self._choice_readers:
-            read(tree, nodes, choices)
-
-    def _read_runners_up(self, tokens: Sequence[int], runners_up: Tensor) -> None:
-        for read in self._runner_up_readers:
-            read(tokens, runners_up)
 
 
 def group_of(drafters: Sequence[Drafter]) -> DrafterGroup | None:

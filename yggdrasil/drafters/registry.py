@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from yggdrasil.artifacts import parse_dataclass, parse_yaml
 from yggdrasil.drafters.model_free_options import (
     ClassOptions,
-    LookaheadOptions,
     ModelFreeOptions,
     NGramOptions,
     StatisticsOptions,
@@ -23,7 +22,7 @@ from yggdrasil.own_class import is_own_class, own_class
 if TYPE_CHECKING:
     from yggdrasil.drafters.protocol import Drafter
 
-PLAIN, NGRAM, TEXT, TABLE, RECYCLING, LOOKAHEAD = "none", "ngram", "text", "table", "recycling", "lookahead"
+PLAIN, NGRAM, TEXT, TABLE = "none", "ngram", "text", "table"
 USUAL = (TEXT, TABLE)
 
 
@@ -34,14 +33,12 @@ class DrafterEntry(NamedTuple):
     options: type[ModelFreeOptions] = ClassOptions
 
 
-# One drafter with three sources of candidates.
-_STATISTICS = DrafterEntry("yggdrasil.drafters.statistics.drafter:untrained", StatisticsOptions)
+# One drafter with two sources of candidates.
+_STATISTICS = DrafterEntry("yggdrasil.drafters.statistics.drafter:default_statistics", StatisticsOptions)
 REGISTERED = {
     TEXT: _STATISTICS,
     TABLE: _STATISTICS,
-    RECYCLING: _STATISTICS,
     NGRAM: DrafterEntry("yggdrasil.drafters.ngram:NGramDrafter", NGramOptions),
-    LOOKAHEAD: DrafterEntry("yggdrasil.drafters.lookahead:LookaheadDrafter", LookaheadOptions),
 }
 _PROTOCOL = ("name", "capabilities", "begin", "extend", "propose", "cost")
 
@@ -124,7 +121,7 @@ class NamedDrafters(NamedTuple):
 def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
     """Parse the values of ``--drafter``, whose drafters share one tree, and of ``--ngram``.
 
-    ``text`` is implied by a model, ``table`` and ``recycling``.
+    ``text`` is implied by a model and by ``table``.
 
     Raises:
         YggdrasilError: names cannot be combined, no such head is shipped, or ``ngram`` is given without the n-gram
@@ -140,14 +137,12 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
     if len(models) > 1:
         raise YggdrasilError(f"--drafter {' and '.join(models)} do not draft together; give one model")
     model_free: list[ModelFreeOptions] = [ngram_options(ngram)] if NGRAM in names else []
-    if LOOKAHEAD in names:
-        model_free.append(LookaheadOptions())
     own = sorted({name for name in names if is_own(name)})
     if len(own) > 1:
         raise YggdrasilError(f"--drafter {' and '.join(own)} do not draft together; give one of your own")
     model_free += [ClassOptions(name) for name in own]
-    if not set(names) <= {NGRAM, LOOKAHEAD, *own}:
-        model_free.append(StatisticsOptions(table=TABLE in names, recycling=RECYCLING in names))
+    if not set(names) <= {NGRAM, *own}:
+        model_free.append(StatisticsOptions(table=TABLE in names))
     return NamedDrafters(models[0] if models else None, tuple(model_free))
 
 
@@ -156,11 +151,9 @@ def names_of(model_free: Sequence[ModelFreeOptions]) -> set[str]:
     names = {PLAIN} if not model_free else set()
     for each in model_free:
         if isinstance(each, StatisticsOptions):
-            names |= {TEXT, *([TABLE] if each.table else []), *([RECYCLING] if each.recycling else [])}
-        elif isinstance(each, ClassOptions):
-            names.add(each.drafter)
+            names |= {TEXT, TABLE} if each.table else {TEXT}
         else:
-            names.add(NGRAM if isinstance(each, NGramOptions) else LOOKAHEAD)
+            names.add(each.drafter if isinstance(each, ClassOptions) else NGRAM)
     return names
 
 

@@ -25,7 +25,7 @@ from yggdrasil.engine.targets.captured_target import CapturedTarget, check_captu
 from yggdrasil.engine.targets.logit_target import LogitTarget
 from yggdrasil.engine.targets.target import TargetModel
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP
+from yggdrasil.runtime.forward import HEAD_INPUT
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.runner import ModelRunner
@@ -221,8 +221,6 @@ def assemble(
     else:
         chosen = drafter
     hidden_layers = () if chosen is None else _layers_read(chosen, target)
-    if model_free is not None and model_free.capabilities.read_runners_up is not None:
-        hidden_layers = (*hidden_layers, RUNNERS_UP)
     widest = max(*shapes.prefill_widths, *shapes.verify_widths, shapes.num_nodes)
     target_runner = ModelRunner(
         target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder, widest, is_sparse=True

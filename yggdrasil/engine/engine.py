@@ -12,7 +12,6 @@ from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.policy.policy import Policy
-from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.scheduling.executors import Executor, InOrderExecutor
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
@@ -122,8 +121,6 @@ class Engine:
         if self.model_free is not None:
             self.model_free.begin(prompt)
             self.model_free.extend(first.tokens, {})
-            if (read_runners_up := self.model_free.capabilities.read_runners_up) is not None:
-                read_runners_up(prompt[-1:], first.layers[RUNNERS_UP].cpu())
         if self.drafter is not None:
             layers = {
                 layer: torch.cat([outcome.layers[layer] for outcome in outcomes])

@@ -174,7 +174,7 @@ class DecodeLoop:
         if self.drafter is not None:
             self.drafter.extend(outcome.tokens, outcome.layers)
         if self._free is not None:
-            self._free.follow(outcome, state.outputs, state.shape.verify_width)
+            self._free.extend(outcome.tokens)
 
     def _names(self, state: Iteration) -> str:
         """Return the names of the drafters of this iteration's tree, joined by " + "."""

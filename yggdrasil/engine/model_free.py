@@ -7,7 +7,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from yggdrasil.drafters.protocol import Budget, DrafterGroup
-from yggdrasil.engine.targets.target import Outcome, Target
+from yggdrasil.engine.targets.target import Target
 from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import Ranking, TokenTree
 
@@ -74,21 +74,12 @@ class ModelFreeDrafts:
         self.alone = ShadowTree(model_free, tree, verify_widths, shares_tree=shares_tree, order=order)
         # Trees on a GPU, or ranked there, cannot be extended by the host.
         self.can_fill = tree.tokens.device.type == "cpu" and not target.ranks_nodes
-        self._free, self._target, self._tree = model_free, target, tree
-        self._read_choices = model_free.capabilities.read_choices
-        self._read_runners_up = model_free.capabilities.read_runners_up
+        self._free, self._tree = model_free, tree
 
     def fill(self, depth: int, bound: StoppingBound) -> None:
         """Add nodes to the drafted tree, down to ``depth`` levels, until ``bound`` stops growth."""
         self._free.propose(self._tree, Budget(depth, bound=bound, from_root=False))
 
-    def follow(self, outcome: Outcome, outputs: Sequence[Tensor], verify_width: int) -> None:
-        """Pass the accepted tokens to the drafters, and the target's tokens after all verified rows if they read these.
-
-        ``outputs`` are those of the verification of ``verify_width`` rows; unused if that is 1.
-        """
-        if self._read_choices is not None and verify_width > 1:
-            self._read_choices(self._tree, *self._target.read_choices(outputs, verify_width))
-        self._free.extend(outcome.tokens, {})
-        if self._read_runners_up is not None and outcome.seen is not None:
-            self._read_runners_up(*outcome.seen)
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Pass the accepted tokens to the drafters."""
+        self._free.extend(tokens, {})

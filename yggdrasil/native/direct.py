@@ -123,10 +123,6 @@ class NativeStatistics(NativeObject):
         """Set the n-gram table; ``arrays`` are its keys, totals, starts, tokens and counts, int64."""
         self._call("set_table", *_pointers([array.contiguous() for array in arrays]))
 
-    def recycle(self, tokens: Sequence[int], continuations: Tensor) -> None:
-        """Record that ``continuations[i]`` [K] were the target's top tokens after ``tokens[i]``, highest first."""
-        self._call("recycle", *_integers(tokens), view_of(continuations))
-
     def forget(self) -> None:
         """Drop the n-gram counts of the text."""
         self._call("forget")
@@ -144,7 +140,7 @@ class NativeStatistics(NativeObject):
         self._call("follow_draws", ctypes.c_int64(key), ctypes.c_double(noise), ctypes.c_double(others))
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the features [n, 2 + 2 K] int64 of tokens that may follow ``path``.
+        """Return the features [n, 1 + 2 K] int64 of tokens that may follow ``path``.
 
         See ``StatisticsDrafter.features``; only the last tokens of ``path`` matter.
         """
@@ -185,7 +181,7 @@ class NativeStatistics(NativeObject):
         check(function(self.address, *arguments))
 
 
-FEATURE_COLUMNS = 2 + 2 * 9  # token, rank among runners-up, then counts in each context (tree/scorer.h)
+FEATURE_COLUMNS = 1 + 2 * 9  # token, then counts in each context (tree/scorer.h)
 
 
 def _pointers(tensors: Sequence[Tensor]) -> list[bytes]:

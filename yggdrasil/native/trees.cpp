@@ -94,15 +94,12 @@ YGG_API int64_t yggdrasil_accept_rows(void* rows) {
 
 // ==== counted features ================================================================================================
 
-YGG_API void* yggdrasil_counts_new(View counts, View totals, View recycled, View bias, View out, View nothing) {
-  return made([&] { return new Counts(of(counts), of(totals), of(recycled), of(bias), of(out), of(nothing)); });
+YGG_API void* yggdrasil_counts_new(View counts, View totals, View bias, View out, View nothing) {
+  return made([&] { return new Counts(of(counts), of(totals), of(bias), of(out), of(nothing)); });
 }
 YGG_API void yggdrasil_counts_free(void* counts) { delete static_cast<Counts*>(counts); }
 YGG_API int32_t yggdrasil_counts_set_table(void* counts, View keys, View totals, View starts, View tokens, View frequencies) {
   return guarded([&] { static_cast<Counts*>(counts)->set_table(of(keys), of(totals), of(starts), of(tokens), of(frequencies)); });
-}
-YGG_API int32_t yggdrasil_counts_recycle(void* counts, const int64_t* tokens, int64_t num_tokens, View continuations) {
-  return guarded([&] { static_cast<Counts*>(counts)->recycle(numbers(tokens, num_tokens), of(continuations)); });
 }
 YGG_API int32_t yggdrasil_counts_forget(void* counts) {
   return guarded([&] { static_cast<Counts*>(counts)->forget(); });

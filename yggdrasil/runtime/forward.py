@@ -7,14 +7,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-# Pseudo layer numbers in ``ModelCall.hidden_layers``:
-HEAD_INPUT = -1  # the LM head's input
-RUNNERS_UP = -2  # the top-k tokens after each row, highest first: [R, K] int64
-NUM_RUNNERS_UP = 8  # K
-_BLOCK = 64  # logits per block in ``likeliest_tokens``
+HEAD_INPUT = -1  # number of the LM head's input in ``ModelCall.hidden_layers``
 
 
 class Head(Protocol):
@@ -78,21 +73,3 @@ class ModelCall(Protocol):
             offsets: [2] int64: context length, first slot written.
             rows: [R] int64, rows whose logits are requested; None for all.
         """
-
-
-def likeliest_tokens(logits: Tensor) -> Tensor:
-    """Return the top ``NUM_RUNNERS_UP`` tokens of ``logits`` [R, V], highest first, [R, K] int64.
-
-    They are in the K blocks with the largest maxima, so most logits are compared only once.
-    """
-    size, most = logits.shape[-1], min(NUM_RUNNERS_UP, logits.shape[-1])
-    whole = size // _BLOCK * _BLOCK
-    if whole <= most * _BLOCK:
-        return logits.topk(most).indices
-    blocks = logits[:, :whole].unflatten(1, (-1, _BLOCK))
-    best = blocks.amax(-1).topk(most).indices  # [R, K]
-    places = torch.arange(_BLOCK, device=logits.device)
-    tokens = (best[:, :, None] * _BLOCK + places).flatten(1)  # [R, K * _BLOCK]
-    rest = torch.arange(whole, size, device=logits.device).expand(logits.shape[0], -1)
-    tokens = torch.cat([tokens, rest], dim=1)
-    return tokens.gather(1, logits.gather(1, tokens).topk(most).indices)

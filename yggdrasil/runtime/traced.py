@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from yggdrasil.checkpoints.families import cache_name
 from yggdrasil.checkpoints.packable import is_packable
-from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, ModelCall, likeliest_tokens
+from yggdrasil.runtime.forward import HEAD_INPUT, Forward, ModelCall
 from yggdrasil.runtime.loaded import LoadedModel
 
 if TYPE_CHECKING:
@@ -132,11 +132,8 @@ class TracedCall:
         assert cache.layers_read >= self._remembering, "a layer attends or recurs without the step's cache"
         logits, hidden = output.logits[0, :, : self.vocab_size], captured[HEAD_INPUT]
         wanted = hidden if rows is None else hidden[rows]
-        if RUNNERS_UP in self.hidden_layers:
-            captured[RUNNERS_UP] = likeliest_tokens(logits)
         # Rows are selected here: selecting them between layers would make the repeated layers differ.
-        own = (HEAD_INPUT, RUNNERS_UP)
-        layers = [captured[layer] if layer in own else captured[layer][0] for layer in self.hidden_layers]
+        layers = [captured[layer] if layer == HEAD_INPUT else captured[layer][0] for layer in self.hidden_layers]
         return Forward(wanted, layers, _Logits(logits, self._num_threads))
 
     def tracing(self) -> AbstractContextManager[object]:
@@ -171,7 +168,7 @@ class TracedCall:
         head = model.get_output_embeddings()
         hooks.callback(head.register_forward_pre_hook(before_head).remove)
         for layer in self.hidden_layers:
-            if layer not in (HEAD_INPUT, RUNNERS_UP):
+            if layer != HEAD_INPUT:
                 hooks.callback(decoder_layers(model)[layer].register_forward_hook(after_layer(layer)).remove)
 
 

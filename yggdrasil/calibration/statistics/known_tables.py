@@ -39,7 +39,7 @@ def largest_table(settings: CalibrationSettings) -> KnownTable | None:
     wanted = pair.counts
     if wanted is None or not wanted.table or settings.table_tokens is not None or settings.own_table:
         return None
-    known = [*_shipped(pair, wanted), *_of_plans(pair, wanted)]
+    known = [*_shipped(pair), *_of_plans(pair, wanted)]
     return max(known, key=lambda each: each.table.num_tokens, default=None)
 
 
@@ -61,12 +61,11 @@ def with_larger(counted: LearnedStatistics | None, known: KnownTable | None) -> 
     return counted._replace(scorer=known.scorer, table=known.table, documents=())
 
 
-def _shipped(pair: PairSource, wanted: StatisticsOptions) -> Iterator[KnownTable]:
+def _shipped(pair: PairSource) -> Iterator[KnownTable]:
     """Yield the shipped table. It is valid for the file's own weights, dequantised or not."""
     is_rounded = pair.weights not in ("file", "full")
-    if is_rounded or wanted.recycling:  # the shipped scorer was fitted without top-k tokens
-        return
-    if (folder := table_folder(Source.find(pair.target).fingerprint())) is not None:
+    folder = None if is_rounded else table_folder(Source.find(pair.target).fingerprint())
+    if folder is not None:
         yield from _read(folder, SHIPPED)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.calibration.replay import RunnersUp
 from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.calibration.statistics.scorer_fit import fit_scorer
 from yggdrasil.drafters.model_free_options import StatisticsOptions
@@ -30,12 +29,11 @@ class LearnedStatistics(NamedTuple):
     scorer: NGramScorer
     table: Table | None
     expected: list[Expectation]
-    recycles: bool = False
     documents: Sequence[Document] = ()
 
     def options(self) -> StatisticsOptions:
         """Return the options that a plan records."""
-        return StatisticsOptions(table=self.table is not None, recycling=self.recycles)
+        return StatisticsOptions(table=self.table is not None)
 
     def knowing_nothing_of(self, documents: Sequence[Document]) -> StatisticsDrafter:
         """Return a drafter whose table excludes answers to the prompts of ``documents``, for a fair evaluation.
@@ -47,7 +45,7 @@ class LearnedStatistics(NamedTuple):
         table = self.table
         if table is not None:
             table = Table.of(others).without_rare() if self.documents else table.minus(Table.of(documents))
-        return StatisticsDrafter(self.scorer, table, recycles=self.recycles)
+        return StatisticsDrafter(self.scorer, table)
 
     def save(self, folder: Path) -> None:
         """Write scorer and table, which ``StatisticsDrafter.load`` reads, to ``folder``."""
@@ -57,28 +55,19 @@ class LearnedStatistics(NamedTuple):
 
 
 def learn_counts(
-    documents: Sequence[Document],
-    costs: StepCosts,
-    *,
-    with_table: bool,
-    others: Sequence[Drafter] = (),
-    runners_up: RunnersUp | None = None,
+    documents: Sequence[Document], costs: StepCosts, *, with_table: bool, others: Sequence[Drafter] = ()
 ) -> LearnedStatistics:
     """Fit the scorer on 9 of 10 documents and predict the speed on the others; the table counts all of them.
 
-    ``others`` are model-free drafters that draft in the same tree. With ``runners_up`` the drafter recycles the
-    target's top-K tokens, which that function gives.
+    ``others`` are model-free drafters that draft in the same tree.
     """
     if not documents:
-        return LearnedStatistics(NGramScorer.usual(with_table=False), None, [], runners_up is not None)
-    recycles = runners_up is not None
+        return LearnedStatistics(NGramScorer.usual(with_table=False), None, [])
     held_out = documents[::_HELD_OUT_EVERY]
     rest = [document for i, document in enumerate(documents) if i % _HELD_OUT_EVERY]
-    scorer = fit_scorer(rest, with_table=with_table, runners_up=runners_up)
-    drafter = StatisticsDrafter(scorer, Table.of(rest).without_rare() if with_table else None, recycles=recycles)
+    scorer = fit_scorer(rest, with_table=with_table)
+    drafter = StatisticsDrafter(scorer, Table.of(rest).without_rare() if with_table else None)
     drafter.leave_out_below(least_useful_probability([costs]))
     is_predicted = any(len(document.answer) > 1 for document in held_out)
-    expected = predict_model_free(DrafterGroup([*others, drafter]), held_out, costs, runners_up) if is_predicted else []
-    return LearnedStatistics(
-        scorer, Table.of(documents).without_rare() if with_table else None, expected, recycles, documents
-    )
+    expected = predict_model_free(DrafterGroup([*others, drafter]), held_out, costs) if is_predicted else []
+    return LearnedStatistics(scorer, Table.of(documents).without_rare() if with_table else None, expected, documents)

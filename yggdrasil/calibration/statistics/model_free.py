@@ -1,15 +1,11 @@
 """Calibrates model-free drafters: fits them on the target's own text and predicts their speed."""
 
 from collections.abc import Sequence
-from functools import partial
-
-import torch
 
 from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.documents import open_ended
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, OwnText, read_documents, text_file
-from yggdrasil.calibration.record import states_of
 from yggdrasil.calibration.statistics.learning import LearnedStatistics, learn_counts
 from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.checkpoints.source import Source
@@ -20,8 +16,6 @@ from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.prompts import encode_prompt, read_prompts
-from yggdrasil.runtime.forward import RUNNERS_UP
-from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.plan import Expectation
 
 OWN_TEXT = "own-text.json"  # records the seconds spent on generating text
@@ -37,11 +31,10 @@ def count_text(job: Job, costs: StepCosts) -> LearnedStatistics | None:
     (drafter,) = (each for each in everyone if isinstance(each, StatisticsDrafter))
     others = [each for each in everyone if each is not drafter]
     if not _writes(pair):  # no table and a model drafts: use the default scorer
-        return learn_counts([], costs, with_table=False)._replace(recycles=pair.counts.recycling)
+        return learn_counts([], costs, with_table=False)
     documents = own_text(job)
-    recycled = partial(_runners_up, job.assembly.target) if pair.counts.recycling else None
     report = job.reporter.phase("fitting the n-gram scorer")
-    counted = learn_counts(documents, costs, with_table=pair.counts.table, others=others, runners_up=recycled)
+    counted = learn_counts(documents, costs, with_table=pair.counts.table, others=others)
     drafter.learn(counted.scorer, counted.table)
     report(1.0)
     return counted
@@ -75,12 +68,6 @@ def guesses_beside(
     return DrafterGroup([*others, counts])
 
 
-def _runners_up(runner: ModelRunner, document: Document) -> torch.Tensor:
-    """Return the target's top-K tokens at each token of the answer, [len(answer), K] int64."""
-    _, layers = states_of(runner, [*document.prompt, *document.answer[:-1]])
-    return layers[RUNNERS_UP][len(document.prompt) - 1 :]
-
-
 def predict_some(job: Job, costs: StepCosts) -> list[Expectation]:
     """Predict the speed on a few of ``job.texts``, which are decoded first, if there is no text of the target."""
     model_free = job.assembly.engine.model_free
@@ -93,10 +80,7 @@ def predict_some(job: Job, costs: StepCosts) -> list[Expectation]:
             pass
         documents.append(Document(list(text), stream.tokens))
         report(number / len(job.texts[:PREDICTION_DOCUMENTS]))
-    recycled = (
-        partial(_runners_up, job.assembly.target) if model_free.capabilities.read_runners_up is not None else None
-    )
-    return predict_model_free(model_free, documents, costs, recycled)
+    return predict_model_free(model_free, documents, costs)
 
 
 def _all_of(job: Job) -> list[Drafter]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.calibration.replay import RunnersUp, replay
+from yggdrasil.calibration.replay import replay
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import ModelFreePolicy
@@ -17,30 +17,18 @@ from yggdrasil.scheduling.plan import Expectation
 
 
 def predict_model_free(
-    model_free: DrafterGroup | None,
-    documents: Sequence[Document],
-    costs: StepCosts,
-    runners_up: RunnersUp | None = None,
+    model_free: DrafterGroup | None, documents: Sequence[Document], costs: StepCosts
 ) -> list[Expectation]:
     """Return the expected speed of the run-time policy on ``documents``, then those of the alternatives.
 
-    The alternatives are the best fixed verify width and plain decoding. ``runners_up`` gives the target's top-K tokens
-    to drafters that recycle them.
+    The alternatives are the best fixed verify width and plain decoding.
     """
     plain = Expectation("plain decoding", 1.0, costs.plain_ms, 1.0)
     if model_free is None:
         return [plain]
-    known = {id(document): runners_up(document) for document in documents} if runners_up is not None else None
 
     def played(policy: Policy, name: str) -> Expectation:
-        result = replay(
-            documents,
-            policy,
-            costs,
-            model_free=model_free,
-            runners_up=None if known is None else lambda each: known[id(each)],
-        )
-        return expectation(name, result, costs)
+        return expectation(name, replay(documents, policy, costs, model_free=model_free), costs)
 
     found = played(policy_without_drafter(costs), f"counts of {model_free.name}")
     fixed = [played(ModelFreePolicy(width), f"fixed verify width {width}") for width in costs.verify_widths[1:]]

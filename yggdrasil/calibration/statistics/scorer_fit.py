@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.calibration.replay import RunnersUp
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.portable import NUM_CONTEXTS
 from yggdrasil.drafters.statistics.scorer import NGramScorer
@@ -21,7 +20,7 @@ _EVERY = 5  # one document in so many fits the scorer; the others fill the table
 _MOST_CANDIDATES = 1_000_000
 _LEAST_TOKENS = 2_000  # of answers, to fit a scorer at all
 _HELD_OUT = 0.2  # last share of the positions, on which fitted and default scorer are compared
-_EPOCHS, _PLACES, _RATE = 40, 1000, 3e-3  # AdamW: epochs, batch size in positions, peak learning rate
+_EPOCHS, _PLACES, _RATE, _DECAY = 40, 1000, 3e-3, 1e-4  # AdamW: epochs, positions per batch, peak rate, weight decay
 _LEAST_DEVIATION = 0.05  # minimum standard deviation by which a feature is divided
 
 
@@ -31,7 +30,7 @@ class Places(NamedTuple):
     Dims: P positions, C candidates of all positions, K contexts.
     """
 
-    features: npt.NDArray[np.int64]  # [C, 2 + 2 K], see ``StatisticsDrafter.features``
+    features: npt.NDArray[np.int64]  # [C, 1 + 2 K], see ``StatisticsDrafter.features``
     place: npt.NDArray[np.int64]  # [C] ascending, every one of 0 .. P - 1
     is_right: npt.NDArray[np.bool_]  # [C], at most one per position
 
@@ -45,7 +44,7 @@ class Places(NamedTuple):
         )
 
 
-def fit_scorer(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> NGramScorer:
+def fit_scorer(documents: Sequence[Document], *, with_table: bool) -> NGramScorer:
     """Return a scorer fitted to every fifth document, with a temporary table counted from the others.
 
     The last fifth of these positions is held out. Returns the default scorer (``NGramScorer.usual``) where
@@ -54,44 +53,38 @@ def fit_scorer(documents: Sequence[Document], *, with_table: bool, runners_up: R
     Args:
         documents: prompts with the target's answers.
         with_table: fit the weights of table contexts too; else those of the text's own contexts alone.
-        runners_up: gives the target's top-K tokens at each token of a document, for drafters that recycle them.
     """
     usual = NGramScorer.usual(with_table=with_table)
     if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
         return usual
-    told, held_out = gather_places(documents, with_table=with_table, runners_up=runners_up).split(_HELD_OUT)
+    told, held_out = gather_places(documents, with_table=with_table).split(_HELD_OUT)
     if not len(told.place) or not len(held_out.place):
         return usual
     fitted = fit(told, usual)
     return fitted if surprise(fitted, held_out) < surprise(usual, held_out) else usual
 
 
-def gather_places(documents: Sequence[Document], *, with_table: bool, runners_up: RunnersUp | None = None) -> Places:
+def gather_places(documents: Sequence[Document], *, with_table: bool) -> Places:
     """Collect the candidates at every position of some documents, with a table of the others."""
     asked = documents[::_EVERY]
     known = [document for i, document in enumerate(documents) if i % _EVERY]
     table = Table.of(known).without_rare() if with_table else None
-    drafter = StatisticsDrafter(NGramScorer.none(), table, recycles=runners_up is not None)
+    drafter = StatisticsDrafter(NGramScorer.none(), table)
     found: list[npt.NDArray[np.int64]] = []
     right: list[npt.NDArray[np.bool_]] = []
     num_candidates = 0
     for document in asked:
         drafter.begin(document.prompt)
-        likely = None if runners_up is None else runners_up(document)
-        before = document.prompt[-1]
-        for place, token in enumerate(document.answer):
+        for token in document.answer:
             rows = drafter.features(()).numpy()
             if len(rows):  # positions without candidates are left out
                 found.append(rows)
                 right.append(rows[:, 0] == token)
                 num_candidates += len(rows)
-            if likely is not None:
-                drafter.read_runners_up([before], likely[place : place + 1])
-                before = token
             drafter.extend([token], {})
         if num_candidates > _MOST_CANDIDATES:
             break
-    empty = np.zeros((0, 2 + 2 * NUM_CONTEXTS), dtype=np.int64)
+    empty = np.zeros((0, 1 + 2 * NUM_CONTEXTS), dtype=np.int64)
     return Places(
         np.concatenate([empty, *found]),
         np.repeat(np.arange(len(found)), [len(rows) for rows in found]),
@@ -118,9 +111,13 @@ def _learn(network: "_Network", places: Places) -> NGramScorer:
     right, of = torch.from_numpy(places.is_right), torch.from_numpy(places.place)
     begins = torch.searchsorted(of, torch.arange(int(of[-1]) + 2))
     num_places = len(begins) - 1
-    optimizer = torch.optim.AdamW([each.requires_grad_() for each in network.parameters()], lr=_RATE, weight_decay=1e-4)
+    groups = [
+        {"params": [each.requires_grad_() for each in network.weights()], "lr": _RATE, "weight_decay": _DECAY},
+        {"params": [network.bias.requires_grad_()], "lr": 2 * _RATE, "weight_decay": _DECAY / 2},
+    ]
+    optimizer = torch.optim.AdamW(groups)
     steps = _EPOCHS * -(-num_places // _PLACES)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [_RATE, 2 * _RATE], total_steps=steps)
     drawn = torch.Generator().manual_seed(0)
     for _ in range(_EPOCHS):
         for chosen in torch.randperm(num_places, generator=drawn).split(_PLACES):
@@ -142,7 +139,6 @@ class _Network:
     """
 
     def __init__(self, start: NGramScorer, rows: npt.NDArray[np.int64]) -> None:
-        self._ranks = torch.from_numpy(rows[:, 1].copy())  # rank among the target's top-K tokens
         features = _features(rows)
         least, most = features.aminmax(dim=0)
         self._mean = torch.where(least == most, least, features.mean(0))  # avoids a rounding error of constant features
@@ -152,20 +148,19 @@ class _Network:
         layer = torch.cat([by_count, torch.from_numpy(start.totals).float(), by_share])  # [F, H]
         self.layer = layer * self._deviation[:, None]
         self.bias = torch.from_numpy(start.bias).float() + self._mean @ layer
-        self.recycled = torch.from_numpy(start.recycled).float()
         self.out = torch.from_numpy(start.out).float()
         self.nothing = torch.from_numpy(start.nothing).float()
 
-    def parameters(self) -> list[Tensor]:
-        """Return the trained tensors."""
-        return [self.layer, self.bias, self.recycled, self.out, self.nothing]
+    def weights(self) -> list[Tensor]:
+        """Return the trained tensors but the bias."""
+        return [self.layer, self.out, self.nothing]
 
     def surprise(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:
         """Return the mean negative log-likelihood at positions whose candidates are ``rows``.
 
         ``of`` is each candidate's position, ``is_right`` whether it is the target's token.
         """
-        hidden = relu(self._features[rows] @ self.layer + self.bias + self.recycled[self._ranks[rows]])
+        hidden = relu(self._features[rows] @ self.layer + self.bias)
         numbers = hidden @ self.out
         num_places = int(of[-1]) + 1
         nothing = self.nothing.expand(num_places)
@@ -182,7 +177,6 @@ class _Network:
         weights = {
             "counts": torch.stack([by_count, by_share], dim=1),
             "totals": totals,
-            "recycled": self.recycled,
             "bias": self.bias - self._mean @ layer,
             "out": self.out,
             "nothing": self.nothing,
@@ -191,5 +185,5 @@ class _Network:
 
 
 def _features(features: npt.NDArray[np.int64]) -> Tensor:
-    counts, totals = np.split(features[:, 2:].astype(np.float32), 2, axis=1)
+    counts, totals = np.split(features[:, 1:].astype(np.float32), 2, axis=1)
     return torch.from_numpy(np.concatenate([np.log1p(counts), np.log1p(totals), counts / np.maximum(totals, 1.0)], 1))

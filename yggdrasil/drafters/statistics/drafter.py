@@ -1,8 +1,7 @@
-"""Drafters ``text``, ``table`` and ``recycling`` in one tree: counted continuations and the target's top-k tokens.
+"""Drafters ``text`` and ``table`` in one tree: counted continuations.
 
 They need no model pass. Contexts of the text are counted as tokens are committed. The table was counted on text that
-the target generated for its calibration. Recycling stores the target's top-k tokens after each token that it verified
-(Token Recycling, arXiv 2408.08696). One n-gram scorer ranks the candidates of all three, below any node of the tree.
+the target generated for its calibration. One n-gram scorer ranks the candidates of both, below any node of the tree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,11 +47,9 @@ class StatisticsDrafter:
     are dropped.
     """
 
-    def __init__(
-        self, scorer: NGramScorer, table: Table | None = None, *, recycles: bool = False, native: bool | None = None
-    ) -> None:
-        self.is_public_pool, self.recycles = False, recycles
-        self.capabilities = Capabilities(plants_root=True, read_runners_up=self.read_runners_up if recycles else None)
+    def __init__(self, scorer: NGramScorer, table: Table | None = None, *, native: bool | None = None) -> None:
+        self.is_public_pool = False
+        self.capabilities = Capabilities(plants_root=True)
         self._make = _NativeStatistics if (is_native() if native is None else native) else PortableStatistics
         self._least_path = LEAST_PATH
         self.learn(scorer, table)
@@ -65,12 +62,11 @@ class StatisticsDrafter:
             ArtifactError: a file is missing or damaged.
         """
         table = Table.load(folder / TABLE_FILE) if options.table else None
-        return cls(NGramScorer.load(folder / SCORER_FILE), table, recycles=options.recycling)
+        return cls(NGramScorer.load(folder / SCORER_FILE), table)
 
     def learn(self, scorer: NGramScorer, table: Table | None) -> None:
         """Replace scorer and table, and drop the counts of the text."""
-        names = ["text", *(["table"] if table is not None else []), *(["recycling"] if self.recycles else [])]
-        self.name = " + ".join(names)
+        self.name = "text" if table is None else "text + table"
         self._counts: Any = self._make(*scorer.tensors())
         self._counts.leave_out_below(self._least_path)
         self._draws = NO_DRAWS
@@ -141,15 +137,10 @@ class StatisticsDrafter:
     def cost(self, budget: Budget) -> Sequence[Step]:
         return ()
 
-    def read_runners_up(self, tokens: Sequence[int], runners_up: Tensor) -> None:
-        """Store the target's top-k tokens ``runners_up[i]`` after ``tokens[i]``: [len(tokens), K] int64, best first."""
-        self._counts.recycle(list(tokens), runners_up)
-
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the features of the candidates after the text and ``path``, [n, 2 + 2 K] int64.
+        """Return the features of the candidates after the text and ``path``, [n, 1 + 2 K] int64.
 
-        Columns: token id, rank in the target's top-k tokens (0: none), count after each of K contexts, count of each
-        context.
+        Columns: token id, count after each of K contexts, count of each context.
         """
         self._count()
         rows: Tensor = self._counts.features([*self._text[-LONGEST:], *path])
@@ -163,14 +154,9 @@ class StatisticsDrafter:
             self._pending = []
 
 
-def default_statistics(*, recycles: bool = False) -> StatisticsDrafter:
+def default_statistics(_: StatisticsOptions | None = None) -> StatisticsDrafter:
     """Return a drafter for an uncalibrated target: counts of the text only, and the default scorer."""
-    return StatisticsDrafter(NGramScorer.usual(with_table=False), recycles=recycles)
-
-
-def untrained(options: StatisticsOptions) -> StatisticsDrafter:
-    """Return the drafter of ``options`` without a table, which only a calibration generates."""
-    return default_statistics(recycles=options.recycling)
+    return StatisticsDrafter(NGramScorer.usual(with_table=False))
 
 
 class _NativeStatistics:

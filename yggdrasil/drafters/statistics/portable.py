@@ -1,9 +1,9 @@
 """N-gram counts in Python, equivalent to the native `features.h` and `counts.h`, for use without a compiler.
 
 Continuations of a context are sorted by count, newer ones first among equals. The features of a candidate are its
-counts after each context (of the text and of the table) that ends at the last token, and its rank in the target's most
-recent top-k tokens after that token. The n-gram scorer (`scorer.py`) turns features into probabilities. Trees are
-grown best first: nodes are added in falling order of score, and the first n are the best tree of n nodes.
+counts after each context (of the text and of the table) that ends at the last token. The n-gram scorer (`scorer.py`)
+turns features into probabilities. Trees are grown best first: nodes are added in falling order of score, and the first
+n are the best tree of n nodes.
 """
 
 import math
@@ -26,7 +26,6 @@ LONGEST = 6  # the most tokens of a context of the text
 TABLE_LENGTH = 3  # the most tokens of a context of a table
 NUM_CONTEXTS = LONGEST + TABLE_LENGTH
 HIDDEN = 16  # hidden units of a scorer
-RUNNERS_UP = 8  # the most top-k tokens stored per token
 TOKEN_BITS = 21  # bits per token in a context's key
 MOST_TOKEN = (1 << TOKEN_BITS) - 2
 
@@ -41,7 +40,6 @@ class ContextCounts(NamedTuple):
 
     seen: list[int]  # [K] count of each context
     followed: dict[int, list[int]]  # candidate -> its count after each context, [K]
-    places: dict[int, int]  # candidate -> its rank in the target's top-k tokens, from 1
 
 
 class Continuations:
@@ -65,14 +63,12 @@ class PortableStatistics:
 
     def __init__(self, *weights: Tensor) -> None:
         shapes = [tuple(each.shape) for each in weights]
-        of_features = [(NUM_CONTEXTS, 2, HIDDEN), (NUM_CONTEXTS, HIDDEN), (1 + RUNNERS_UP, HIDDEN)]
-        if shapes != [*of_features, (HIDDEN,), (HIDDEN,), (1,)]:
+        if shapes != [(NUM_CONTEXTS, 2, HIDDEN), (NUM_CONTEXTS, HIDDEN), (HIDDEN,), (HIDDEN,), (1,)]:
             raise RuntimeError("weights are not those of a scorer")
         self._least_path = LEAST_PATH
         self._draws: Draws | None = None
         self._root = 0  # position of the tree's root in its request's text
         self._weights = [each.numpy() for each in weights]
-        self._recycled: dict[int, list[int]] = {}  # token -> the target's most recent top-k tokens after it, best first
         self._text: list[int] = []
         self._contexts: dict[tuple[int, ...], Continuations] = {}
         self._table: dict[int, Continuations] = {}
@@ -87,15 +83,8 @@ class PortableStatistics:
             entry = self._table[key] = Continuations()
             entry.total, entry.ranked = total, continuations[places[i] : places[i + 1]]
 
-    def recycle(self, tokens: Sequence[int], continuations: Tensor) -> None:
-        """Store the target's top-k tokens ``continuations[i]`` after ``tokens[i]``, [len(tokens), K] int64."""
-        if continuations.ndim != 2 or len(continuations) != len(tokens) or continuations.shape[1] > RUNNERS_UP:
-            raise RuntimeError(f"runners-up must be [tokens, {RUNNERS_UP}] at most")
-        self._recycled.update(zip(tokens, continuations.tolist(), strict=True))
-
     def forget(self) -> None:
-        """Drop the text, its counts and the recycled tokens."""
-        self._recycled.clear()
+        """Drop the text and its counts."""
         self._contexts.clear()
         self._text.clear()
 
@@ -116,13 +105,13 @@ class PortableStatistics:
         self._draws = Draws(key, noise, others) if noise else None
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the features of the candidates after ``path``, [n, 2 + 2 K] int64.
+        """Return the features of the candidates after ``path``, [n, 1 + 2 K] int64.
 
-        Columns: token id, rank in the target's top-k tokens (0: none), count after each context, count of each context.
+        Columns: token id, count after each context, count of each context.
         """
-        seen, followed, places = self._gather(list(path))
-        rows = [[token, places.get(token, 0), *counts, *seen] for token, counts in followed.items()]
-        return torch.tensor(rows, dtype=torch.int64).reshape(-1, 2 + 2 * NUM_CONTEXTS)
+        seen, followed = self._gather(list(path))
+        rows = [[token, *counts, *seen] for token, counts in followed.items()]
+        return torch.tensor(rows, dtype=torch.int64).reshape(-1, 1 + 2 * NUM_CONTEXTS)
 
     def grow_in(self, *buffers: Tensor) -> None:
         """Set the buffers for ``grow``: tokens, parents, depths, scores, edges, ancestors of a tree."""
@@ -229,8 +218,8 @@ class PortableStatistics:
 
     def _likely(self, path: list[int]) -> list[tuple[int, float]]:
         """Return all candidates after ``path`` as (token, probability), in the order of ``features``."""
-        counts, totals, recycled, bias, out, nothing = self._weights
-        seen, followed, places = self._gather(path)
+        counts, totals, bias, out, nothing = self._weights
+        seen, followed = self._gather(path)
         if not followed:
             return []
         base = bias.copy()
@@ -238,8 +227,8 @@ class PortableStatistics:
             if total:
                 base += totals[context] * math.log1p(total)
         numbers = []
-        for token, times in followed.items():
-            hidden = base + recycled[places.get(token, 0)]
+        for times in followed.values():
+            hidden = base.copy()
             for context, count in enumerate(times):
                 if count:
                     share = count / seen[context]
@@ -253,14 +242,11 @@ class PortableStatistics:
 
     def _gather(self, path: list[int]) -> ContextCounts:
         """Collect the candidates after ``path``: by falling context length, first of the text, then of the table."""
-        found = ContextCounts([0] * NUM_CONTEXTS, {}, {})
+        found = ContextCounts([0] * NUM_CONTEXTS, {})
         for length in range(min(LONGEST, len(path)), 0, -1):
             _add(found, length - 1, self._contexts.get(tuple(path[-length:])), MAX_CONTINUATIONS)
         for length in range(min(TABLE_LENGTH, len(path)), 0, -1):
             _add(found, LONGEST + length - 1, self._table.get(table_key(path[-length:])))
-        for place, token in enumerate(self._recycled.get(path[-1], ()) if path else (), start=1):
-            found.followed.setdefault(token, [0] * NUM_CONTEXTS)
-            found.places[token] = place
         return found
 
 

@@ -1,10 +1,10 @@
 """N-gram scorer: a small network that estimates the probability of each counted candidate as the target's next token.
 
 The inputs of a candidate are, for every known context, the context's count, the candidate's count after it and the
-ratio of both, and the candidate's rank in the target's top-k tokens. One hidden layer maps them to a logit. The softmax
-over the candidates and a constant logit for all other tokens gives the probabilities.
+ratio of both. One hidden layer maps them to a logit. The softmax over the candidates and a constant logit for all other
+tokens gives the probabilities.
 
-Dims: K contexts (of the text by ascending length, then of the table); H hidden units; R top-k tokens.
+Dims: K contexts (of the text by ascending length, then of the table); H hidden units.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
-from yggdrasil.drafters.statistics.portable import HIDDEN, NUM_CONTEXTS, RUNNERS_UP
+from yggdrasil.drafters.statistics.portable import HIDDEN, NUM_CONTEXTS
 from yggdrasil.errors import ArtifactError
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -29,7 +29,6 @@ _USUAL = Path(__file__).parents[2] / "assets" / "scorers"
 SHAPES = {
     "counts": (NUM_CONTEXTS, 2, HIDDEN),
     "totals": (NUM_CONTEXTS, HIDDEN),
-    "recycled": (1 + RUNNERS_UP, HIDDEN),
     "bias": (HIDDEN,),
     "out": (HIDDEN,),
     "nothing": (1,),
@@ -40,14 +39,13 @@ SHAPES = {
 class NGramScorer:
     """The weights of an n-gram scorer.
 
-    A candidate's logit is ``out`` · relu(``bias`` + ``recycled[rank]`` + a sum over the contexts k that were seen:
-    ``totals[k]`` · log(1 + seen) + ``counts[k, 0]`` · log(1 + followed) + ``counts[k, 1]`` · followed / seen), and
-    ``nothing`` is the logit of all other tokens.
+    A candidate's logit is ``out`` · relu(``bias`` + a sum over the contexts k that were seen: ``totals[k]`` ·
+    log(1 + seen) + ``counts[k, 0]`` · log(1 + followed) + ``counts[k, 1]`` · followed / seen), and ``nothing`` is the
+    logit of all other tokens.
     """
 
     counts: FloatArray  # [K, 2, H]
     totals: FloatArray  # [K, H]
-    recycled: FloatArray  # [1 + R, H]; rank 0: not in the top-k tokens
     bias: FloatArray  # [H]
     out: FloatArray  # [H]
     nothing: FloatArray  # [1]
@@ -87,6 +85,8 @@ class NGramScorer:
             ArtifactError: the file is missing, damaged or of another kind.
         """
         arrays = read_tensors(path, KIND, SCHEMA_VERSION)
+        if "recycled" in arrays and "bias" in arrays:  # an earlier version's weights by rank; the first is for no rank
+            arrays["bias"] = arrays["bias"] + arrays.pop("recycled")[0]
         if {name: array.shape for name, array in arrays.items()} != SHAPES or not all(
             np.isfinite(array).all() for array in arrays.values()
         ):

@@ -10,7 +10,6 @@ from functools import partial
 from torch import Tensor
 
 from yggdrasil.runtime.buffers import HostCopies
-from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.moves import CapturedMover
 from yggdrasil.runtime.runner import ModelRunner
@@ -27,7 +26,6 @@ class CapturedLogits:
         assert runner.recorder is not None
         device = runner.loaded.device
         self._runner, self._tree, self._order, self._start = runner, tree, order, start
-        self._gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # if so, they are the last output of a step
         self._move = CapturedMover(runner.cache, runner.recorder, max(1, *widths))
         self._plain = runner.recorder.capture(runner.step("plain-logits", 1))
         self._trees = {width: runner.recorder.capture(partial(self._tree_pass, width)) for width in widths if width > 1}
@@ -41,13 +39,12 @@ class CapturedLogits:
     def plain(self) -> Sequence[Tensor]:
         """Run ``PlainLogitsStep`` and return its outputs: on the host, except *layers, which stay on the device."""
         logits, hidden, *layers = self._plain()
-        (logits, hidden), layers = self._on_host([logits, hidden], layers)
-        return logits, hidden, *layers
+        return *self._copies.read([logits, hidden]), *layers
 
     def tree(self, width: int) -> Sequence[Tensor]:
         """Run ``VerifyLogitsStep`` over the ``width`` best nodes. Return its outputs as ``plain`` does."""
         expected, layout, logits, hidden, *layers = self._trees[width]()
-        (expected, layout, logits, hidden), layers = self._on_host([expected, layout, logits, hidden], layers)
+        expected, layout, logits, hidden = self._copies.read([expected, layout, logits, hidden])
         self.expected = float(expected)
         return layout, logits, hidden, *layers
 
@@ -55,12 +52,6 @@ class CapturedLogits:
         """Move the accepted ``rows`` of the last pass, in ascending order, to the slots from ``start``."""
         if rows and rows[-1] >= len(rows):  # else each is already at its slot
             self._move([start + row for row in rows], start)
-
-    def _on_host(self, wanted: list[Tensor], layers: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        if self._gives_runners_up:
-            *copied, runners_up = self._copies.read([*wanted, layers[-1]])
-            return copied, [*layers[:-1], runners_up]
-        return self._copies.read(wanted), layers
 
     def _tree_pass(self, width: int) -> Sequence[Tensor]:
         order, expected = rank_nodes(self._tree)

@@ -19,10 +19,9 @@ from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS
 from yggdrasil.acceptance.tensor_sampling import SamplingKind
 from yggdrasil.engine.targets.sampled_captures import SampledCaptures, finish
 from yggdrasil.engine.targets.steps import VerifyStep
-from yggdrasil.engine.targets.target import Outcome, PromptReader, RowsWithRunnersUp, not_finite
+from yggdrasil.engine.targets.target import Outcome, PromptReader, not_finite
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.buffers import Readback
-from yggdrasil.runtime.forward import NUM_RUNNERS_UP
 from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.stages import Schedule
@@ -55,7 +54,7 @@ class CapturedTarget(PromptReader):
         super().__init__(runner, tree, prefill_widths)
         self._hidden_words = runner.loaded.hidden_size // 2
         most = max(1, *verify_widths)
-        words = 2 + 4 * most + 1 + self._hidden_words + (2 + NUM_RUNNERS_UP + 1 + 2 * MAX_TOP_LOGPROBS) * most
+        words = 2 + 4 * most + 1 + self._hidden_words + (1 + 2 * MAX_TOP_LOGPROBS) * most
         self._readback = Readback(words, runner.loaded.device)
         self._kind: SamplingKind | None = None  # None: greedy, without logits processors
         self._sampler: Sampler | None = None  # of a request with log-probabilities or a constraint
@@ -113,10 +112,9 @@ class CapturedTarget(PromptReader):
         """Run ``token``, the last committed one, and choose its successor."""
         outputs = self.launch_plain(token)
         outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]
-        seen = self._seen(outputs[0], 1, [token])
         outcome = self._outcome(outputs[0], 1)
         self._note(outcome.rows, outcome.tokens, self._report(outputs[0], 1), 1)
-        return outcome._replace(layers=self._layers(outputs, slice(1)), seen=seen)
+        return outcome._replace(layers=self._layers(outputs, slice(1)))
 
     def launch_plain(self, token: int) -> Sequence[Tensor]:
         """Launch a plain step without waiting for it."""
@@ -151,8 +149,7 @@ class CapturedTarget(PromptReader):
         nodes = packed[2 + 3 * width : 2 + 4 * width].tolist()
         outcome = outcome._replace(nodes=[nodes[row] for row in outcome.rows])
         self._note(outcome.rows, outcome.tokens, self._report(packed, width), width)
-        seen = self._seen(packed, width)
-        return outcome._replace(layers=self._layers(outputs, outcome.rows), seen=seen)
+        return outcome._replace(layers=self._layers(outputs, outcome.rows))
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """Raise YggdrasilError: captured steps accept on the device."""
@@ -160,12 +157,8 @@ class CapturedTarget(PromptReader):
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node and the target's token after it, [W] int64 each, on the device."""
-        return _nodes_and_choices(outputs[0], width)
-
-    def read_choices(self, outputs: Sequence[Tensor], width: int) -> tuple[list[int], list[int]]:
-        """Return what ``guesses`` returns, as lists. Call this after ``accept``."""
-        nodes, choices = _nodes_and_choices(self._readback.wait(outputs[0].numel()), width)
-        return nodes.tolist(), choices.tolist()
+        choices, nodes = outputs[0][2 + 2 * width : 2 + 4 * width].view(2, width)
+        return nodes, choices
 
     def commit(self, rows: Sequence[int]) -> None:
         """Count the accepted rows, which the device has already moved."""
@@ -210,14 +203,6 @@ class CapturedTarget(PromptReader):
                 raise no_token_possible()
             sampler.note(token, None if found is None else found[number])
 
-    def _seen(self, packed: Tensor, width: int, tokens: list[int] | None = None) -> RowsWithRunnersUp | None:
-        """Return every existing row's token and top-k tokens from the packed result; None if not computed."""
-        if not self.gives_runners_up:
-            return None
-        found = packed[-(2 + NUM_RUNNERS_UP) * width :].clone()
-        read, exist, runners_up = found[:width], found[width : 2 * width].bool(), found[2 * width :].view(width, -1)
-        return RowsWithRunnersUp(read[exist].tolist() if tokens is None else tokens, runners_up[exist])
-
     def _layers(self, outputs: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
         wanted = self.runner.call.hidden_layers
         return {layer: states[rows] for layer, states in zip(wanted, outputs[1:], strict=True)}
@@ -232,7 +217,7 @@ class CapturedTarget(PromptReader):
         summary = torch.cat([one, torch.isfinite(best).to(torch.int64), row, choice, choice, row])
         rows = torch.arange(width, device=choice.device)
         self.runner.keep_captured(self._start.tensor, rows, self._last.tensor + 1 if name == "prefill" else one)
-        return self._packed(summary, one, hidden, layers), *logits, *layers
+        return self._packed(summary, one, hidden), *logits, *layers
 
     def _verify(self, width: int) -> Sequence[Tensor]:
         """Rank, verify, accept and move the accepted rows. Return (packed result, *layers)."""
@@ -240,13 +225,7 @@ class CapturedTarget(PromptReader):
         self.order.copy_(order)
         summary, hidden, *layers = self.runner.step("verify", width)()
         self.runner.keep_captured(self._start.tensor, summary[2 : 2 + width], summary[:1])
-        return self._packed(summary, expected[width - 1 : width], hidden, layers), *layers
+        return self._packed(summary, expected[width - 1 : width], hidden), *layers
 
-    def _packed(self, summary: Tensor, expected: Tensor, hidden: Tensor, layers: Sequence[Tensor]) -> Tensor:
-        runners_up = layers[-1] if self.gives_runners_up else None
-        return finish(self.runner, self._tree, self._start.tensor, summary, expected, hidden, summary[:0], runners_up)
-
-
-def _nodes_and_choices(packed: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    choices, nodes = packed[2 + 2 * width : 2 + 4 * width].view(2, width)
-    return nodes, choices
+    def _packed(self, summary: Tensor, expected: Tensor, hidden: Tensor) -> Tensor:
+        return finish(self.runner, self._start.tensor, summary, expected, hidden, summary[:0])

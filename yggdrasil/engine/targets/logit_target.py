@@ -12,7 +12,7 @@ from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.verified import VerifiedTree
 from yggdrasil.engine.targets.captured_logits import CapturedLogits
 from yggdrasil.engine.targets.captured_target import CapturedTarget
-from yggdrasil.engine.targets.target import Outcome, RowsWithRunnersUp, TargetModel, not_finite
+from yggdrasil.engine.targets.target import Outcome, TargetModel, not_finite
 from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.tree.token_tree import TokenTree
@@ -88,8 +88,7 @@ class LogitTarget:
         _check_finite(logits[0])
         choice = decision.sampler.choose(logits[0])
         decision.sampler.push(choice.token, logits[0])
-        seen = RowsWithRunnersUp([token], layers[-1][:1]) if self._target.gives_runners_up else None
-        return Outcome([choice.token], [0], hidden, self._layers([state[:1] for state in layers]), seen=seen)
+        return Outcome([choice.token], [0], hidden, self._layers([state[:1] for state in layers]))
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes of ``order``, or of the fixed width."""
@@ -108,9 +107,8 @@ class LogitTarget:
         kept = [torch.stack([state[i] for state in states]) for i in range(1, 1 + len(layers))]
         rows = [row - replays.committed for row in walk.rows[replays.committed :]]
         nodes = [tree.nodes[row] for row in walk.rows]
-        seen = _seen(layout, layers[-1]) if self._target.gives_runners_up else None
         expected = None if self.captured is None else self.captured.expected
-        return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes, expected=expected, seen=seen)
+        return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes, expected=expected)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """Do what ``accept`` does, which is on the host already."""
@@ -120,10 +118,6 @@ class LogitTarget:
         """Return each verified row's node and argmax token; sampling may choose another."""
         layout, logits, *_ = outputs
         return layout[0], logits.argmax(-1)
-
-    def read_choices(self, outputs: Sequence[Tensor], width: int) -> tuple[list[int], list[int]]:
-        nodes, choices = self.guesses(outputs, width)
-        return nodes.tolist(), choices.tolist()
 
     def commit(self, rows: Sequence[int]) -> None:
         if self.captured is None:
@@ -172,12 +166,6 @@ class _Replays:
         self.committed = len(rows)
         self.states[rows[-1]] = [hidden[0], *(state[0] for state in layers)]
         return logits[0]
-
-
-def _seen(layout: Tensor, runners_up: Tensor) -> RowsWithRunnersUp:
-    """Return the tokens and ``runners_up`` [>= W, K] of the rows that exist."""
-    exist = layout[3].bool()
-    return RowsWithRunnersUp(layout[1][exist].tolist(), runners_up[: len(exist)][exist])
 
 
 def _check_finite(logits: Tensor) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from yggdrasil.acceptance.tensor_sampling import SamplingKind, SamplingTensors
 from yggdrasil.engine.targets.steps import AcceptStep, layout_of, rows_of
 from yggdrasil.runtime.buffers import Readback
-from yggdrasil.runtime.forward import NUM_RUNNERS_UP, RUNNERS_UP
 from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.growth import rank_nodes
@@ -40,9 +39,7 @@ class SampledCaptures:
         self._recorder = runner.recorder
         self._root = torch.zeros(1, dtype=torch.int64, device=device)  # node of a plain step
         self._hidden = torch.zeros(most, hidden_size, dtype=torch.float32, device=device)
-        self._runners_up = torch.zeros(most, NUM_RUNNERS_UP, dtype=torch.int64, device=device)
         self._expected = torch.ones(1, dtype=torch.float32, device=device)
-        self._has_runners_up = RUNNERS_UP in runner.call.hidden_layers  # if so, they are the last output of a step
         self._most = most
         self._layout = Readback(4 * most, device)
         self._captures: dict[tuple[str, int], Capture] = {}
@@ -126,15 +123,12 @@ class SampledCaptures:
         logits, hidden, *layers = step()[0 if width == 1 else 1 :]
         self._logits[:width].copy_(logits)
         self._hidden[:width].copy_(hidden)
-        if self._has_runners_up:
-            self._runners_up[:width].copy_(layers[-1])
         return layers
 
     def _accept(self, kind: SamplingKind, width: int) -> Sequence[Tensor]:
         """Choose and accept tokens, and move the accepted rows. Return (packed result,)."""
         summary, words = self._runner.step(self._name(kind), width)()
-        runners_up = self._runners_up if self._has_runners_up else None
-        packed = finish(self._runner, self._tree, self._start, summary, self._expected, self._hidden, words, runners_up)
+        packed = finish(self._runner, self._start, summary, self._expected, self._hidden, words)
         self._runner.keep_captured(self._start, summary[2 : 2 + width], summary[:1])
         if kind.shapes:
             is_accepted = torch.arange(width, device=summary.device) < summary[:1]
@@ -143,27 +137,17 @@ class SampledCaptures:
 
 
 def finish(
-    runner: ModelRunner,
-    tree: TokenTree,
-    start: Tensor,
-    summary: Tensor,
-    expected: Tensor,
-    hidden: Tensor,
-    words: Tensor,
-    runners_up: Tensor | None,
+    runner: ModelRunner, start: Tensor, summary: Tensor, expected: Tensor, hidden: Tensor, words: Tensor
 ) -> Tensor:
     """Move the accepted rows of a pass and pack its result into one int64 vector.
 
     It has: ``summary`` [2 + 4W]; the bits of ``expected`` [1] as float64 and of the last accepted row of ``hidden``
-    [>= W, H] float32; ``words``; and with ``runners_up`` [>= W, K] the rows' tokens, existence and top-k tokens.
+    [>= W, H] float32; and ``words``.
     """
     width = (summary.shape[0] - 2) // 4
-    count, rows, nodes = summary[:1], summary[2 : 2 + width], summary[2 + 3 * width :]
+    count, rows = summary[:1], summary[2 : 2 + width]
     if width > 1:
         torch.ops.yggdrasil.keep_rows(runner.cache.rows(), start, rows, count)
     last = hidden.index_select(0, rows.index_select(0, count - 1))
-    parts = [summary, expected.to(torch.float64).view(torch.int64), last.view(torch.int64).flatten(), words]
-    if runners_up is not None:
-        exist = torch.isfinite(tree.scores[nodes]).to(torch.int64) if width > 1 else torch.ones_like(nodes)
-        parts += [tree.tokens[nodes], exist, runners_up[:width].flatten()]
-    return torch.cat(parts)
+    bits = expected.to(torch.float64).view(torch.int64), last.view(torch.int64).flatten()
+    return torch.cat([summary, *bits, words])

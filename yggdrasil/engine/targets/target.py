@@ -12,7 +12,6 @@ from yggdrasil.engine.targets.steps import NativeVerifyStep, PlainLogitsStep, Pl
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer
-from yggdrasil.runtime.forward import RUNNERS_UP
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.layer_rows import LayerRows
 from yggdrasil.runtime.moves import row_mover
@@ -20,13 +19,6 @@ from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.traced import PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting_or_widest
-
-
-class RowsWithRunnersUp(NamedTuple):
-    """The tokens of a pass, rejected ones included, with the target's top-k tokens after each."""
-
-    tokens: list[int]
-    runners_up: Tensor  # [len(tokens), K] int64, best first
 
 
 class Outcome(NamedTuple):
@@ -39,7 +31,6 @@ class Outcome(NamedTuple):
     nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; empty for a plain step
     expected: float | None = None  # tokens expected by the verified nodes' scores, if the device ranked them
     last: int = 0  # row of ``states`` that produced the last token
-    seen: RowsWithRunnersUp | None = None  # if steps compute top-k tokens
 
     @property
     def hidden(self) -> Tensor:
@@ -93,9 +84,6 @@ class Target(Protocol):
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node and the likely token after it, [W] int64 each."""
 
-    def read_choices(self, outputs: Sequence[Tensor], width: int) -> tuple[list[int], list[int]]:
-        """Return what ``guesses`` returns, as lists. Call this after ``accept``."""
-
     def commit(self, rows: Sequence[int]) -> None:
         """Move the KV entries of an outcome's rows after the committed text, and count them."""
 
@@ -110,7 +98,6 @@ class PromptReader(ABC):
         self.figures = RepetitionFigures()
         self.order = torch.arange(tree.num_nodes, device=device)
         self._tree = tree
-        self.gives_runners_up = RUNNERS_UP in runner.call.hidden_layers  # if so, they are the last output of a step
         self.prefill_widths = sorted(prefill_widths)
         self._tokens = HostBuffer(self.prefill_widths[-1], device)
         self._start = HostBuffer(1, device)
@@ -219,8 +206,7 @@ class TargetModel(PromptReader):
         self._start.write(self.text.num_rows)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
         _check_finite(best)
-        seen = RowsWithRunnersUp([token], layers[-1]) if self.gives_runners_up else None
-        return Outcome(choice.tolist(), [0], hidden, self._layers(layers, [0]), seen=seen)
+        return Outcome(choice.tolist(), [0], hidden, self._layers(layers, [0]))
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch verification of the ``width`` best nodes of ``order``. ``accept`` returns the outcome."""
@@ -236,8 +222,7 @@ class TargetModel(PromptReader):
         rows, nodes = rest[:count], rest[3 * width :]
         tokens = rest[width : width + count]
         path = [nodes[row] for row in rows]
-        seen = rows_with_runners_up(self._tree, nodes, layers[-1]) if self.gives_runners_up else None
-        return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
+        return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """Return the same outcome, computed on the host."""
@@ -251,17 +236,12 @@ class TargetModel(PromptReader):
         rows = walk_greedy(nodes, tokens, parents, exists, choices)
         chosen = [choices[row] for row in rows]
         path = [nodes[row] for row in rows]
-        seen = rows_with_runners_up(tree, nodes, layers[-1]) if self.gives_runners_up else None
-        return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1], seen=seen)
+        return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node and the target's token after it, [W] int64 each, on the device."""
         summary = outputs[0]
         return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]
-
-    def read_choices(self, outputs: Sequence[Tensor], width: int) -> tuple[list[int], list[int]]:
-        nodes, choices = self.guesses(outputs, width)
-        return nodes.tolist(), choices.tolist()
 
     def commit(self, rows: Sequence[int]) -> None:
         """Move the KV entries of the accepted rows after the committed text, and count them."""
@@ -273,13 +253,6 @@ class TargetModel(PromptReader):
     def _layers(self, layers: Sequence[Tensor], rows: Sequence[int]) -> Mapping[int, Tensor]:
         """Return the hidden states of ``rows`` by layer, for drafters."""
         return LayerRows(self.runner.call.hidden_layers, layers, rows) if layers else {}
-
-
-def rows_with_runners_up(tree: TokenTree, nodes: Sequence[int], runners_up: Tensor) -> RowsWithRunnersUp:
-    """Return the tokens of ``nodes`` with their ``runners_up`` [>= len(nodes), K], without padding."""
-    exist = torch.isfinite(tree.scores[list(nodes)])
-    tokens: list[int] = tree.tokens[list(nodes)][exist].tolist()
-    return RowsWithRunnersUp(tokens, runners_up[: len(nodes)][exist])
 
 
 def _check_finite(best: Tensor) -> None:

@@ -29,30 +29,27 @@ constexpr double kLeastPath = -6.2;  // log-probability of a node below which no
 class Counts {
  public:
   // As `NGramScorer` takes them.
-  Counts(const Tensor& counts, const Tensor& totals, const Tensor& recycled, const Tensor& bias,
-         const Tensor& out, const Tensor& nothing)
-      : features_(NGramScorer(counts, totals, recycled, bias, out, nothing)) {}
+  Counts(const Tensor& counts, const Tensor& totals, const Tensor& bias, const Tensor& out, const Tensor& nothing)
+      : features_(NGramScorer(counts, totals, bias, out, nothing)) {}
 
   void set_table(const Tensor& keys, const Tensor& totals, const Tensor& starts, const Tensor& tokens,
                  const Tensor& counts) {
     features_.set_table(keys, totals, starts, tokens, counts);
   }
 
-  void recycle(const std::vector<int64_t>& tokens, const Tensor& continuations) { features_.recycle(tokens, continuations); }
-
   void forget() { features_.forget(); }
 
   void append(const std::vector<int64_t>& tokens) { features_.append(tokens); }
 
-  // What may follow `path` (its last tokens count), [n, 2 + 2 K] int64: token, place among the runners-up, how often it
-  // followed each context, how often each was seen.
+  // What may follow `path` (its last tokens count), [n, 1 + 2 K] int64: token, how often it followed each context,
+  // how often each was seen.
   std::vector<int64_t> features(const std::vector<int64_t>& path) const {
     CountFeatures::Seen seen;
     const std::vector<Candidate> found = features_.after(path, seen);
-    std::vector<int64_t> rows(found.size() * (2 + 2 * kContexts));
+    std::vector<int64_t> rows(found.size() * (1 + 2 * kContexts));
     auto row = rows.begin();
     for (const Candidate& each : found) {
-      *row++ = each.token, *row++ = each.place;
+      *row++ = each.token;
       row = std::copy(each.followed.begin(), each.followed.end(), row);
       row = std::copy(seen.begin(), seen.end(), row);
     }
@@ -146,7 +143,7 @@ class Counts {
       for (Candidate& each : found) each.likely *= 1.0 - share;
       for (const auto& [token, likely] : offered) {
         Candidate* same = find(found, token);
-        if (same == nullptr) found.push_back({token, 0, {}, share * likely});
+        if (same == nullptr) found.push_back({token, {}, share * likely});
         else same->likely += share * likely;
       }
       if (nodes.level[node] < depth) push(nodes, node, nodes.score[node], left, found, serial, open);

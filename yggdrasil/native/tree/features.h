@@ -1,15 +1,13 @@
 // Features of candidate tokens: tokens that followed the last few tokens before, in the text or in a static n-gram table.
 //
 // Continuations of a context are ranked by count, the newer first among equals. The features of a candidate are its counts
-// after each context of the text and of the table that ends here, and its rank among the target's top tokens at the last
-// occurrence of the last token. A scorer (scorer.h) computes probabilities from them.
+// after each context of the text and of the table that ends here. A scorer (scorer.h) computes probabilities from them.
 
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -41,19 +39,8 @@ class CountFeatures {
     table_.set(keys, totals, starts, tokens, counts);
   }
 
-  // After tokens[i] the target found continuations[i] likeliest, best first; int64 [R] and [R, K], K <= 8.
-  void recycle(const std::vector<int64_t>& tokens, const Tensor& continuations) {
-    const Tensor rows = continuations.contiguous();
-    YGG_CHECK(rows.dim() == 2 && rows.size(0) == int64_t(tokens.size()) && rows.size(1) <= kRunnersUp,
-                "runners-up must be [tokens, ", kRunnersUp, "] at most");
-    const auto* row = rows.const_data_ptr<int64_t>();
-    for (size_t i = 0; i < tokens.size(); ++i, row += rows.size(1))
-      recycled_[int32_t(tokens[i])].assign(row, row + rows.size(1));
-  }
-
   void forget() {
     contexts_.forget();
-    recycled_.clear();
     text_.clear();
   }
 
@@ -151,7 +138,6 @@ class CountFeatures {
     gather_text(keys, known, seen, found);
     for (int64_t i = asked - 1; i >= 0; --i)
       if (in_table[i] >= 0) gather_table(in_table[i], kLongest + i, seen, found);
-    if (!recycled_.empty()) gather_recycled(reversed[0], found);
   }
 
   void gather_text(const uint64_t* keys, int64_t known, Seen& seen, std::vector<Candidate>& found) const {
@@ -171,26 +157,19 @@ class CountFeatures {
     add(table_.begin(number), table_.end(number), context, found);
   }
 
-  void gather_recycled(int32_t token, std::vector<Candidate>& found) const {
-    const auto place = recycled_.find(token);
-    if (place == recycled_.end()) return;
-    for (size_t i = 0; i < place->second.size(); ++i) candidate(found, place->second[i]).place = int32_t(1 + i);
-  }
-
   static void add(const Continuation* continuation, const Continuation* end, int64_t context, std::vector<Candidate>& found) {
     for (; continuation != end; ++continuation) candidate(found, continuation->token).followed[context] = continuation->count;
   }
 
   static Candidate& candidate(std::vector<Candidate>& found, int32_t token) {
     Candidate* known = find(found, token);
-    return known == nullptr ? found.emplace_back(Candidate{token, 0, {}, 0.0}) : *known;
+    return known == nullptr ? found.emplace_back(Candidate{token, {}, 0.0}) : *known;
   }
 
   NGramScorer scorer_;
   std::vector<int32_t> text_;
   CountedText contexts_;
   CountedTable table_;
-  std::unordered_map<int32_t, std::vector<int32_t>> recycled_;  // token -> its runners-up the last time, best first
 };
 
 }  // namespace yggdrasil

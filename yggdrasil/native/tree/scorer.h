@@ -18,23 +18,19 @@ constexpr int64_t kLongest = 6;      // tokens of the longest context of the tex
 constexpr int64_t kTableLength = 3;  // of a table
 constexpr int64_t kContexts = kLongest + kTableLength;
 constexpr int64_t kHidden = 16;
-constexpr int64_t kRunnersUp = 8;
 
 struct Candidate {
   int32_t token;
-  int32_t place;                             // among the runners-up, from 1 on
   std::array<int32_t, kContexts> followed;  // how often, each context: the text's from one token on, then the table's
   double likely;
 };
 
 class NGramScorer {
  public:
-  // float64: `counts` [K, 2, H], `totals` [K, H], `recycled` [1 + R, H], `bias` [H], `out` [H], `nothing` [1].
-  NGramScorer(const Tensor& counts, const Tensor& totals, const Tensor& recycled, const Tensor& bias,
-         const Tensor& out, const Tensor& nothing) {
-    const std::array<std::pair<const Tensor*, std::vector<int64_t>>, 6> parts{{{&counts, {kContexts, 2, kHidden}},
+  // float64: `counts` [K, 2, H], `totals` [K, H], `bias` [H], `out` [H], `nothing` [1].
+  NGramScorer(const Tensor& counts, const Tensor& totals, const Tensor& bias, const Tensor& out, const Tensor& nothing) {
+    const std::array<std::pair<const Tensor*, std::vector<int64_t>>, 5> parts{{{&counts, {kContexts, 2, kHidden}},
                                                                                    {&totals, {kContexts, kHidden}},
-                                                                                   {&recycled, {1 + kRunnersUp, kHidden}},
                                                                                    {&bias, {kHidden}},
                                                                                    {&out, {kHidden}},
                                                                                    {&nothing, {1}}}};
@@ -52,8 +48,7 @@ class NGramScorer {
   // The probability of each candidate, where the contexts were seen so often.
   void score(const std::array<int64_t, kContexts>& seen, std::vector<Candidate>& found) const {
     const double *counts = weights_.data(), *totals = counts + kContexts * 2 * kHidden,
-                 *recycled = totals + kContexts * kHidden, *bias = recycled + (1 + kRunnersUp) * kHidden,
-                 *out = bias + kHidden;
+                 *bias = totals + kContexts * kHidden, *out = bias + kHidden;
     double base[kHidden], most = out[kHidden];
     std::copy_n(bias, kHidden, base);
     for (int64_t context = 0; context < kContexts; ++context)
@@ -61,7 +56,6 @@ class NGramScorer {
     for (Candidate& each : found) {
       double hidden[kHidden];
       std::copy_n(base, kHidden, hidden);
-      add(recycled + each.place * kHidden, 1.0, hidden);
       for (int64_t context = 0; context < kContexts; ++context) {
         const int64_t count = each.followed[context];
         if (!count) continue;

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from yggdrasil.native import is_native
 from yggdrasil.runtime.cache import StaticCache
-from yggdrasil.runtime.forward import HEAD_INPUT, RUNNERS_UP, Forward, likeliest_tokens
+from yggdrasil.runtime.forward import HEAD_INPUT, Forward
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.description import Description, describe
 from yggdrasil.runtime.native_steps.families import names_of
@@ -102,13 +102,8 @@ class NativeCall:
         outputs = dict(zip(self._kept, self._stack.run(embedded, shared, self._kept), strict=True))
         hidden = outputs[self._kept[-1]]
         wanted = hidden if rows is None else hidden.index_select(0, rows)
-        forward = Forward(wanted, [], self._head)
-        for layer in self.hidden_layers:
-            if layer == RUNNERS_UP:
-                forward.layers.append(likeliest_tokens(forward.logits))
-            else:
-                forward.layers.append(hidden if layer == HEAD_INPUT else outputs[layer])
-        return forward
+        layers = [hidden if layer == HEAD_INPUT else outputs[layer] for layer in self.hidden_layers]
+        return Forward(wanted, layers, self._head)
 
 
 class _Embedding:
