@@ -11,6 +11,7 @@ eagerly: nothing is compiled.
 """
 
 import random
+import sys
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -27,11 +28,10 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli import run_script
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.text_stream import TextStream
-from yggdrasil.engine.trace import Trace
+from yggdrasil.engine.trace import InOrderExecutor, Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import encode_prompt, read_prompts
-from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.plan import Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, STAGES, Schedule, all_variants
 from yggdrasil.tree.shape import TreeShape
@@ -41,6 +41,7 @@ TREES = (TreeShape(1, 4, 4), TreeShape(2, 3, 8), TreeShape(4, 4, 16), TreeShape(
 RARE, LONG = 10, 20  # one delay in RARE is LONG times as long as usual: longer than verification
 OTHER_TREES = "other trees, or other lengths accepted,"
 console = Console()
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 
 def main(
@@ -65,6 +66,8 @@ def main(
     engine = build_assembly(source, backend="eager").engine
     reference = AutoModelForCausalLM.from_pretrained(source.target, dtype=torch.float32)
     delays = random.Random(seed)
+    from threaded_executor import ThreadedExecutor
+
     threads = ThreadedExecutor(lambda _: _delay(delays, delay_ms) / 1e3, forgotten)
     schedules = [Schedule.of(variants).labels for variants in all_variants()]
     wrong: set[tuple[str, ...]] = set()

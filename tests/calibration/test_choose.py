@@ -207,7 +207,7 @@ def test_what_a_drafter_takes_to_read_a_text_is_measured(pair, monkeypatch):
 
     monkeypatch.setattr(drafter, "extend", lambda tokens, hidden: unread.append(len(tokens)) or extend(tokens, hidden))
     monkeypatch.setattr(drafter, "_draft_head", read)
-    monkeypatch.setattr("yggdrasil.scheduling.executors.perf_counter_ns", lambda: next(now) + sum(passed))
+    monkeypatch.setattr("yggdrasil.engine.trace.perf_counter_ns", lambda: next(now) + sum(passed))
     frame = measure_stages(
         decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), prompt, 2, lambda _: None
     )

@@ -13,7 +13,7 @@ from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.drafters.statistics.drafter import default_statistics
-from yggdrasil.engine.model_free import ModelFreeDrafts
+from yggdrasil.engine.iteration import ModelFreeDrafts
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import ModelFreePolicy

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from threaded_executor import ThreadedExecutor
 from tiny_pair import SHAPES, TEXT, cache_rows
 
 from yggdrasil.acceptance.grammar import Constraint
@@ -11,9 +12,9 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters import Capabilities
 from yggdrasil.drafters.statistics.drafter import default_statistics
+from yggdrasil.engine.trace import InOrderExecutor
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.policy.objective import Decision
-from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import Schedule, all_variants
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 

@@ -7,11 +7,12 @@ from functools import partial
 import pytest
 import torch
 from drafters.example_drafter import LastFollowerDrafter
+from threaded_executor import ThreadedExecutor
 from tiny_pair import SHAPES, TEXT, cache_rows
 
+from yggdrasil.engine.trace import InOrderExecutor
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.policy.objective import Decision
-from yggdrasil.scheduling.executors import InOrderExecutor, ThreadedExecutor
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, Schedule, all_variants
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 

@@ -11,7 +11,7 @@ from attention_case import AttentionCase
 from yggdrasil import native
 from yggdrasil.native import portable
 from yggdrasil.runtime.cache import StaticCache
-from yggdrasil.runtime.moves import row_mover
+from yggdrasil.runtime.runner import row_mover
 
 ops = torch.ops.yggdrasil
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

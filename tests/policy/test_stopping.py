@@ -12,7 +12,7 @@ from yggdrasil.drafters.protocol import Budget, DrafterGroup
 from yggdrasil.drafters.statistics.best_first import EarlyStopping
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
-from yggdrasil.engine.model_free import ShadowTree
+from yggdrasil.engine.iteration import ShadowTree
 from yggdrasil.native import is_native
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, stopping_bound

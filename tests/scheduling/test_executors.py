@@ -3,8 +3,9 @@
 from collections import Counter
 
 import pytest
+from threaded_executor import ThreadedExecutor
 
-from yggdrasil.scheduling.executors import EventExecutor, InOrderExecutor, ThreadedExecutor
+from yggdrasil.engine.trace import EventExecutor, InOrderExecutor
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 
 SCHEDULES = {name: Schedule.of(variants) for name, variants in {**NAMED_VARIANTS, "default": {}}.items()}

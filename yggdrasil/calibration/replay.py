@@ -16,7 +16,7 @@ import torch
 
 from yggdrasil.calibration.own_text import ANSWER, Document
 from yggdrasil.drafters.protocol import Budget, DrafterGroup
-from yggdrasil.engine.model_free import ShadowTree
+from yggdrasil.engine.iteration import ShadowTree
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import Decision, ModelFree
 from yggdrasil.policy.policy import Policy

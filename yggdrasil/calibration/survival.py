@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from yggdrasil.calibration.replay import RecordedTrees, accepted, begin_text, extend_text, path_of, recorded_documents
 from yggdrasil.drafters.protocol import DrafterGroup
-from yggdrasil.engine.model_free import ShadowTree
+from yggdrasil.engine.iteration import ShadowTree
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import ModelFree
 from yggdrasil.policy.policy import ObjectivePolicy

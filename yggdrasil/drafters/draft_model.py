@@ -11,8 +11,7 @@ from yggdrasil.drafters.level_drafter import LevelDrafter, LevelSteps
 from yggdrasil.drafters.protocol import Capabilities, DraftSteps
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.graphs import Capture
-from yggdrasil.runtime.moves import CapturedMover, row_mover
-from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.runner import CapturedMover, ModelRunner, row_mover
 from yggdrasil.runtime.traced import PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting, fitting_or_widest

@@ -176,6 +176,12 @@ class DrafterGroup:
     def cost(self, budget: Budget) -> Sequence[Step]:
         return ()
 
+    @property
+    def direct(self) -> Drafter:
+        """Return the only drafter if it plants the root itself, else this group. Each iteration calls it."""
+        first = self.drafters[0]
+        return first if len(self.drafters) == 1 and first.capabilities.plants_root else self
+
 
 def group_of(drafters: Sequence[Drafter]) -> DrafterGroup | None:
     """Return the group of ``drafters``; None if the sequence is empty."""

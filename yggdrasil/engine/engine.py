@@ -10,9 +10,8 @@ from yggdrasil.engine.loop import DecodeLoop
 from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
-from yggdrasil.engine.trace import Trace
+from yggdrasil.engine.trace import Executor, InOrderExecutor, Trace
 from yggdrasil.policy.policy import Policy
-from yggdrasil.scheduling.executors import Executor, InOrderExecutor
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
 

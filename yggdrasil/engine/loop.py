@@ -6,15 +6,13 @@ from typing import ClassVar
 
 from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.drafters.protocol import Budget, Drafter, DrafterGroup, check_tree, propose_in
-from yggdrasil.engine.iteration import Emission, Iteration, LiveFeatures, ShapeChoice
-from yggdrasil.engine.model_free import ModelFreeDrafts
+from yggdrasil.engine.iteration import Emission, Iteration, LiveFeatures, ModelFreeDrafts, ShapeChoice
 from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
-from yggdrasil.engine.trace import Trace, iteration_tree
+from yggdrasil.engine.trace import Executor, Trace, iteration_tree
 from yggdrasil.policy.policy import Policy
 from yggdrasil.runtime.buffers import HostView
-from yggdrasil.scheduling.executors import Executor
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.token_tree import Ranking, TokenTree
 

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from .build import load_native
+from .calls import SCHEMAS, SHAPES
 from .operators import native_functions, native_operators
 from .portable import PORTABLE, keep_rows
 from .portable_quantised import ON_GPUS
-from .schemas import SCHEMAS
-from .shapes import SHAPES
 
 __all__ = ["has_triton", "is_native"]
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.native.build import Native
-from yggdrasil.native.calls import check, error_sentence, numbers_of
-from yggdrasil.native.views import view_of, views_of
+from yggdrasil.native.calls import check, error_sentence, numbers_of, view_of, views_of
 
 
 class Mailbox:

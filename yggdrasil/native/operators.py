@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.native.build import Native
-from yggdrasil.native.calls import call_of, check
-from yggdrasil.native.schemas import SCHEMAS
-from yggdrasil.native.shapes import SHAPES
+from yggdrasil.native.calls import SCHEMAS, SHAPES, call_of, check
 
 _PANEL, _TILE_PAIRS = 16, 16  # outputs per panel; bfloat16 panels are padded to a multiple of this many input pairs
 _WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words", "commit_states")

@@ -18,13 +18,12 @@ import torch
 from yggdrasil.calibration.measurement.passes import measure_passes, passes_at
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.text_stream import TextStream
-from yggdrasil.engine.trace import MODEL_STAGES, Trace
+from yggdrasil.engine.trace import MODEL_STAGES, EventExecutor, Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound, stopping_bound
 from yggdrasil.predictor.features import Features
-from yggdrasil.scheduling.executors import EventExecutor
 from yggdrasil.scheduling.plan import Costs, Shapes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from yggdrasil.runtime.buffers import HostCopies
 from yggdrasil.runtime.graphs import Capture
-from yggdrasil.runtime.moves import CapturedMover
-from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.runner import CapturedMover, ModelRunner
 from yggdrasil.tree.growth import rank_nodes
 from yggdrasil.tree.token_tree import TokenTree
 

@@ -14,8 +14,7 @@ from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.layer_rows import LayerRows
-from yggdrasil.runtime.moves import row_mover
-from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.runtime.runner import ModelRunner, row_mover
 from yggdrasil.runtime.traced import PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
 from yggdrasil.tree.widths import fitting_or_widest
