@@ -9,8 +9,6 @@ Two stages, each resumable: ``prepare`` (tokenizer and token files) and ``joint`
 drafter learns the target's distribution on the same batches). ``--start-from PAIR`` goes on from a pair made earlier;
 ``--teacher PAIR`` makes a smaller target, which begins as a part of that pair's, learns its distribution and is stored
 in eight bits.
-A drafter that learns from what a finished target writes, the only text it will see when drafting, is made by
-``yggdrasil train --kind draft-model``.
 Documents are split by hash: one in fifty is held out of the tokenizer and of all training, and is what the model card
 reports. On a CPU that is shared with other work, OMP_NUM_THREADS=1 is several times faster than two contended threads.
 

@@ -51,8 +51,8 @@ def save(tmp_path, monkeypatch):
     return save
 
 
-def estimated(kind="eagle3", device="cpu", weights="full"):
-    return estimate_for("f" * 16, weights, kind, device, 0.1)
+def estimated(device="cpu", weights="full"):
+    return estimate_for("f" * 16, weights, device, 0.1)
 
 
 def test_chains_of_every_length_cost_what_was_measured(save, head):
@@ -70,20 +70,15 @@ def test_chains_of_every_length_cost_what_was_measured(save, head):
 
 
 def test_what_no_plan_has_measured_is_reckoned_by_weights(save, head):
-    """A pass of 1 ms, a tenth of the target's; of Medusa's heads one for all levels."""
+    """A pass of 1 ms, a tenth of the target's."""
     save("counts")
 
     assert estimated().speedups([0.5, 0.5]) == pytest.approx([1.0, 10.5 / 12 * 1.5, 10.5 / 15 * 1.75])
-    assert estimated("medusa").speedups([0.5, 0.5]) == pytest.approx([1.0, 10.5 / 12 * 1.5, 10.5 / 14 * 1.75])
     assert "by the costs of plan counts, and a draft pass by its weights" in estimated().describe([0.5])
     save("drafted", head)
-    assert estimated("medusa").speedups([0.5])[1] == pytest.approx(10.5 / 11.5 * 1.5), (
-        "another kind's passes are not its"
-    )
-    assert estimated("eagle3").plan == "drafted"
+    assert estimated().plan == "drafted"
     save("later")
-    assert estimated("eagle3").plan == "drafted", "one that has measured such a drafter comes first"
-    assert estimated("medusa").plan == "later"
+    assert estimated().plan == "drafted", "one that has measured such a drafter comes first"
 
 
 def test_a_plan_on_the_usual_weights_comes_first(save, head):

@@ -16,13 +16,10 @@ import torch
 import typer
 from full_disk import full_disk
 from head_files import Reference, eagle_config, published_tensors, write_head
-from other_heads import vllm_medusa_shapes
 from own_texts import write_own_text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from tiny_pair import SHAPES, chat_tokenizer, random_model
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
+from tiny_pair import chat_tokenizer, random_model
 from torch.nn import functional
 from transformers import (
     AutoModelForCausalLM,
@@ -30,31 +27,23 @@ from transformers import (
     Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
-    LlamaForCausalLM,
     PhiConfig,
 )
 
-from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.own_text import Document, text_file
-from yggdrasil.calibration.pair import check_pair
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.heads.files import open_head
-from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.heads.medusa.module import MedusaHeads, MedusaSettings
 from yggdrasil.drafters.heads.tensors import read_tensors
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.prompts import CHAT_PROMPTS, encode_chat, read_prompts
 from yggdrasil.runtime.loading import load_model, prepare_model
 from yggdrasil.training import run, training
-from yggdrasil.training.draft_model import DraftModelRecipe
 from yggdrasil.training.eagle import EagleRecipe
 from yggdrasil.training.estimate import Estimate
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
-from yggdrasil.training.medusa import MedusaRecipe, medusa_steps
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
-from yggdrasil.training.publish import publish
 from yggdrasil.training.run import _has_settled
 from yggdrasil.training.settings import SHOWN, TrainSettings
 from yggdrasil.training.start import begun_head, settings_for
@@ -264,7 +253,7 @@ def test_states_of_a_target_that_bounds_its_scores_are_those_of_transformers(tmp
     ids=["plain", "scaled", "bounded", "with a bias"],
 )
 def test_the_law_that_is_learned_is_the_targets(config):
-    """Whatever its family does to logits; Medusa's heads begin with it, as far as they can."""
+    """Whatever its family does to logits."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -278,12 +267,9 @@ def test_the_law_that_is_learned_is_the_targets(config):
     expected = plain.logits[0, :-1, vocabulary].softmax(-1)
 
     laws = Teacher.of(loaded, vocabulary).laws(Batch(tokens, last, last, torch.arange(5)[None] < 4))
-    begun = MedusaRecipe(loaded, vocabulary).initial().of_head(0, last[0, :-1]).softmax(-1)
 
     assert expected.std() > 0.01
     torch.testing.assert_close(laws, expected)
-    if isinstance(config, LlamaConfig | GraniteConfig):
-        torch.testing.assert_close(begun, expected)
 
 
 def test_the_draft_vocabulary_is_the_most_frequent():
@@ -321,14 +307,12 @@ def written(target, tmp_path, monkeypatch):
     """Texts to learn from; nothing more is to be written."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     write_own_text(target)
-    return TrainSettings(str(target), tmp_path / "head", "eagle3", minutes=0.0, tokens=1, threads=1)
+    return TrainSettings(str(target), tmp_path / "head", minutes=0.0, tokens=1, threads=1)
 
 
 def progress_of(settings):
     """How far the training is that lies beside the drafter."""
-    fingerprint = Source.find(settings.target).fingerprint()
-    identity = fingerprint if settings.kind == "eagle3" else f"{settings.kind} {fingerprint}"
-    return KeptTraining.read(settings.work, identity, print).progress
+    return KeptTraining.read(settings.work, Source.find(settings.target).fingerprint(), print).progress
 
 
 def test_a_training_goes_on_and_writes_a_head_that_loads(written):
@@ -373,19 +357,19 @@ def test_what_a_head_would_save_is_told_at_every_look_and_on_its_card(written, t
 
 
 @pytest.mark.parametrize(
-    ("kind", "device", "file_size", "share"),
+    ("device", "file_size", "share"),
     [
-        ("eagle3", "cpu", None, 60 * 5 / 8 / (600 * 2)),  # five bits a weight beside bfloat16
-        ("eagle3", "cpu", 300, 60 * 5 / 8 / 300),  # beside the blocks of a file
-        ("eagle3", "cuda", None, 60 / 600),  # both in bfloat16
+        ("cpu", None, 60 * 5 / 8 / (600 * 2)),  # five bits a weight beside bfloat16
+        ("cpu", 300, 60 * 5 / 8 / 300),  # beside the blocks of a file
+        ("cuda", None, 60 / 600),  # both in bfloat16
     ],
 )
-def test_what_a_pass_of_a_drafter_reads_is_told_by_its_weights(tmp_path, kind, device, file_size, share):
+def test_what_a_pass_of_a_drafter_reads_is_told_by_its_weights(tmp_path, device, file_size, share):
     file = None if file_size is None else tmp_path / "it.gguf"
     if file is not None:
         file.write_bytes(bytes(file_size))
     begun = SimpleNamespace(
-        _settings=TrainSettings("it", tmp_path, kind, device=device),
+        _settings=TrainSettings("it", tmp_path, device=device),
         _training=SimpleNamespace(head=torch.nn.Linear(6, 10, bias=False)),
     )
     loaded = SimpleNamespace(model=torch.nn.Linear(20, 30, bias=False), hidden_size=4)
@@ -490,8 +474,6 @@ def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(written,
         train(replace(written, start=other, tokens=10**9), Told())
     with pytest.raises(YggdrasilError, match="is no folder of an EAGLE-3 head"):
         train(replace(written, start=target), Told())
-    with pytest.raises(YggdrasilError, match="--start is for --kind eagle3, not medusa"):
-        train(replace(written, start=other, kind="medusa"), Told())
     assert not written.out.exists()
     assert not written.work.exists()
 
@@ -576,53 +558,6 @@ def test_a_folder_of_something_else_is_left_alone(written):
     assert (written.out / "thesis.txt").read_text() == "mine"
 
 
-class Kind:
-    """One of the other kinds, trained for two steps in two runs."""
-
-    def __init__(self, settings, kind):
-        self.settings = replace(settings, kind=kind, out=settings.out.with_name(kind))
-        train(self.settings, Told())
-        train(self.settings, Told())
-        self.progress = progress_of(self.settings)
-
-
-def test_medusas_heads_are_written_as_vllm_reads_them(written, target):
-    """They go on where they stopped, and draft from the state s places further back what EAGLE drafts in step s."""
-    trained = Kind(written, "medusa")
-    names = set(read_tensors(trained.settings.out))
-    config = json.loads((trained.settings.out / "config.json").read_text())
-
-    assert trained.progress.steps == 2
-    shapes = vllm_medusa_shapes(config["hidden_size"], config["truncated_vocab_size"], 5, has_bias=True, is_shared=True)
-    assert names == set(shapes)  # a vocabulary this small is drafted whole
-    loaded = load_model(target, torch.float32, torch.device("cpu"), 1)
-    opened = load_head(trained.settings.out, loaded, 1)
-    assert (opened.settings.num_heads, opened.settings.is_shared) == (5, True)
-
-
-def test_medusas_steps_are_its_heads_on_earlier_states():
-    heads = MedusaHeads(MedusaSettings(3, 1, 32, 64, 64, is_shared=True))
-    items = windows(2)
-    batch = side_by_side(items)
-    places = list(zip(*(each.tolist() for each in batch.places), strict=True))
-    for step, (logits, reached) in enumerate(medusa_steps(heads, batch, 3)):
-        at = [place for place, is_reached in zip(places, reached.tolist(), strict=True) if is_reached]
-        assert len(at) == len(logits)
-        for (window, position), row in zip(at, logits, strict=True):
-            # The root is the token `step` places before the predecessor of the learned one.
-            torch.testing.assert_close(row, heads(items[window].last[position - step - 1])[step])
-
-
-def test_a_draft_model_is_written_as_one_that_calibrations_take(written, target):
-    trained = Kind(written, "draft-model")
-    model = AutoModelForCausalLM.from_pretrained(trained.settings.out)
-
-    assert trained.progress.steps == 2
-    assert model.config.vocab_size == AutoModelForCausalLM.from_pretrained(target).config.vocab_size
-    assert model.config.tie_word_embeddings
-    check_pair(PairSource(str(target), str(trained.settings.out), "float32", 1, 1, SHAPES))
-
-
 def test_which_documents_are_held_out_depends_on_none_that_come_later():
     documents = [Document([number], [1, 2] if number % 5 else [1]) for number in range(100)]
     held_out = [window.tokens[0] for window in split(documents).held_out]
@@ -702,37 +637,6 @@ def test_a_batch_of_which_nothing_can_be_drafted_teaches_nothing():
 
     assert loss == 0
     assert not logits.grad.any()
-
-
-def test_a_draft_model_learns_the_targets_law():
-    """Loss falls to the law's own entropy; logits are those behind every learned token's predecessor."""
-    recipe = object.__new__(DraftModelRecipe)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
-        tie_word_embeddings=True,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    items = windows(4)
-    batch, teacher = side_by_side(items), Teacher(TargetHead(torch.randn(64, 32)), torch.arange(64), 64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    losses = []
-    for _ in range(80):
-        loss = loss_of(recipe.steps(model, batch, 1), teacher, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    laws = teacher.laws(batch)
-    entropy = -(laws * laws.clamp(min=1e-9).log()).sum(-1).mean().item()
-
-    assert losses[-1] < entropy + 0.2 * (losses[0] - entropy)
-    (logits, reached), *others = recipe.steps(model, batch, SHOWN)
-    assert reached.all()
-    assert len(others) == SHOWN - 1
-    windows_of, positions = batch.places
-    alone = model(items[int(windows_of[-1])].tokens[None]).logits[0, int(positions[-1])]
-    torch.testing.assert_close(logits[-1], alone, rtol=1e-4, atol=1e-4)
 
 
 def damage(file, how):
@@ -828,15 +732,11 @@ def test_interrupted_in_its_last_look_a_training_keeps_what_it_learned(written, 
     assert progress_of(written).steps == 2
 
 
-def other_kind(settings, target, tmp_path):
-    return replace(settings, kind="medusa"), "another target or another kind"
-
-
 def other_target(settings, target, tmp_path):
     shutil.copytree(target, tmp_path / "other")
     config = json.loads((tmp_path / "other" / "config.json").read_text())
     (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
-    return replace(settings, target=str(tmp_path / "other")), "another target or another kind"
+    return replace(settings, target=str(tmp_path / "other")), "a training of another target"
 
 
 def damaged_state(settings, target, tmp_path):
@@ -871,7 +771,7 @@ def other_start(settings, target, tmp_path):
     return replace(settings, start=tmp_path / "two" / "head"), sentence
 
 
-@pytest.mark.parametrize("change", [other_kind, other_target, damaged_state, no_state, other_start])
+@pytest.mark.parametrize("change", [other_target, damaged_state, no_state, other_start])
 def test_a_drafter_is_replaced_by_none_but_the_training_that_made_it(written, target, tmp_path, change):
     """It may have taken hours, and the first look of another one would take its place."""
     train(written, Told())
@@ -890,15 +790,3 @@ def test_a_full_disk_is_a_sentence_that_names_the_drafter(written, monkeypatch):
     monkeypatch.setattr("yggdrasil.training.eagle.save_file", full)
     with pytest.raises(YggdrasilError, match=f"cannot write {written.out} .*No space left"):
         train(written, Told())
-
-
-def test_a_full_disk_under_a_draft_models_tokenizer_is_the_same_sentence(tmp_path):
-    class Recipe:
-        title = "Draft model"
-
-        def write(self, model, folder):
-            Tokenizer(BPE()).save("/dev/full")
-
-    with pytest.raises(YggdrasilError, match=f"cannot write {tmp_path / 'out'} .*No space left"):
-        publish(Recipe(), None, {"target": "one"}, None, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.training import run, training
-from yggdrasil.training.settings import Kind, TrainSettings
+from yggdrasil.training.settings import TrainSettings
 from yggdrasil.training.state import KeptTraining
 from yggdrasil.training.training import train
 
@@ -41,20 +41,20 @@ def texts_written(target: str, folder: Path) -> dict[str, tuple[list[int], int]]
     return found
 
 
-def unlikeness(target: str, kind: Kind, start: Path | None, folder: Path) -> float:
+def unlikeness(target: str, start: Path | None, folder: Path) -> float:
     """How far what two runs of a step each have learned there is from what they learn here.
 
     In shares of the greatest number of every tensor, the optimizer's among them, the greatest share. Second moments
     are compared by their roots, which are of a gradient's size. A bias of the keys is left out: it moves all scores of
     a query alike but for the rotary embedding, so that its gradient is mostly rounding.
     """
-    here, there = (_trained(target, name, kind, start, folder / f"{kind}-{start is None}-{name}") for name in _DEVICES)
+    here, there = (_trained(target, name, start, folder / f"{start is None}-{name}") for name in _DEVICES)
     assert here.keys() == there.keys()
     return max(float((here[name] - there[name]).abs().max() / here[name].abs().max().clamp(min=1e-9)) for name in here)
 
 
-def _trained(target: str, device: str, kind: Kind, start: Path | None, out: Path) -> dict[str, torch.Tensor]:
-    settings = TrainSettings(target, out, kind, minutes=0.0, tokens=1, threads=1, start=start, device=device)
+def _trained(target: str, device: str, start: Path | None, out: Path) -> dict[str, torch.Tensor]:
+    settings = TrainSettings(target, out, minutes=0.0, tokens=1, threads=1, start=start, device=device)
     used, loss_of = [], run.loss_of
 
     def loss_noted(steps, teacher, batch):
@@ -74,7 +74,7 @@ def _trained(target: str, device: str, kind: Kind, start: Path | None, out: Path
         for _ in range(2):
             train(settings, _Silent())
     assert set(used) == {_DEVICES[device].type}
-    kept = KeptTraining.read(settings.work, run.identity_of(settings, Source.find(target)), print)
+    kept = KeptTraining.read(settings.work, Source.find(target).fingerprint(), print)
     assert kept is not None
     assert kept.progress.steps == 2
     return {

@@ -1,4 +1,4 @@
-"""``yggdrasil train``: trains a drafter for a target."""
+"""``yggdrasil train``: trains an EAGLE-3 head for a target."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,13 +17,6 @@ def train(
         Path,
         typer.Option(callback=checks.output_folder, help="Folder of the drafter; OUT.training has the state."),
     ],
-    kind: Annotated[
-        Literal["eagle3", "medusa", "draft-model"],
-        typer.Option(
-            help="eagle3: one layer on three of the target's hidden states; medusa: heads on the last hidden state, "
-            "one pass for all depths; draft-model: a small Llama."
-        ),
-    ] = "eagle3",
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
@@ -46,7 +39,7 @@ def train(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of target and drafter.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, max=MOST_THREADS, help="Threads; 0: one per core.")] = 0,
 ) -> None:
-    """Train a drafter for a model on text that the model generates.
+    """Train an EAGLE-3 head for a model on text that the model generates.
 
     The same command resumes an interrupted training, or trains a finished one for more minutes.
     """
@@ -57,9 +50,7 @@ def train(
     from yggdrasil.training.training import train as run
 
     begun = None if start is None else expanded(whole_name(start))
-    settings = TrainSettings(
-        target, out.absolute(), kind, tuple(prompts or ()), minutes, tokens, threads, begun, device
-    )
+    settings = TrainSettings(target, out.absolute(), tuple(prompts or ()), minutes, tokens, threads, begun, device)
     try:
         with PhaseProgress() as progress:
             print(run(settings, progress))

@@ -13,9 +13,8 @@ from yggdrasil.errors import ArtifactError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import objective_value
 from yggdrasil.scheduling.plan import DeviceName, Plan, resolve_source
-from yggdrasil.training.settings import Kind
 
-_NOTHING = 1e-6  # milliseconds of a draft level that needs no pass of its own
+_KIND = "eagle3"  # of the drafters that are trained
 
 
 @dataclass(frozen=True)
@@ -51,26 +50,23 @@ class Estimate:
         return min((width for width in self.costs.verify_widths if width >= rows), key=self.costs.verify_ms.__getitem__)
 
 
-def estimate_for(fingerprint: str, weights: Weights, kind: Kind, device: DeviceName, share: float) -> Estimate | None:
+def estimate_for(fingerprint: str, weights: Weights, device: DeviceName, share: float) -> Estimate | None:
     """Return an estimate by the newest plan of a target on this machine, or None if it has no plan.
 
-    Plans with a drafter of ``kind`` are preferred, then those with ``weights``. ``share`` is the number of bytes that a
-    drafter pass reads, divided by the target's; it gives the cost of a draft pass if no plan has measured it.
+    Plans with ``weights`` are preferred, then those with a head of the trained kind. ``share`` is the number of bytes
+    that a drafter pass reads, divided by the target's; it gives the cost of a draft pass if no plan has measured it.
     """
     plans = sorted(
-        _plans_of(fingerprint, device), key=lambda plan: (plan.target.weights == weights, _kind(plan) == kind)
+        _plans_of(fingerprint, device), key=lambda plan: (plan.target.weights == weights, _kind(plan) == _KIND)
     )
     if not plans:
         return None
     plan = plans[-1]
-    costs, measured = plan.costs[0].steps(), _kind(plan) == kind
+    costs, measured = plan.costs[0].steps(), _kind(plan) == _KIND
     if not measured:
         pass_ms = share * costs.verify_ms[1]
         free_ms = costs.overhead_ms if costs.model_free_overhead_ms is None else costs.model_free_overhead_ms
-        level_ms = _NOTHING if kind == "medusa" else pass_ms
-        costs = replace(
-            costs, head_ms=pass_ms, draft_ms={1: level_ms}, overhead_ms=free_ms, model_free_overhead_ms=None
-        )
+        costs = replace(costs, head_ms=pass_ms, draft_ms={1: pass_ms}, overhead_ms=free_ms, model_free_overhead_ms=None)
     return Estimate(plan.name, costs, is_reckoned=not measured)
 
 
@@ -88,8 +84,7 @@ def _plans_of(fingerprint: str, device: DeviceName) -> Iterator[Plan]:
 
 
 def _kind(plan: Plan) -> str | None:
-    """Return the kind of a plan's drafter; None if no model drafts or its folder is gone."""
+    """Return the kind of a plan's head; None if no head drafts or its folder is gone."""
     if plan.drafter is None or 1 not in plan.shapes.draft_widths:
         return None
-    folder = expanded(resolve_source(plan.drafter.source))
-    return kind_of(folder) or ("draft-model" if folder.is_dir() else None)
+    return kind_of(expanded(resolve_source(plan.drafter.source)))

@@ -7,14 +7,14 @@ from torch import nn
 
 from yggdrasil.artifacts import atomic_directory
 from yggdrasil.checkpoints.shards import faults_of_disks
-from yggdrasil.training.recipe import Recipe
+from yggdrasil.training.eagle import EagleRecipe
 from yggdrasil.training.state import Look
 
 CARD = "README.md"
 _MARK = "A drafter for"  # the text by which our model cards are recognised
 
 
-def publish(recipe: Recipe, model: nn.Module, facts: Mapping[str, str], look: Look | None, out: Path) -> None:
+def publish(recipe: EagleRecipe, model: nn.Module, facts: Mapping[str, str], look: Look | None, out: Path) -> None:
     """Write the drafter in its published format and its model card to ``out``, atomically."""
     with atomic_directory(out) as folder, faults_of_disks():
         recipe.write(model, folder)

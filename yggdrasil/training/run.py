@@ -15,9 +15,9 @@ from yggdrasil.artifacts.atomic import followed
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.training.eagle import EagleRecipe
 from yggdrasil.training.estimate import estimate_for
 from yggdrasil.training.features import Features, Kept, shards, side_by_side
-from yggdrasil.training.kinds import recipe_for
 from yggdrasil.training.objective import Teacher, hits_of, loss_of
 from yggdrasil.training.publish import publish
 from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
@@ -40,11 +40,6 @@ _LEAST_GAIN = 0.002  # expected tokens per pass: less is no improvement
 _FULL, _DRAFTER = 2.0, 0.625  # bytes per weight: in bfloat16, and of a drafter on a CPU
 
 
-def identity_of(settings: TrainSettings, source: Source) -> str:
-    """Return the string that identifies target and kind of drafter in a stored training."""
-    return source.fingerprint() if settings.kind == "eagle3" else f"{settings.kind} {source.fingerprint()}"
-
-
 class TrainingRun:
     """One run of a training, which may continue an earlier run's state (``kept``)."""
 
@@ -61,15 +56,13 @@ class TrainingRun:
         size, begun = loaded.vocab_size, None
         if kept is None and settings.start is not None:
             begun = begun_head(settings.start, loaded)
-        if settings.kind == "draft-model":
-            vocabulary = torch.arange(size)
-        elif kept is not None:
+        if kept is not None:
             vocabulary = kept.vocabulary(size)
         elif begun is not None:
             vocabulary = begun.target_tokens(torch.arange(begun.settings.draft_vocab_size))
         else:
             vocabulary = draft_vocabulary(parts.trained, size)
-        self._recipe = recipe = recipe_for(settings.kind, loaded, source, vocabulary)
+        self._recipe = recipe = EagleRecipe(loaded, vocabulary)
         states = followed(settings.work / "states")
         if kept is None:
             shutil.rmtree(states, ignore_errors=True)
@@ -78,7 +71,7 @@ class TrainingRun:
         self._training = Training(recipe.initial().to(loaded.device), recipe.initial().to(loaded.device), recipe.rate)
         if kept is not None:
             self._training.load(kept)
-        self._progress = Progress(identity_of(settings, source)) if kept is None else kept.progress
+        self._progress = Progress(source.fingerprint()) if kept is None else kept.progress
         if settings.start is not None and begun is not None:
             self._training.begin_as(begun)
             self._progress.began_as = settings.start.name
@@ -99,7 +92,6 @@ class TrainingRun:
         self._estimate = estimate_for(
             source.fingerprint(),
             usual_weights(source, "bfloat16", settings.device),
-            settings.kind,
             settings.device,
             self._weights_share(loaded, source),
         )

@@ -3,23 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from yggdrasil.scheduling.plan import DeviceName
 
 CONTEXT = 192  # tokens of a prompt that are kept before its answer
 SHOWN = 5  # draft steps for which agreement is reported
 
-Kind = Literal["eagle3", "medusa", "draft-model"]
-
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Settings of one training run of a drafter."""
+    """Settings of one training run of an EAGLE-3 head."""
 
     target: str  # a folder, .gguf file or hub id
     out: Path  # folder of the drafter
-    kind: Kind = "eagle3"
     prompts: tuple[Path, ...] = ()  # JSON lines; the target answers them
     minutes: float = 60.0
     tokens: int | None = None  # of text to generate, in at most 2/3 of the time; None: as many as 1/3 of the time gives

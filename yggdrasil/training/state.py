@@ -45,7 +45,7 @@ class Look:
 class Progress:
     """Counters and evaluations of a training over all its runs."""
 
-    identity: str  # of the target and the kind of drafter
+    identity: str  # the target's fingerprint
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -169,8 +169,7 @@ class KeptTraining:
             tell(f"{shown(file)} is damaged: no training can go on from it")
         elif kept.progress.identity != identity:
             raise YggdrasilError(
-                f"{shown(work)} is of a training of another target or another kind of drafter; name another --out, "
-                "or delete it to begin anew"
+                f"{shown(work)} is of a training of another target; name another --out, or delete it to begin anew"
             )
         return kept
 

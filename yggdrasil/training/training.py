@@ -18,7 +18,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import encode_prompt, read_prompts, usual_prompts
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.training.publish import is_free, is_ours
-from yggdrasil.training.run import TrainingRun, identity_of
+from yggdrasil.training.run import TrainingRun
 from yggdrasil.training.settings import Teller, TrainSettings
 from yggdrasil.training.start import begun_head
 from yggdrasil.training.state import KeptTraining
@@ -40,8 +40,6 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     check_writable(settings.out, is_folder=True)
     if not (is_free(settings.out) or is_ours(settings.out)):
         raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a drafter; name another folder")
-    if settings.start is not None and settings.kind != "eagle3":
-        raise YggdrasilError(f"--start is for --kind eagle3, not {settings.kind}; leave it out")
     device = open_device(settings.device)
     deadline = monotonic() + settings.minutes * 60
     source = Source.find(settings.target)
@@ -67,7 +65,7 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
 
 def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraining | None:
     """Load the state from which to resume. Raises YggdrasilError if ``out`` has a drafter of another training."""
-    kept = KeptTraining.read(settings.work, identity_of(settings, source), teller.tell)
+    kept = KeptTraining.read(settings.work, source.fingerprint(), teller.tell)
     if kept is None and not is_free(settings.out):
         raise YggdrasilError(
             f"--out {shown(settings.out)} holds a drafter, and nothing in {shown(settings.work)} goes on with it; name "

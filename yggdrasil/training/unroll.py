@@ -6,7 +6,7 @@ predicts token t + 2 + s. It attends to rows 0 to t of step 0 and to row t of th
 Dims: B windows, T rows, S concatenated target states, H hidden size, A trained tokens.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
-from yggdrasil.drafters.heads.eagle.state_head import StateHead
 
 
 class Batch(NamedTuple):
@@ -70,18 +69,8 @@ class _Unrolled:
         return output.transpose(1, 2)
 
 
-def unroll(
-    head: EagleHead | StateHead,
-    embedding: Tensor,
-    batch: Batch,
-    steps: int,
-    logits: Callable[[Tensor], Tensor] | None = None,
-) -> Iterator[StepOutput]:
-    """Yield the logits of each of ``steps`` draft steps at the trained positions that the step reaches.
-
-    ``logits`` maps outputs [N, H] to logits [N, V], for heads that predict states; default: ``head.logits``.
-    """
-    logits = logits or head.logits
+def unroll(head: EagleHead, embedding: Tensor, batch: Batch, steps: int) -> Iterator[StepOutput]:
+    """Yield the logits of each of ``steps`` draft steps at the trained positions that the step reaches."""
     windows, positions = batch.places
     attention = _Unrolled()
     features = head.feature(batch.states[:, :-1])
@@ -91,5 +80,5 @@ def unroll(
         read = functional.pad(batch.tokens[:, 1 + step :], (0, step))
         outputs = head(functional.embedding(read, embedding), features, rows + step, attention.attend)
         reached = positions - 1 - step >= 0
-        yield StepOutput(logits(outputs[windows[reached], positions[reached] - 1 - step]), reached)
+        yield StepOutput(head.logits(outputs[windows[reached], positions[reached] - 1 - step]), reached)
         features = head.fed_back(outputs)
