@@ -17,11 +17,11 @@ from typing import Annotated, Literal, NamedTuple
 import typer
 from llama_cpp import CACHE_OPTIONS, DRAFT_CACHE_OPTIONS, LlamaCpp, LlamaServer
 from rich.console import Console
+from transformers_systems import transformers_systems
 
 from yggdrasil.bench.record import pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, judge_by_replay, summarise_systems
-from yggdrasil.bench.transformers_systems import transformers_systems
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.benchmarks.trees import show_systems

@@ -227,14 +227,6 @@ def test_the_program_compares_rules_and_exactness(at_root, calibrated, monkeypat
     assert run_program("bench", "exactness", *options, "--tolerance", 0.1) == 1
 
 
-@pytest.mark.usefixtures("eager")
-def test_the_program_draws_the_papers_figures(at_root, calibrated):
-    options = [calibrated.plan, "--prompts", calibrated.prompts, "--quick", "--figure", 13]
-    assert run_program("bench", "figures", *options, "--out", "figures") == 0
-
-    assert {file.suffix for file in (at_root / "figures").iterdir()} >= {".csv", ".svg"}
-
-
 def test_the_program_trains_a_head(at_root, calibrated, reference):
     """Of its calibration's answers nothing is learned; it wrote others too, and goes on to."""
     source = Source.find(calibrated.target)

@@ -42,7 +42,6 @@ def test_the_walk_finds_every_command_and_option():
         "chat",
         "bench",
         "rules",
-        "figures",
         "search",
         "report",
         "parity",

@@ -34,7 +34,6 @@ def make_app(only: str | None = None) -> typer.Typer:
 
 def _add_bench(app: typer.Typer) -> None:
     from yggdrasil.cli.benchmarks.command import DefaultCommand, bench
-    from yggdrasil.cli.benchmarks.figures import figures
     from yggdrasil.cli.benchmarks.rules import exactness, rules
 
     group = typer.Typer(cls=DefaultCommand, no_args_is_help=True)

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from yggdrasil.bench.figures.context import PLAIN, Figure, FigureContext, mean_over_sets
+from figures.context import PLAIN, Figure, FigureContext, mean_over_sets
 from yggdrasil.bench.policies import PrunedPolicy
 from yggdrasil.bench.systems import EngineSystem, System
 from yggdrasil.bench.trees import Arrangement, TreeSystem

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from yggdrasil.bench.figures.ablations import breakdown, objective, sensitivity
-from yggdrasil.bench.figures.comparisons import end_to_end, systems, trees
-from yggdrasil.bench.figures.context import Figure, FigureContext
-from yggdrasil.bench.figures.runtimes import runtimes, widths
-from yggdrasil.bench.figures.temperatures import temperatures
+from figures.ablations import breakdown, objective, sensitivity
+from figures.comparisons import end_to_end, systems, trees
+from figures.context import Figure, FigureContext
+from figures.runtimes import runtimes, widths
+from figures.temperatures import temperatures
 from yggdrasil.errors import YggdrasilError
 
 FIGURES: dict[str, Callable[[FigureContext], list[Figure]]] = {

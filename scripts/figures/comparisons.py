@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from yggdrasil.bench.figures.context import OURS, PLAIN, Figure, FigureContext, mean_over_sets
+from figures.context import OURS, PLAIN, Figure, FigureContext, mean_over_sets
 
 # The trees of the paper's baselines. All run on our engine, so only the trees differ.
 FIELD = {"SpecInfer": ("k-ary", "merged"), "vLLM-Spec": ("sequence",), "Sequoia": ("sequoia", "sequoia-by-costs"),

@@ -6,15 +6,15 @@ from dataclasses import replace
 import made_up
 import pandas as pd
 import pytest
+from figures.comparisons import best_of_field
+from figures.context import OURS, PLAIN, Effort, Figure, FigureContext, open_context
+from figures.draw import CSV_VERSION, draw, write_figure
+from figures.registry import FIGURES, chosen_figures
+from figures.temperatures import STATIC
 from tiny_pair import SHAPES, TEXT
 from transformers import PreTrainedModel
 
 from yggdrasil.artifacts import current_machine, read_csv
-from yggdrasil.bench.figures.comparisons import best_of_field
-from yggdrasil.bench.figures.context import OURS, PLAIN, Effort, Figure, FigureContext, open_context
-from yggdrasil.bench.figures.draw import CSV_VERSION, draw, write_figure
-from yggdrasil.bench.figures.registry import FIGURES, chosen_figures
-from yggdrasil.bench.figures.temperatures import STATIC
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy

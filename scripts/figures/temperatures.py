@@ -2,8 +2,8 @@
 
 import pandas as pd
 
+from figures.context import OURS, PLAIN, Figure, FigureContext, mean_over_sets
 from yggdrasil.acceptance.sampling import SamplingParams
-from yggdrasil.bench.figures.context import OURS, PLAIN, Figure, FigureContext, mean_over_sets
 from yggdrasil.bench.systems import EngineSystem, System
 from yggdrasil.bench.trees import tree_systems
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
+from figures.context import Figure
 from yggdrasil.artifacts import write_atomic, write_csv
-from yggdrasil.bench.figures.context import Figure
 
 CSV_VERSION = 1
 

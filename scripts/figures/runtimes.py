@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from yggdrasil.bench.figures.context import PLAIN, Figure, FigureContext, mean_over_sets
+from figures.context import PLAIN, Figure, FigureContext, mean_over_sets
 from yggdrasil.bench.record import model_drafter
 from yggdrasil.bench.systems import EngineSystem, System
 from yggdrasil.engine.assembly import assemble
@@ -12,7 +12,7 @@ from yggdrasil.engine.loading import DTYPES
 
 def runtimes(context: FigureContext) -> list[Figure]:
     """Figure 4: plain decoding, eager and compiled, in transformers and here."""
-    from yggdrasil.bench.transformers_systems import transformers_systems
+    from transformers_systems import transformers_systems
 
     plan, decoder = context.plan, context.decoder
     target, drafter = decoder.assembly.target.loaded, decoder.assembly.drafter
