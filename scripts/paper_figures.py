@@ -1,6 +1,7 @@
+#!/usr/bin/env python3
 """Measure and draw the paper's figures 4, 5, 6 and 10 to 15 on this machine.
 
-    python scripts/paper_figures.py mine --prompts unseen.jsonl --figure 14 --out figures
+    scripts/paper_figures.py mine --prompts unseen.jsonl --figure 14 --out figures
 
 Writes a CSV and a plot per figure to --out, and all samples to --out/data, which are reused.
 """

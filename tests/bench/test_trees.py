@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from integrity import check_tree
 from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.bench.rivals.k_ary import expansion
@@ -56,7 +57,7 @@ def test_every_tree_is_whole_and_within_its_budget(bench, name, budget):
     with torch.inference_mode():
         drafter.begin(PROMPT)
         drafter.propose(tree, Budget(arrangement.shape.depth, arrangement.shape.width))
-    tree.check_integrity()
+    check_tree(tree)
 
     assert tree.size > 1
     assert arrangement.shape.verify_width <= budget
@@ -139,7 +140,7 @@ def test_wide_levels_take_several_steps(bench, pair):
     with torch.inference_mode():
         drafter.begin(PROMPT)
         drafter.propose(tree, Budget(2, 1))
-    tree.check_integrity()
+    check_tree(tree)
 
     assert tree.size == 19
     assert tree.parents[4:19].tolist() == [1] * 5 + [2] * 5 + [3] * 5

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import chain, count, repeat
 
 import pytest
+from integrity import check_traces
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
 
 from yggdrasil.calibration.choose import Gain, _error_of_ratio, choose
@@ -47,7 +48,7 @@ def recording(pair, **options):
 
 def test_a_draft_model_is_chosen_for_with_and_without_its_first_guesses(pair, tmp_path):
     traces = recording(pair)
-    traces.check_integrity()
+    check_traces(traces)
     choice = choose(traces, AcceptanceCalibration.identity(), COSTS)
     policies = [choice.predicted.policy, *(expectation.policy for expectation in choice.rejected)]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from integrity import check_tree
 from toy_target import decode, paths, plain_decode, wandering_target
 
 from yggdrasil.drafters.model_free_options import NGramOptions
@@ -99,7 +100,7 @@ def test_tree_is_what_a_scan_of_the_text_finds(texts, options, sizes, width, dep
             drafter.extend(piece, {})
         draft(drafter, tree, width, depth)
 
-        tree.check_integrity()
+        check_tree(tree)
         assert paths(tree) == slow_paths(closed, text, options, width, depth)
         assert torch.bincount(tree.depths[1 : tree.size], minlength=1).max() <= width
 
@@ -134,7 +135,7 @@ def test_a_small_tree_holds_the_first_nodes(text, options, num_nodes):
     for tree in (small, large):
         draft(drafter, tree, 3, 4)
 
-    small.check_integrity()
+    check_tree(small)
     assert paths(small) == paths(large)[: num_nodes - 1]
 
 

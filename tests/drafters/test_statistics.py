@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integrity import check_tree
 from toy_target import decode, plain_decode, wandering_target
 
 from yggdrasil.calibration.statistics.scorer_fit import Places, fit, surprise
@@ -53,7 +54,7 @@ def grown(drafter, text, num_nodes=17, depth=5):
     tree = new_tree(num_nodes)
     drafter.begin(text)
     drafter.propose(tree, Budget(depth))
-    tree.check_integrity()
+    check_tree(tree)
     return tree
 
 
@@ -373,7 +374,7 @@ GUESSES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.floats(-4.
 def filled(drafter, text, tree, depth):
     drafter.begin(text)
     drafter.propose(tree, Budget(depth, from_root=False))
-    tree.check_integrity()
+    check_tree(tree)
     return tree
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from integrity import check_tree
 
 from yggdrasil.acceptance.greedy import accept_greedy
 from yggdrasil.drafters.protocol import Budget, Drafter, propose_in
@@ -43,7 +44,7 @@ def decode(drafter: Drafter, target: Target, prompt: Sequence[int], num_tokens: 
     num_iterations = 0
     while len(text) < len(prompt) + num_tokens:
         propose_in(drafter, tree, text[-1], Budget(depth, width))
-        tree.check_integrity()
+        check_tree(tree)
         assert tree.tokens[0] == text[-1]
         assert tree.depths[: tree.size].max() <= depth
         choices = [target([*text, *path]) for path in [(), *paths(tree)]]

@@ -9,7 +9,6 @@ Dims: n positions, F features, D depths.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,25 +44,12 @@ PATIENCE = 8
 EPOCHS_WITHOUT_VALIDATION = 5
 
 
-class TrainingProgress(NamedTuple):
-    """Progress after an epoch; losses are in nats per position."""
-
-    epoch: int
-    max_epochs: int
-    training_loss: float
-    validation_loss: float | None
-
-
-ProgressCallback = Callable[[TrainingProgress], None]
-
-
 def train_depth_predictor(
     features: Float32Array,
     lengths: IntArray,
     documents: IntArray,
     max_depth: int,
     seed: int = 0,
-    progress: ProgressCallback | None = None,
     confidence: FloatArray | None = None,
     sizes: FeatureSizes | None = None,
 ) -> tuple[DepthPredictor, TrainingReport]:
@@ -80,9 +66,7 @@ def train_depth_predictor(
     _check_inputs(features, lengths, documents, max_depth, confidence)
     split = split_documents(documents, seed)
     parts = {name: np.flatnonzero(np.isin(documents, getattr(split, name))) for name in split._fields}
-    fit = _fit(
-        features, lengths, parts["training"], parts["validation"], _FitSettings(max_depth, seed, progress, sizes)
-    )
+    fit = _fit(features, lengths, parts["training"], parts["validation"], _FitSettings(max_depth, seed, sizes))
     predictor = fit.predictor
     notes = _data_notes(split, lengths[parts["training"]], max_depth)
     if len(parts["validation"]):
@@ -152,7 +136,6 @@ def _data_notes(split: DocumentSplit, training_lengths: IntArray, max_depth: int
 class _FitSettings(NamedTuple):
     max_depth: int
     seed: int
-    progress: ProgressCallback | None
     sizes: FeatureSizes | None
 
 
@@ -206,12 +189,10 @@ def _fit(
         best, epoch = _Snapshot(copy.deepcopy(model.state_dict()), 0, _loss(model, held_back)), 0
         while epoch < max_epochs and epoch - best.epoch < PATIENCE:
             epoch += 1
-            training_loss = _train_epoch(model, optimizer, data)
+            _train_epoch(model, optimizer, data)
             loss = _loss(model, held_back)
             if loss < best.loss or not len(validation):
                 best = _Snapshot(copy.deepcopy(model.state_dict()), epoch, loss)
-            if settings.progress:
-                settings.progress(TrainingProgress(epoch, max_epochs, training_loss, loss if len(validation) else None))
     model.load_state_dict(best.state)
     return _Fit(_to_predictor(model, mean, scale), epoch, best)
 
@@ -257,12 +238,11 @@ def _length_loss(logits: Tensor, lengths: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(logits, reached, weight=asked, reduction="sum") / len(lengths)
 
 
-def _train_epoch(model: nn.Sequential, optimizer: Optimizer, data: _Data) -> float:
-    """Run one shuffled epoch and return its mean loss."""
+def _train_epoch(model: nn.Sequential, optimizer: Optimizer, data: _Data) -> None:
+    """Run one shuffled epoch."""
     import torch
 
     model.train()
-    total = 0.0
     order = torch.randperm(len(data.inputs))
     for start in range(0, len(order), BATCH_SIZE):
         rows = order[start : start + BATCH_SIZE]
@@ -270,8 +250,6 @@ def _train_epoch(model: nn.Sequential, optimizer: Optimizer, data: _Data) -> flo
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
-        total += loss.item() * len(rows)
-    return total / len(data.inputs)
 
 
 def _loss(model: nn.Sequential, data: _Data) -> float:

@@ -109,13 +109,6 @@ class TraceSet:
                 raise ValueError(f"the predictor reads {size} numbers of {name}, the traces hold {part.shape[1]}")
         return np.concatenate([part[:, :size] for part, size in zip(parts, sizes, strict=True)], axis=1)
 
-    def check_integrity(self) -> None:
-        """Raise ValueError if a recorded tree was not grown step by step with scores that fall along every path."""
-        for width in self.widths:
-            faults = _tree_faults(self, width)
-            if faults:
-                raise ValueError(f"width {width}: " + "; ".join(faults))
-
     def document_ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the row range [start, stop) of each document; ValueError if its positions are not consecutive."""
         starts = np.flatnonzero(np.diff(self.document, prepend=self.document[:1] - 1))
@@ -235,18 +228,3 @@ def _shape_faults(traces: TraceSet) -> list[str]:
             if array.shape != (num_positions, max_depth * width)
         ]
     return faults
-
-
-def _tree_faults(traces: TraceSet, width: int) -> list[str]:
-    parent, depth, hit = traces.parent[width], traces.depth[width], traces.hit[width]
-    used = np.isfinite(traces.scores[width])
-    step_start = np.arange(parent.shape[1]) // width * width
-    parent_score = _gather_parent(traces.scores[width], parent, root_value=0.0)
-    checks = {
-        "a parent was attached in the same or a later step": (parent >= step_start) | (parent < ROOT),
-        "a depth is not its parent's plus one": used & (depth != _gather_parent(depth, parent, root_value=0) + 1),
-        "a hit hangs below a miss": hit & ~_gather_parent(hit, parent, root_value=True),
-        "a score does not fall along its path": used & (traces.scores[width] >= parent_score),
-        "an empty slot is a hit": hit & ~used,
-    }
-    return [f"{what} ({int(bad.sum())} nodes)" for what, bad in checks.items() if bad.any()]

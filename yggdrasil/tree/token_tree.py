@@ -204,25 +204,6 @@ class TokenTree:
         """Return the nodes from the root to ``node``, both included."""
         return torch.nonzero(self.ancestors[node]).flatten().tolist()
 
-    def check_integrity(self) -> None:
-        """Assert all invariants of the tree, for tests of drafters."""
-        size = self.size
-        exists = torch.isfinite(self.scores)
-        assert bool(exists[:size].all()), "nodes are not numbered without gaps"
-        assert self.scores[0] == 0, "the root must have score 0"
-        assert self.depths[0] == 0, "the root must have depth 0"
-        seen: set[tuple[int, int]] = set()
-        for node in range(1, size):
-            parent, token = int(self.parents[node]), int(self.tokens[node])
-            assert parent < node, f"{parent = } does not come before {node = }"
-            assert self.depths[node] == self.depths[parent] + 1, f"depth of {node = }"
-            assert self.scores[node] < self.scores[parent], f"score of {node = } is not below its parent's"
-            expected = self.ancestors[parent].clone()
-            expected[node] = True
-            assert torch.equal(self.ancestors[node], expected), f"ancestors of {node = }"
-            assert (parent, token) not in seen, f"{node = } repeats token {token} below {parent = }"
-            seen.add((parent, token))
-
 
 class Ranking:
     """Ranking of one tree's nodes by descending score, ties by ascending number; computed in every iteration.
