@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_pair import SHAPES, make_pair
 
-from yggdrasil.calibration.measurement.step_times import STREAK, roofline, time_steps
+from yggdrasil.calibration.measurement.step_times import REPEATS, roofline, time_steps
 from yggdrasil.calibration.measurement.timed_steps import timed_steps
 from yggdrasil.calibration.pair import sibling
 from yggdrasil.policy.fixed import PLAIN_POLICY
@@ -59,7 +59,7 @@ def test_the_table_holds_every_step_with_its_limits(assembly):
     fractions = []
     steps = timed_steps([assembly], CONTEXTS)
     samples = time_steps(steps, ROUNDS, fractions.append)
-    assert len(samples) == len(steps) * ROUNDS * (STREAK - 1)
+    assert len(samples) == len(steps) * ROUNDS * REPEATS
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
 

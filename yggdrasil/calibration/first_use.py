@@ -5,12 +5,12 @@ cache, together with the costs and acceptance observed in later answers (``engin
 """
 
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 
 import torch
 
@@ -18,7 +18,7 @@ import yggdrasil
 from yggdrasil.artifacts import current_machine, predictor_directory
 from yggdrasil.artifacts.atomic import atomic_directory
 from yggdrasil.calibration.calibration_settings import FIRST_WIDTHS, PairSource
-from yggdrasil.calibration.measurement.timed_steps import TimedStep, timed_steps
+from yggdrasil.calibration.measurement.timed_steps import time_alternately, timed_steps
 from yggdrasil.calibration.pair import check_pair, usual_drafter_weights, usual_length
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
@@ -32,16 +32,14 @@ from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
-from yggdrasil.native.one_thread import one_thread
 from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.policy.fixed import ModelFreePolicy
-from yggdrasil.profiling.timers import Timer, timer_for
+from yggdrasil.profiling.timers import timer_for
 from yggdrasil.scheduling.plan import Costs, DeviceName, Expectation, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 CONTEXT = 128  # tokens in the KV caches while steps are timed
-SECONDS, ROUNDS = 2.5, 6  # timing ends after the first of these, but not before ``_LEAST_ROUNDS``
-_LEAST_ROUNDS = 2
+SECONDS, ROUNDS = 2.5, 6  # timing ends after the first of these
 _LEAST_MS = 1e-4  # a cost must be positive
 _PROMPT = 48  # length of the prompt on which the overhead is measured
 ITERATIONS = 6  # real iterations in which the overhead is measured
@@ -124,7 +122,10 @@ def with_measured_costs(
     about ``SECONDS``. ``progress`` gets the fraction done, 0 to 1.
     """
     context = max(1, min(CONTEXT, assembly.engine.max_length // 2))
-    times = _timed(timed_steps([assembly], [context]), timer_for(assembly.target.loaded.device), progress)
+    timer, samples = timer_for(assembly.target.loaded.device), defaultdict[tuple[str, str, int], list[float]](list)
+    for step, _, ms in time_alternately(timed_steps([assembly], [context]), ROUNDS, progress, timer, seconds=SECONDS):
+        samples[step.model, step.step, step.width].append(ms)
+    times = {key: max(median(found), _LEAST_MS) for key, found in samples.items()}
     assembly.forget()
     one_row = times["target", "plain", 1]
     passes = {width: times.get(("target", "verify", width), one_row) for width in plan.shapes.verify_widths}
@@ -142,28 +143,6 @@ def with_measured_costs(
         overhead_ms,
     )  # fmt: skip
     return replace(plan, costs=[costs])
-
-
-@torch.inference_mode()
-def _timed(
-    steps: Sequence[TimedStep], timer: Timer, progress: Callable[[float], None]
-) -> dict[tuple[str, str, int], float]:
-    """Return the median milliseconds of each step by (model, step, width). Rounds alternate the order of steps."""
-    samples: dict[tuple[str, str, int], list[float]] = {(step.model, step.step, step.width): [] for step in steps}
-    began = perf_counter()
-    with one_thread():  # idle threads of PyTorch would spin on the cores that steps run on
-        for turn in range(1 + ROUNDS):  # the first warms up
-            for step in steps if turn % 2 else reversed(steps):
-                step.prepare()
-                step.run()
-                elapsed_ms = timer(step.run)
-                if turn:
-                    samples[step.model, step.step, step.width].append(elapsed_ms)
-            spent = perf_counter() - began
-            progress(min(1.0, max(turn / ROUNDS, spent / SECONDS)))
-            if turn >= _LEAST_ROUNDS and spent > SECONDS:
-                break
-    return {key: max(median(found), _LEAST_MS) for key, found in samples.items()}
 
 
 def _overhead_ms(assembly: Assembly, tokenizer: Tokenizer, context: int) -> float:

@@ -7,11 +7,9 @@ then: one calibration measured twelve rows as cheap as eight. A turn of all widt
 from collections.abc import Callable
 
 import pandas as pd
-import torch
 
-from yggdrasil.calibration.measurement.timed_steps import timed_steps
+from yggdrasil.calibration.measurement.timed_steps import time_alternately, timed_steps
 from yggdrasil.engine.assembly import Assembly
-from yggdrasil.native.one_thread import one_thread
 from yggdrasil.profiling.timers import timer_for
 
 PASS = "pass"  # value of the column "stage" of these samples; "cycle" is the turn
@@ -21,26 +19,15 @@ TURNS = 12
 OVERLAP = 5.0
 
 
-@torch.inference_mode()
 def measure_passes(assembly: Assembly, context: int, progress: Callable[[float], None]) -> list[tuple[object, ...]]:
     """Time plain steps and passes of each verify width with ``context`` tokens in the cache.
 
-    Returns rows of ``stages.COLUMNS``. Each step runs twice and is timed once; turns alternate between ascending and
-    descending widths.
+    Returns rows of ``stages.COLUMNS``.
     """
     steps = [step for step in timed_steps([assembly], [context]) if step.model == "target"]
-    timer, rows = timer_for(assembly.target.loaded.device), list[tuple[object, ...]]()
-    with one_thread():  # idle PyTorch threads would spin on the cores that our operators use
-        for turn in range(TURNS + 1):  # the first warms up
-            for step in steps if turn % 2 == 0 else reversed(steps):
-                step.prepare()
-                step.run()
-                elapsed_ms = timer(step.run)
-                if turn:
-                    rows.append((context, turn, 0, 0, step.width, PASS, elapsed_ms))
-            progress((turn + 1) / (TURNS + 1))
+    found = time_alternately(steps, TURNS, progress, timer_for(assembly.target.loaded.device))
     assembly.engine.forget()
-    return rows
+    return [(context, turn, 0, 0, step.width, PASS, ms) for step, turn, ms in found]
 
 
 def passes_at(frame: pd.DataFrame, plain_ms: float | None = None) -> dict[int, float]:

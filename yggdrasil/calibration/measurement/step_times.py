@@ -8,22 +8,19 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-import torch
 
 from yggdrasil.calibration.calibration_settings import PairSource
-from yggdrasil.calibration.measurement.timed_steps import TimedStep, timed_steps
+from yggdrasil.calibration.measurement.timed_steps import TimedStep, time_alternately, timed_steps
 from yggdrasil.calibration.pair import build_assembly, sibling
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.native.one_thread import one_thread
 from yggdrasil.profiling.roofline import measure_rates, step_work
 from yggdrasil.profiling.timers import Timer, host_ms, timer_for
 
 SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")
-STREAK = 4  # consecutive runs of a step; the first is not timed
+REPEATS = 3  # consecutive timed runs of a step
 
 
-@torch.inference_mode()
 def time_steps(
     steps: Sequence[TimedStep], rounds: int, progress: Callable[[float], None], timer: Timer = host_ms
 ) -> pd.DataFrame:
@@ -31,20 +28,8 @@ def time_steps(
 
     ``timer`` returns the milliseconds of one run.
     """
-    rows: list[tuple[object, ...]] = []
-    with one_thread():  # idle PyTorch threads would spin on the cores that our operators use
-        for step in steps:  # loads or compiles; the first round's untimed run then records CUDA graphs
-            step.prepare()
-            step.run()
-        for turn in range(rounds):
-            # Every other round is reversed: a step's CPU cache depends on the step before it.
-            for i, step in enumerate(steps if turn % 2 == 0 else reversed(steps)):
-                step.prepare()
-                step.run()
-                for _ in range(STREAK - 1):
-                    rows.append((*step[:6], turn, timer(step.run)))
-                progress((turn + (i + 1) / len(steps)) / rounds)
-    return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
+    found = time_alternately(steps, rounds, progress, timer, repeats=REPEATS)
+    return pd.DataFrame([(*step[:6], turn, ms) for step, turn, ms in found], columns=list(SAMPLE_COLUMNS))
 
 
 def time_against_limits(

@@ -1,7 +1,9 @@
-"""Prepares the steps of target and drafter for timing at given contexts."""
+"""Times single steps of target and drafter at given contexts, alternately."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -9,8 +11,11 @@ import torch
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.targets.captured_target import CapturedTarget
+from yggdrasil.native.one_thread import one_thread
+from yggdrasil.profiling.timers import Timer, host_ms
 
 TIMED = ("plain", "verify", "head", "grow")
+_LEAST_TURNS = 2  # even if the time is up
 
 
 class TimedStep(NamedTuple):
@@ -38,6 +43,44 @@ def timed_steps(assemblies: Sequence[Assembly], contexts: Sequence[int], token: 
             over_each = [kind(assembly, context, token) for assembly in assemblies]
             steps += [step for same in zip(*over_each, strict=True) for step in same]
     return steps
+
+
+class Timing(NamedTuple):
+    """The time of one run of a step."""
+
+    step: TimedStep
+    turn: int  # from 1
+    ms: float
+
+
+@torch.inference_mode()
+def time_alternately(
+    steps: Sequence[TimedStep],
+    turns: int,
+    progress: Callable[[float], None],
+    timer: Timer = host_ms,
+    *,
+    repeats: int = 1,
+    seconds: float = inf,
+) -> list[Timing]:
+    """Time ``repeats`` runs of every step in each of ``turns`` turns; a turn before them warms up.
+
+    In a turn each step runs once untimed first. Every other turn is reversed, because a step's CPU caches depend on the
+    step before it. After ``seconds`` no turn begins, but at least two are timed. ``progress`` gets the fraction done.
+    """
+    found, began = list[Timing](), perf_counter()
+    with one_thread():  # idle PyTorch threads would spin on the cores that our operators use
+        for turn in range(turns + 1):
+            for step in steps if turn % 2 else reversed(steps):
+                step.prepare()
+                step.run()
+                times = [timer(step.run) for _ in range(repeats)]
+                found += [Timing(step, turn, ms) for ms in times if turn]
+            spent = perf_counter() - began
+            progress(min(1.0, max(turn / turns, spent / seconds)))
+            if turn >= _LEAST_TURNS and spent > seconds:
+                break
+    return found
 
 
 def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedStep]:
