@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from yggdrasil.calibration.own_text import read_documents
-from yggdrasil.calibration.statistics.scorer_fit import fit, gather_places
+from yggdrasil.calibration.statistics.scorer_fit import fit, gather_candidates
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
 from yggdrasil.errors import YggdrasilError
@@ -34,12 +34,12 @@ def main(
     """Fit the usual scorers."""
     documents = read_documents(text)
     for name, with_table in (("text", False), ("table", True)):
-        places = gather_places(documents, with_table=with_table)
-        if not places.is_right.any():
+        candidates = gather_candidates(documents, with_table=with_table)
+        if not candidates.is_right.any():
             raise YggdrasilError(f"{text} holds no text to learn from; give a file of ~/.cache/yggdrasil/texts")
         scorer = drawn()
         for _ in range(ROUNDS):
-            scorer = fit(places, scorer)
+            scorer = fit(candidates, scorer)
         scorer.save(out / f"{name}.safetensors")
 
 

@@ -59,7 +59,7 @@ def test_what_does_not_pay_is_left_out(settings, begun):
     assert there == [OWN_TEXT]
     assert part.parent == work
     assert not work.exists()
-    assert said == ["leaving out x, which does not surely pay: 1 ms a token with it, 1 without"]
+    assert said == ["leaving out x, which does not reliably pay: 1 ms per token with it, 1 without"]
 
 
 def test_keeping_it_after_all_goes_on_with_what_was_measured(settings):

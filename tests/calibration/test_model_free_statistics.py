@@ -375,7 +375,7 @@ def test_a_prediction_says_how_much_of_its_text_repeats_itself():
     held_out_first = [text for i in range(6) for text in (loops[i], *others[9 * i : 9 * i + 9])]
     expected = learn_counts(held_out_first, COSTS, with_table=True).expected
     assert expected[0].repeats == round((80 - 8 - 3) / 80, 3)
-    assert expected[0].describe().endswith("ms a token, on text of which 86% repeats itself")
+    assert expected[0].describe().endswith("ms per token, on text of which 86% repeats itself")
     assert [each.repeats for each in expected[1:]] == [None] * len(expected[1:])
     assert "repeats" not in expected[1].describe()
 

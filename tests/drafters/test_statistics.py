@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from integrity import check_tree
 from toy_target import decode, plain_decode, wandering_target
 
-from yggdrasil.calibration.statistics.scorer_fit import Places, fit, surprise
+from yggdrasil.calibration.statistics.scorer_fit import Candidates, fit, surprise
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics.best_first import BRANCHES
@@ -269,7 +269,9 @@ def test_a_fitted_scorer_weighs_candidates_and_their_absence():
         rows = [(strong, drawn < 0.8), (weak, 0.8 < drawn < 0.85)] if both else [(alone, drawn < 0.3)]
         for row, hits in rows:
             features.append(row), place.append(number), is_right.append(hits)
-    scorer = fit(Places(np.stack(features), np.array(place), np.array(is_right)), NGramScorer.usual(with_table=False))
+    scorer = fit(
+        Candidates(np.stack(features), np.array(place), np.array(is_right)), NGramScorer.usual(with_table=False)
+    )
 
     def likely(*rows):
         numbers = []
@@ -292,7 +294,7 @@ def test_what_never_varies_moves_no_weight_and_a_callers_inference_mode_is_none_
     usual = NGramScorer.usual(with_table=False)
     state = torch.get_rng_state()
     with torch.inference_mode():
-        places = Places(np.stack([row] * 50), np.arange(50), np.ones(50, dtype=bool))
+        places = Candidates(np.stack([row] * 50), np.arange(50), np.ones(50, dtype=bool))
         found = [fit(places, usual) for _ in range(2)]
         assert surprise(found[0], places) == pytest.approx(surprise(usual, places), abs=0.5)
     for name in SHAPES:

@@ -193,7 +193,7 @@ def test_a_drafter_that_was_left_out_is_named(facts, tmp_path):
     show(without, console)
 
     for text in (console.export_text(), build_page(without)):
-        assert "Left out: owner/head, which does not surely pay: 4.5 ms a token with it, 4.25 without" in text
+        assert "Left out: owner/head, which does not reliably pay: 4.5 ms per token with it, 4.25 without" in text
         assert "with owner/head, left out" in text
 
 

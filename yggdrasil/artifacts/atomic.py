@@ -47,20 +47,20 @@ def write_atomic(path: Path, data: bytes) -> None:
     Raises:
         ArtifactError: if the file cannot be written; its old content is unchanged then.
     """
-    place = followed(path)
-    temporary = _temporary_sibling(place)
+    destination = followed(path)
+    temporary = _temporary_sibling(destination)
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(data)
             return
-        place.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(place.parent, place.name)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(destination.parent, destination.name)
         with temporary.open("xb") as file, in_use(temporary):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            temporary.replace(place)
-        _fsync_directory(place.parent)
+            temporary.replace(destination)
+        _fsync_directory(destination.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
@@ -82,10 +82,10 @@ def check_writable(path: Path, *, is_folder: bool = False) -> None:
             raise ArtifactError(f"{shown(path)} is a {found}, not a {wanted}; name another.")
         if path.exists() and not is_folder and not path.is_file():
             return  # a device or a pipe
-        place = followed(path) if is_folder else followed(path).parent
-        while not place.exists():
-            place = place.parent
-        with tempfile.TemporaryFile(dir=place):
+        destination = followed(path) if is_folder else followed(path).parent
+        while not destination.exists():
+            destination = destination.parent
+        with tempfile.TemporaryFile(dir=destination):
             pass
     except OSError as error:
         raise (_link_to_itself(path) if error.errno == errno.ELOOP else cannot_write(path, error)) from error
@@ -105,14 +105,14 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         ArtifactError: if ``path`` is a file, or the folder cannot be written.
     """
     try:
-        place = path.resolve()
+        destination = path.resolve()
     except (OSError, RuntimeError):  # older Pythons raise RuntimeError for a link to itself
         raise _link_to_itself(path) from None
-    if place.exists() and not place.is_dir():
+    if destination.exists() and not destination.is_dir():
         raise ArtifactError(f"{shown(path)} is a file where a folder belongs; move it away or choose another name.")
-    temporary = _temporary_sibling(place)
+    temporary = _temporary_sibling(destination)
     try:
-        _tidy(place)
+        _tidy(destination)
         temporary.mkdir(parents=True)
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -121,13 +121,13 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             yield temporary
             _open_tree(temporary)
             _fsync_tree(temporary)
-            _change_places(temporary, place)
+            _exchange(temporary, destination)
         except OSError as error:
             # An error without a file name is of a write to a file in this folder. Errors of other files pass through.
             if (
                 error.filename is None
                 or Path(error.filename).is_relative_to(temporary)
-                or Path(error.filename) == place
+                or Path(error.filename) == destination
             ):
                 raise cannot_write(path, error) from error
             raise
@@ -135,37 +135,37 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _tidy(place: Path) -> None:
-    """Clean up after a process that was killed while it wrote the folder ``place``."""
-    remove_leftovers(place.parent, place.name)
-    for aside in _moved_aside(place):
-        if place.exists():
+def _tidy(destination: Path) -> None:
+    """Clean up after a process that was killed while it wrote the folder ``destination``."""
+    remove_leftovers(destination.parent, destination.name)
+    for aside in _moved_aside(destination):
+        if destination.exists():
             shutil.rmtree(aside, ignore_errors=True)
         else:
-            aside.rename(place)
+            aside.rename(destination)
 
 
-def _moved_aside(place: Path) -> list[Path]:
-    """Return old versions of ``place`` that an interrupted replacement left."""
-    pattern = beside(place.name, _ASIDE)
+def _moved_aside(destination: Path) -> list[Path]:
+    """Return old versions of ``destination`` that an interrupted replacement left."""
+    pattern = beside(destination.name, _ASIDE)
     with contextlib.suppress(OSError):
-        return [path for path in place.parent.iterdir() if pattern.fullmatch(path.name)]
+        return [path for path in destination.parent.iterdir() if pattern.fullmatch(path.name)]
     return []
 
 
-def _change_places(new: Path, place: Path) -> None:
-    """Rename ``new`` to ``place``; an existing folder is renamed first, and renamed back if the second step fails."""
+def _exchange(new: Path, destination: Path) -> None:
+    """Rename ``new`` to ``destination``; an existing folder is renamed first, and back if the second step fails."""
     aside = new.with_suffix(_ASIDE)
-    had_old = place.exists()
+    had_old = destination.exists()
     if had_old:
-        place.rename(aside)
+        destination.rename(aside)
     try:
-        new.rename(place)
+        new.rename(destination)
     except BaseException:
         if had_old:
-            aside.rename(place)
+            aside.rename(destination)
         raise
-    _fsync_directory(place.parent)
+    _fsync_directory(destination.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 

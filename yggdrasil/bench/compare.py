@@ -28,7 +28,7 @@ class Comparison:
     id: str
     plain: Generation
     tree: Generation
-    foretold: int  # plain tokens that repeat an earlier part of the text
+    num_repeated: int  # plain tokens that repeat an earlier part of the text
     divergence: Divergence | None = None  # the first difference of tokens, judged by a plain replay
     category: str | None = None  # the prompt's
     beside: Mapping[str, "Comparison"] = field(default_factory=dict)  # comparisons of other plans, by name
@@ -41,7 +41,7 @@ class Comparison:
     @property
     def repeats(self) -> float:
         """Share of the plain tokens that repeat an earlier part of the text."""
-        return self.foretold / len(self.plain.tokens)
+        return self.num_repeated / len(self.plain.tokens)
 
     @property
     def decode_ratio(self) -> float:

@@ -40,12 +40,12 @@ def replay(
     ``is_ours``: both runs are of this decoder, so its measured tolerance applies. Otherwise other kernels computed
     them, and the tolerance follows from the dtype alone.
     """
-    place = first_divergence(plain, tree)
-    if place is None:
+    position = first_divergence(plain, tree)
+    if position is None:
         return None
-    pair = [tokens[place] if place < len(tokens) else None for tokens in (plain, tree)]
+    pair = [tokens[position] if position < len(tokens) else None for tokens in (plain, tree)]
     result = decoder.generate(
-        [*prompt, *plain[:place]], max_new_tokens=1, ignore_eos=True, speculation=False,
+        [*prompt, *plain[:position]], max_new_tokens=1, ignore_eos=True, speculation=False,
         sampling=SamplingParams(logprobs=100),
     )  # fmt: skip
     assert result.logprobs is not None
@@ -58,5 +58,5 @@ def replay(
     values = [known.get(token, float("-inf")) if token is not None else float("-inf") for token in pair]
     margin = abs(values[0] - values[1]) if all(value > float("-inf") for value in values) else float("inf")
     return Divergence(
-        place, pair[0], pair[1], result.tokens[0], margin, tolerance, "tie" if margin <= tolerance else "fault"
+        position, pair[0], pair[1], result.tokens[0], margin, tolerance, "tie" if margin <= tolerance else "fault"
     )

@@ -41,7 +41,7 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "predicted_tpot_ms": predicted_tpot,
         "speedup": spread([result.decode_ratio for result in decoded]),
         "total_speedup": _ratio(_mean_ms([r.plain for r in decoded]), _mean_ms([r.tree for r in decoded])),
-        "repeats": _ratio(sum(r.foretold for r in results), sum(len(r.plain.tokens) for r in results)),
+        "repeats": _ratio(sum(r.num_repeated for r in results), sum(len(r.plain.tokens) for r in results)),
         "end_to_end_speedup": spread([result.end_to_end_ratio for result in results]),
         "predicted_speedup": _predicted_speedup([r for r in decoded if r.tree.metrics.predicted_tpot_ms]),
         "overhead_share": _median([m.overhead_share for m in tree]),

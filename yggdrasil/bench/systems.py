@@ -95,7 +95,7 @@ class Sample:
     prompt: str
     system: str
     continuation: Continuation
-    foretold: int  # tokens that repeat an earlier part of the text
+    num_repeated: int  # tokens that repeat an earlier part of the text
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -209,7 +209,7 @@ def summarise_systems(
     by_system = {
         system.name: {s.prompt: s.continuation for s in samples if s.system == system.name} for system in systems
     }
-    known = {system.name: sum(s.foretold for s in samples if s.system == system.name) for system in systems}
+    known = {system.name: sum(s.num_repeated for s in samples if s.system == system.name) for system in systems}
     plain = {system.family: by_system[system.name] for system in systems if system.is_plain}
     rows = []
     for system in systems:

@@ -117,8 +117,8 @@ class RowWriter:
         drawn = [row for row, text in enumerate(texts) if text.task.is_drawn]
         if drawn:
             best, candidates = logits[drawn].float().topk(min(_LIKELIEST, logits.shape[-1]))
-            places = torch.multinomial(best.softmax(-1).cpu(), 1, generator=self._coins)
-            for row, token in zip(drawn, candidates.cpu().gather(1, places)[:, 0].tolist(), strict=True):
+            indices = torch.multinomial(best.softmax(-1).cpu(), 1, generator=self._coins)
+            for row, token in zip(drawn, candidates.cpu().gather(1, indices)[:, 0].tolist(), strict=True):
                 tokens[row] = token
         return tokens
 

@@ -74,7 +74,7 @@ class _Pool:
         self._text: list[int] = []
         self._start = 0  # index at which the current request's text begins
         self._is_sound = True  # False while a token is being added: an interrupt may leave it half added
-        self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> indices of the tokens after it, ascending
+        self._positions: dict[tuple[int, ...], list[int]] = {}  # n-gram -> indices of the tokens after it, ascending
         self._whole: dict[tuple[int, ...], int] = {}  # n-gram + candidate of full length -> the candidate's index
         sizes = self._options.max_matching_ngram_size + 1
         self._num_right, self._num_guessed = [0.0] * sizes, [0.0] * sizes  # by match size
@@ -110,8 +110,8 @@ class _Pool:
     def continuations(self, length: int) -> Iterator[tuple[int, list[int]]]:
         """Yield (match size, candidate of at most ``length`` tokens), best first. Candidates may repeat."""
         for key in self._suffixes():
-            for place in self._ranked(self._places.get(key, [])):
-                yield len(key), self._continuation(place, length)
+            for position in self._ranked(self._positions.get(key, [])):
+                yield len(key), self._continuation(position, length)
 
     def agreement(self, match_size: int) -> float:
         """Estimate the probability that the next token of a match's preferred candidate is accepted.
@@ -130,35 +130,35 @@ class _Pool:
 
     def _note_continuation(self, token: int) -> None:
         """Update the acceptance counts of the longest match, then add the index of ``token`` to its n-grams."""
-        place = len(self._text)
+        position = len(self._text)
         is_graded = False
         for key in self._suffixes():
-            places = self._places.get(key)
-            if places is None:
-                self._places[key] = [place]
+            positions = self._positions.get(key)
+            if positions is None:
+                self._positions[key] = [position]
                 continue
             if not is_graded:
-                self._grade(len(key), self._text[self._preferred(places)] == token)
+                self._grade(len(key), self._text[self._preferred(positions)] == token)
                 is_graded = True
             if self._options.is_keep_all:
-                places.append(place)
-            elif self._length(longest := self._preferred(places)) < self._options.max_draft_len:
-                places[:] = longest, place  # the text's end decides which is longer
+                positions.append(position)
+            elif self._length(longest := self._preferred(positions)) < self._options.max_draft_len:
+                positions[:] = longest, position  # the text's end decides which is longer
 
-    def _drop_repeat(self, place: int) -> None:
-        """Drop the less preferred of two equal candidates of an n-gram, one of them at ``place``, now of full length.
+    def _drop_repeat(self, position: int) -> None:
+        """Drop the less preferred of two equal candidates of an n-gram, one of them at ``position`` of full length.
 
         Without this a text that loops would have many equal candidates, and each draft would search all of them.
         """
-        end = place + self._options.max_draft_len
-        for size in range(1, min(self._options.max_matching_ngram_size, place - self._start) + 1):
-            whole = tuple(self._text[place - size : end])
-            other = self._whole.setdefault(whole, place)
-            if other != place:
-                places = self._places[whole[:size]]
-                del places[bisect_left(places, place if self._options.is_use_oldest else other)]
+        end = position + self._options.max_draft_len
+        for size in range(1, min(self._options.max_matching_ngram_size, position - self._start) + 1):
+            whole = tuple(self._text[position - size : end])
+            other = self._whole.setdefault(whole, position)
+            if other != position:
+                positions = self._positions[whole[:size]]
+                del positions[bisect_left(positions, position if self._options.is_use_oldest else other)]
                 if not self._options.is_use_oldest:
-                    self._whole[whole] = place
+                    self._whole[whole] = position
 
     def _grade(self, size: int, is_right: bool) -> None:
         if self._num_guessed[size] >= _MEMORY:
@@ -167,24 +167,24 @@ class _Pool:
         self._num_guessed[size] += 1
         self._num_right[size] += is_right
 
-    def _ranked(self, places: list[int]) -> Iterable[int]:
+    def _ranked(self, positions: list[int]) -> Iterable[int]:
         """Return the candidates of one n-gram, preferred first."""
         if self._options.is_keep_all:
-            return places if self._options.is_use_oldest else reversed(places)
-        return [max(places, key=self._length)] if places else places
+            return positions if self._options.is_use_oldest else reversed(positions)
+        return [max(positions, key=self._length)] if positions else positions
 
-    def _preferred(self, places: list[int]) -> int:
-        return next(iter(self._ranked(places)))
+    def _preferred(self, positions: list[int]) -> int:
+        return next(iter(self._ranked(positions)))
 
-    def _length(self, place: int) -> int:
-        """Return the length of the candidate at ``place``: ``max_draft_len``, or less at the end of a closed text."""
-        return len(self._continuation(place, self._options.max_draft_len))
+    def _length(self, position: int) -> int:
+        """Return the length of the candidate at ``position``: ``max_draft_len``, less at a closed text's end."""
+        return len(self._continuation(position, self._options.max_draft_len))
 
-    def _continuation(self, place: int, length: int) -> list[int]:
-        tokens = self._text[place : place + length]
-        if place < self._start:
+    def _continuation(self, position: int, length: int) -> list[int]:
+        tokens = self._text[position : position + length]
+        if position < self._start:
             return tokens[: tokens.index(_BOUNDARY)] if _BOUNDARY in tokens else tokens
-        period = len(self._text) - place
+        period = len(self._text) - position
         while len(tokens) < length:
             tokens.append(tokens[-period])
         return tokens

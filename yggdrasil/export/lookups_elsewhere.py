@@ -16,11 +16,11 @@ class PromptLookUp:
         self._sizes, self._draft = range(most, least - 1, -1), draft
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._places = {size: Occurrences(size) for size in self._sizes}
+        self._positions = {size: Occurrences(size) for size in self._sizes}
 
     def draft(self, text: Sequence[int]) -> Sequence[int]:
         for size in self._sizes:
-            starts = self._places[size].of_end(text)
+            starts = self._positions[size].of_end(text)
             if len(starts) > 1:
                 return text[starts[0] + size : starts[0] + size + self._draft]
         return []
@@ -44,29 +44,33 @@ class SuffixDecoding:
         self._known = 0
 
     def draft(self, text: Sequence[int]) -> Sequence[int]:
-        for place in range(self._known, len(text) - 1):  # positions of each token that has a continuation
-            self._followed.setdefault(text[place], []).append(place)
+        for position in range(self._known, len(text) - 1):  # positions of each token that has a continuation
+            self._followed.setdefault(text[position], []).append(position)
         self._known = max(self._known, len(text) - 1)
         best: tuple[float, Sequence[int]] = (0.0, [])
-        places, matched = list(self._followed.get(text[-1], [])), 1
-        while places and matched < self._depth:
+        positions, matched = list(self._followed.get(text[-1], [])), 1
+        while positions and matched < self._depth:
             length = min(self._most, int(self._factor * matched), self._depth - matched)
-            best = max(best, self._path(text, places, length), key=lambda found: found[0])
+            best = max(best, self._path(text, positions, length), key=lambda found: found[0])
             matched += 1
             if matched > len(text):
                 break
             wanted = text[-matched]
-            places = [place for place in places if place - matched + 1 >= 0 and text[place - matched + 1] == wanted]
+            positions = [
+                position
+                for position in positions
+                if position - matched + 1 >= 0 and text[position - matched + 1] == wanted
+            ]
         return best[1]
 
     def settle(self, drafted: int, accepted: int) -> None:
         pass
 
-    def _path(self, text: Sequence[int], places: Sequence[int], length: int) -> tuple[float, Sequence[int]]:
-        """Return the most frequent path after positions ``places``: the sum of its tokens' shares, and the path."""
-        whole, score, path, here = len(places), 0.0, list[int](), list(places)
+    def _path(self, text: Sequence[int], positions: Sequence[int], length: int) -> tuple[float, Sequence[int]]:
+        """Return the most frequent path after positions ``positions``: the sum of its tokens' shares, and the path."""
+        whole, score, path, here = len(positions), 0.0, list[int](), list(positions)
         for step in range(1, length + 1):
-            following = Counter(text[place + step] for place in here if place + step < len(text))
+            following = Counter(text[position + step] for position in here if position + step < len(text))
             if not following:
                 break
             token, count = following.most_common(1)[0]
@@ -74,7 +78,7 @@ class SuffixDecoding:
                 break
             path.append(token)
             score += count / whole
-            here = [place for place in here if place + step < len(text) and text[place + step] == token]
+            here = [position for position in here if position + step < len(text) and text[position + step] == token]
         return score, path
 
 
@@ -85,24 +89,24 @@ class TrieChain:
         self._draft, self._depth = draft, trie_depth
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._places: dict[int, list[int]] = {}
+        self._positions: dict[int, list[int]] = {}
         self._known = 0
 
     def draft(self, text: Sequence[int]) -> Sequence[int]:
-        for place in range(self._known, len(text) - 1):
-            self._places.setdefault(text[place], []).append(place)
+        for position in range(self._known, len(text) - 1):
+            self._positions.setdefault(text[position], []).append(position)
         self._known = max(self._known, len(text) - 1)
         longest, where = 0, -1
-        for place in reversed(self._places.get(text[-1], [])):
-            matched = self._matched(text, place)
+        for position in reversed(self._positions.get(text[-1], [])):
+            matched = self._matched(text, position)
             if matched > longest:
-                longest, where = matched, place
+                longest, where = matched, position
         return text[where + 1 : where + 1 + min(self._draft, self._depth - longest)] if longest else []
 
     def settle(self, drafted: int, accepted: int) -> None:
         pass
 
-    def _matched(self, text: Sequence[int], place: int) -> int:
-        """Return how many tokens up to ``place`` equal the end of ``text``; at most the trie's depth minus 1."""
-        most = min(self._depth - 1, place + 1)
-        return next((n for n in range(1, most) if text[place - n] != text[-1 - n]), most)
+    def _matched(self, text: Sequence[int], position: int) -> int:
+        """Return how many tokens up to ``position`` equal the end of ``text``; at most the trie's depth minus 1."""
+        most = min(self._depth - 1, position + 1)
+        return next((n for n in range(1, most) if text[position - n] != text[-1 - n]), most)

@@ -34,17 +34,17 @@ def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
     for document in documents:
         text = [*document.prompt, *document.answer]
         look_up.begin(document.prompt)
-        place = len(document.prompt) + 1  # the first token of an answer comes with the prompt
-        tokens += len(text) - place
-        while place < len(text):
-            found = look_up.draft(text[:place])
+        position = len(document.prompt) + 1  # the first token of an answer comes with the prompt
+        tokens += len(text) - position
+        while position < len(text):
+            found = look_up.draft(text[:position])
             # The draft leaves room for the pass's own token; ``settle`` gets all of it, as in an engine.
-            drafted = list(found)[: len(text) - place - 1]
-            accepted = next((i for i, token in enumerate(drafted) if token != text[place + i]), len(drafted))
+            drafted = list(found)[: len(text) - position - 1]
+            accepted = next((i for i, token in enumerate(drafted) if token != text[position + i]), len(drafted))
             if drafted:
                 look_up.settle(len(found), accepted)
             counts[len(drafted), accepted] += 1
-            place += accepted + 1
+            position += accepted + 1
     return Drafts(tokens, dict(counts))
 
 

@@ -85,9 +85,9 @@ def _mean_around_knots(inputs: npt.NDArray[np.float64], values: npt.NDArray[np.f
     NOTE: evaluating the isotonic fit at probability 1 instead would use its last step, which is overfitted and has
     most edges. Under these weights the mean of a rising fit still rises.
     """
-    place = (inputs - LOG_PROBABILITY_MIN) / KNOT_STEP
-    below = np.minimum(place.astype(np.int64), NUM_KNOTS - 2)
-    knot, weight = np.concatenate([below, below + 1]), np.concatenate([1.0 - (place - below), place - below])
+    position = (inputs - LOG_PROBABILITY_MIN) / KNOT_STEP
+    below = np.minimum(position.astype(np.int64), NUM_KNOTS - 2)
+    knot, weight = np.concatenate([below, below + 1]), np.concatenate([1.0 - (position - below), position - below])
     weight = np.maximum(weight, 0.0)
     mass = np.bincount(knot, weight, minlength=NUM_KNOTS)
     total = np.bincount(knot, weight * np.tile(values, 2), minlength=NUM_KNOTS)

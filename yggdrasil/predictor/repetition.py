@@ -44,10 +44,10 @@ def count_repeated(prompt: Sequence[int], output: Sequence[int]) -> int:
     text = [*prompt, *output]
     continuations: dict[tuple[int, ...], int] = {}  # three tokens -> the one that came after them last
     count = 0
-    for place in range(NGRAM, len(text)):
-        ngram = tuple(text[place - NGRAM : place])
-        count += place >= len(prompt) and continuations.get(ngram) == text[place]
-        continuations[ngram] = text[place]
+    for position in range(NGRAM, len(text)):
+        ngram = tuple(text[position - NGRAM : position])
+        count += position >= len(prompt) and continuations.get(ngram) == text[position]
+        continuations[ngram] = text[position]
     return count
 
 

@@ -127,7 +127,7 @@ class Expectation:
     def describe(self) -> str:
         """Return a one-line description."""
         repeats = "" if self.repeats is None else f", on text of which {self.repeats:.0%} repeats itself"
-        return f"{self.speedup:.2f} x plain decoding, AAL {self.aal:.2f}, {self.tpot_ms:.3g} ms a token{repeats}"
+        return f"{self.speedup:.2f} x plain decoding, AAL {self.aal:.2f}, {self.tpot_ms:.3g} ms per token{repeats}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class LeftOut:
     def describe(self) -> str:
         """Return a one-line description."""
         return (
-            f"{self.drafter.source}, which does not surely pay: {self.drafting.tpot_ms:.3g} ms a token with it, "
+            f"{self.drafter.source}, which does not reliably pay: {self.drafting.tpot_ms:.3g} ms per token with it, "
             f"{self.without.tpot_ms:.3g} without"
         )
 

@@ -22,10 +22,10 @@ def calibrated(log_probability: Tensor, knots: Tensor) -> Tensor:
     child's score is strictly below its parent's.
     """
     last = knots.shape[0] - 1
-    place = (log_probability.clamp(MIN_LOG_PROBABILITY, 0.0) - MIN_LOG_PROBABILITY) * (last / -MIN_LOG_PROBABILITY)
-    low = place.floor().clamp(max=last - 1)
+    position = (log_probability.clamp(MIN_LOG_PROBABILITY, 0.0) - MIN_LOG_PROBABILITY) * (last / -MIN_LOG_PROBABILITY)
+    low = position.floor().clamp(max=last - 1)
     index = low.to(torch.int64)
-    fraction = place - low
+    fraction = position - low
     return knots[index] * (1 - fraction) + knots[index + 1] * fraction
 
 
@@ -76,8 +76,8 @@ def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
 
     Returns the new nodes [W] int64.
     """
-    best, places = torch.ops.yggdrasil.top_candidates(tree.pool_scores[None], width)
-    scores, entries = best[0], places[0]
+    best, indices = torch.ops.yggdrasil.top_candidates(tree.pool_scores[None], width)
+    scores, entries = best[0], indices[0]
     parents = entries // tree.candidates
     nodes = first + torch.arange(width, device=first.device)
     tree.tokens[nodes] = tree.pool_tokens[entries]

@@ -20,27 +20,27 @@ _EVERY = 5  # one document in so many fits the scorer; the others fill the table
 _MOST_CANDIDATES = 1_000_000
 _LEAST_TOKENS = 2_000  # of answers, to fit a scorer at all
 _HELD_OUT = 0.2  # last share of the positions, on which fitted and default scorer are compared
-_EPOCHS, _PLACES, _RATE, _DECAY = 40, 1000, 3e-3, 1e-4  # AdamW: epochs, positions per batch, peak rate, weight decay
+_EPOCHS, _POSITIONS, _RATE, _DECAY = 40, 1000, 3e-3, 1e-4  # AdamW: epochs, positions per batch, peak rate, weight decay
 _LEAST_DEVIATION = 0.05  # minimum standard deviation by which a feature is divided
 
 
-class Places(NamedTuple):
+class Candidates(NamedTuple):
     """Candidates at positions of a text, flattened.
 
     Dims: P positions, C candidates of all positions, K contexts.
     """
 
     features: npt.NDArray[np.int64]  # [C, 1 + 2 K], see ``StatisticsDrafter.features``
-    place: npt.NDArray[np.int64]  # [C] ascending, every one of 0 .. P - 1
+    position: npt.NDArray[np.int64]  # [C] ascending, every one of 0 .. P - 1
     is_right: npt.NDArray[np.bool_]  # [C], at most one per position
 
-    def split(self, share: float) -> "tuple[Places, Places]":
+    def split(self, share: float) -> "tuple[Candidates, Candidates]":
         """Split into the first positions and the last ``share`` of them."""
-        first = int((1.0 - share) * (self.place[-1] + 1)) if len(self.place) else 0
-        cut = int(np.searchsorted(self.place, first))
+        first = int((1.0 - share) * (self.position[-1] + 1)) if len(self.position) else 0
+        cut = int(np.searchsorted(self.position, first))
         return (
-            Places(self.features[:cut], self.place[:cut], self.is_right[:cut]),
-            Places(self.features[cut:], self.place[cut:] - first, self.is_right[cut:]),
+            Candidates(self.features[:cut], self.position[:cut], self.is_right[:cut]),
+            Candidates(self.features[cut:], self.position[cut:] - first, self.is_right[cut:]),
         )
 
 
@@ -57,14 +57,14 @@ def fit_scorer(documents: Sequence[Document], *, with_table: bool) -> NGramScore
     usual = NGramScorer.usual(with_table=with_table)
     if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
         return usual
-    told, held_out = gather_places(documents, with_table=with_table).split(_HELD_OUT)
-    if not len(told.place) or not len(held_out.place):
+    told, held_out = gather_candidates(documents, with_table=with_table).split(_HELD_OUT)
+    if not len(told.position) or not len(held_out.position):
         return usual
     fitted = fit(told, usual)
     return fitted if surprise(fitted, held_out) < surprise(usual, held_out) else usual
 
 
-def gather_places(documents: Sequence[Document], *, with_table: bool) -> Places:
+def gather_candidates(documents: Sequence[Document], *, with_table: bool) -> Candidates:
     """Collect the candidates at every position of some documents, with a table of the others."""
     asked = documents[::_EVERY]
     known = [document for i, document in enumerate(documents) if i % _EVERY]
@@ -85,42 +85,42 @@ def gather_places(documents: Sequence[Document], *, with_table: bool) -> Places:
         if num_candidates > _MOST_CANDIDATES:
             break
     empty = np.zeros((0, 1 + 2 * NUM_CONTEXTS), dtype=np.int64)
-    return Places(
+    return Candidates(
         np.concatenate([empty, *found]),
         np.repeat(np.arange(len(found)), [len(rows) for rows in found]),
         np.concatenate([np.zeros(0, dtype=np.bool_), *right]),
     )
 
 
-def fit(places: Places, start: NGramScorer) -> NGramScorer:
-    """Fit a scorer to ``places`` (at least one position) by maximum likelihood, starting from ``start``."""
+def fit(candidates: Candidates, start: NGramScorer) -> NGramScorer:
+    """Fit a scorer to ``candidates`` (at least one) by maximum likelihood, starting from ``start``."""
     # A calibration may run under a caller's inference mode.
     with one_thread(), torch.inference_mode(False), torch.enable_grad():
-        return _learn(_Network(start, places.features), places)
+        return _learn(_Network(start, candidates.features), candidates)
 
 
 @torch.no_grad()
-def surprise(scorer: NGramScorer, places: Places) -> float:
-    """Return the mean negative log-likelihood at ``places``, in nats per position; NaN if a weight is NaN."""
-    rows = torch.arange(len(places.place))
-    network = _Network(scorer, places.features)
-    return float(network.surprise(rows, torch.from_numpy(places.place), torch.from_numpy(places.is_right)))
+def surprise(scorer: NGramScorer, candidates: Candidates) -> float:
+    """Return the mean negative log-likelihood of ``candidates``, in nats per position; NaN if a weight is NaN."""
+    rows = torch.arange(len(candidates.position))
+    network = _Network(scorer, candidates.features)
+    return float(network.surprise(rows, torch.from_numpy(candidates.position), torch.from_numpy(candidates.is_right)))
 
 
-def _learn(network: "_Network", places: Places) -> NGramScorer:
-    right, of = torch.from_numpy(places.is_right), torch.from_numpy(places.place)
+def _learn(network: "_Network", candidates: Candidates) -> NGramScorer:
+    right, of = torch.from_numpy(candidates.is_right), torch.from_numpy(candidates.position)
     begins = torch.searchsorted(of, torch.arange(int(of[-1]) + 2))
-    num_places = len(begins) - 1
+    num_positions = len(begins) - 1
     groups = [
         {"params": [each.requires_grad_() for each in network.weights()], "lr": _RATE, "weight_decay": _DECAY},
         {"params": [network.bias.requires_grad_()], "lr": 2 * _RATE, "weight_decay": _DECAY / 2},
     ]
     optimizer = torch.optim.AdamW(groups)
-    steps = _EPOCHS * -(-num_places // _PLACES)
+    steps = _EPOCHS * -(-num_positions // _POSITIONS)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [_RATE, 2 * _RATE], total_steps=steps)
     drawn = torch.Generator().manual_seed(0)
     for _ in range(_EPOCHS):
-        for chosen in torch.randperm(num_places, generator=drawn).split(_PLACES):
+        for chosen in torch.randperm(num_positions, generator=drawn).split(_POSITIONS):
             sizes = begins[chosen + 1] - begins[chosen]
             shifts = begins[chosen] - (sizes.cumsum(0) - sizes)
             rows = torch.arange(int(sizes.sum())) + torch.repeat_interleave(shifts, sizes)
@@ -162,12 +162,12 @@ class _Network:
         """
         hidden = relu(self._features[rows] @ self.layer + self.bias)
         numbers = hidden @ self.out
-        num_places = int(of[-1]) + 1
-        nothing = self.nothing.expand(num_places)
+        num_positions = int(of[-1]) + 1
+        nothing = self.nothing.expand(num_positions)
         most = nothing.detach().scatter_reduce(0, of, numbers.detach(), "amax")
         whole = torch.exp(nothing - most).index_add(0, of, torch.exp(numbers - most[of]))
-        chosen = torch.zeros(num_places).index_add(0, of, torch.where(is_right, numbers, 0.0))
-        hit = torch.zeros(num_places).index_add(0, of, is_right.float())
+        chosen = torch.zeros(num_positions).index_add(0, of, torch.where(is_right, numbers, 0.0))
+        hit = torch.zeros(num_positions).index_add(0, of, is_right.float())
         return (most + torch.log(whole) - chosen - (1.0 - hit) * nothing).mean()
 
     def scorer(self) -> NGramScorer:

@@ -187,8 +187,8 @@ class _NativeStatistics:
             self._counts.append(certain)
             certain = ()
         numbers[0], numbers[1], numbers[2] = depth, root, len(certain)
-        for place, token in enumerate(certain, 3):
-            numbers[place] = token
+        for index, token in enumerate(certain, 3):
+            numbers[index] = token
         if (size := self._grow()) < 0:
             raise RuntimeError("there is no text to grow a tree from")
         return size

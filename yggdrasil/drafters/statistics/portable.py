@@ -52,8 +52,8 @@ class Continuations:
     def add(self, token: int) -> None:
         """Count ``token`` once more."""
         self.total += 1
-        place = next((i for i, (known, _) in enumerate(self.ranked) if known == token), None)
-        seen = 1 if place is None else self.ranked.pop(place)[1] + 1
+        index = next((i for i, (known, _) in enumerate(self.ranked) if known == token), None)
+        seen = 1 if index is None else self.ranked.pop(index)[1] + 1
         first = next((i for i, (_, other) in enumerate(self.ranked) if other <= seen), len(self.ranked))
         self.ranked.insert(first, (token, seen))
 
@@ -77,11 +77,11 @@ class PortableStatistics:
 
     def set_table(self, keys: Tensor, totals: Tensor, starts: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Set the static table. The arguments are the fields of ``Table``."""
-        continuations, places = list(zip(tokens.tolist(), counts.tolist(), strict=True)), starts.tolist()
+        continuations, offsets = list(zip(tokens.tolist(), counts.tolist(), strict=True)), starts.tolist()
         self._table.clear()
         for i, (key, total) in enumerate(zip(keys.tolist(), totals.tolist(), strict=True)):
             entry = self._table[key] = Continuations()
-            entry.total, entry.ranked = total, continuations[places[i] : places[i + 1]]
+            entry.total, entry.ranked = total, continuations[offsets[i] : offsets[i + 1]]
 
     def forget(self) -> None:
         """Drop the text and its counts."""

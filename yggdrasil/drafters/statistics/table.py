@@ -73,9 +73,9 @@ class Table:
             if text.max(initial=0) > MOST_TOKEN:
                 raise ValueError(f"a table holds tokens up to {MOST_TOKEN}")
             for length in range(1, TABLE_LENGTH + 1):
-                places = np.arange(max(len(text) - len(answer), length), len(text))
-                keys.append(table_key([text[places - back] for back in range(length, 0, -1)]))
-                tokens.append(text[places])
+                positions = np.arange(max(len(text) - len(answer), length), len(text))
+                keys.append(table_key([text[positions - back] for back in range(length, 0, -1)]))
+                tokens.append(text[positions])
         contexts, rows = np.unique(np.concatenate(keys), return_inverse=True)
         pairs, counts = np.unique(rows << 32 | np.concatenate(tokens), return_counts=True)
         totals = np.bincount(rows, minlength=len(contexts))
@@ -103,9 +103,9 @@ class Table:
         totals = np.zeros(len(keys), dtype=np.int64)
         np.add.at(totals, rows, np.concatenate([self.totals, times * other.totals]))
         row = np.repeat(rows, np.concatenate([np.diff(self.starts), np.diff(other.starts)]))
-        both, places = np.unique(row << 32 | np.concatenate([self.tokens, other.tokens]), return_inverse=True)
+        both, positions = np.unique(row << 32 | np.concatenate([self.tokens, other.tokens]), return_inverse=True)
         counts = np.zeros(len(both), dtype=np.int64)
-        np.add.at(counts, places, np.concatenate([self.counts, times * other.counts]))
+        np.add.at(counts, positions, np.concatenate([self.counts, times * other.counts]))
         known = totals > 0
         counts = np.minimum(counts, totals[both >> 32])  # the subtracted table may lack rare continuations
         left = counts > 0
