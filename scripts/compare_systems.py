@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import typer
+from compare_trees import show_systems
 from llama_cpp import CACHE_OPTIONS, DRAFT_CACHE_OPTIONS, LlamaCpp, LlamaServer
 from rich.console import Console
 from transformers_systems import transformers_systems
@@ -24,7 +25,6 @@ from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, judge_by_replay, summarise_systems
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script
-from yggdrasil.cli.benchmarks.trees import show_systems
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.decoder import Decoder

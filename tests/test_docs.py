@@ -49,6 +49,7 @@ STANDS_ON = {
     "profile": "tests/test_end_to_end.py",
     "scripts/check_server.py": "tests/serving/test_server.py",
     "scripts/check_schedules.py": "tests/engine/test_schedules.py",
+    "scripts/compare_trees.py": "tests/scripts/test_compare_trees.py",
     "scripts/paper_figures.py": "tests/scripts/test_paper_figures.py",
     "scripts/widen": "tests/scripts/test_widening.py",
     "scripts/demo": "tests/scripts",

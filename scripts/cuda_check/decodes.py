@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from rivals.trees import TreeBench, tree_systems
 
 from cuda_check.machine import time_calls
 from cuda_check.models import modes, prompts, steps_of, tokenizer, widened
 from cuda_check.notes import Notes
-from yggdrasil.bench.trees import TreeBench, tree_systems
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine.assembly import Assembly, assemble
 from yggdrasil.engine.decoder import Decoder

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rivals.trees import TREES, TreeBench, TreeSystem, drafting_ms, tree_systems
 
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.bench.record import model_drafter, pair_settings
 from yggdrasil.bench.store import SampleFile, measure
 from yggdrasil.bench.systems import EngineSystem, Sample, System, encode_prompts, summarise_systems
-from yggdrasil.bench.trees import TREES, TreeBench, TreeSystem, drafting_ms, tree_systems
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.plan_parts import planned_policy

@@ -141,13 +141,6 @@ def test_a_key_that_the_environment_left_empty_leaves_no_server_open(run, monkey
         (("calibrate", TARGET, "--chat"), "--chat is for --prompts FILE"),
         (("calibrate", TARGET, "--keep-drafter"), "--keep-drafter is for a draft model or a head"),
         (("generate", "none.yaml", "--prompt", "a", "--limit", "2"), "--limit is for --prompts FILE"),
-        (("bench", "tiny", "--prompts", "FILE", "--eager"), "--eager is for --tree"),
-        (("bench", "none.yaml", "--prompts", "FILE", "--budget", "8"), "--budget and --held-back are for"),
-        (
-            ("bench", "x.yaml", "--prompts", "FILE", "--tree", "all", "--beside", "y"),
-            "--beside compares plans",
-        ),
-        (("bench", "none.yaml", "--prompts", "FILE", "--held-back", "4"), "--budget and --held-back are for"),
     ],
 )
 def test_no_option_is_ignored_for_want_of_another(run, prompts, command, said):
@@ -157,7 +150,6 @@ def test_no_option_is_ignored_for_want_of_another(run, prompts, command, said):
 def test_texts_that_mean_nothing_are_refused_before_there_is_a_model(run, prompts):
     assert_one_sentence(run("generate", "none.yaml", "--prompt", "a", "--regex", ""), "the regex is empty")
     assert_one_sentence(run(*calibration(prompts, target="")), "target", "empty")
-    assert_one_sentence(run("bench", "none.yaml", "--prompts", prompts, "--tree", "oak"), "no tree 'oak'")
     assert_one_sentence(run("search", "a\nb", "--prompts", prompts), "a b")
     assert_one_sentence(run("search", "x" * 200, "--prompts", prompts), "x" * 200)
     result = run("search", "a\nb", "--prompts", prompts)

@@ -1,4 +1,4 @@
-"""``yggdrasil bench``: compares a plan with plain decoding, other plans, or trees of other systems."""
+"""``yggdrasil bench``: compares a plan with plain decoding and other plans."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +7,6 @@ import typer
 from typer.core import TyperGroup
 
 from yggdrasil.cli import checks
-from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.open_decoder import open_decoder
 from yggdrasil.cli.shared_options import BackendOption, ChatOption, Dtype, ForceOption, ModelArgument
 from yggdrasil.errors import YggdrasilError
@@ -44,20 +43,6 @@ def bench(
         list[str] | None,
         typer.Option(help="Also compare with this plan of the same target, alternately; can be repeated."),
     ] = None,
-    tree: Annotated[
-        list[str] | None,
-        typer.Option(help="Compare trees instead: a name, or all; can be repeated. --json resumes."),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(callback=checks.widths, help="Verify budgets of the trees, root included. Default: 8,16,32,64."),
-    ] = None,
-    held_back: Annotated[
-        int | None, typer.Option(min=1, help="Number of last prompts, which calibrate static trees. Default: 4.")
-    ] = None,
-    eager: Annotated[
-        bool, typer.Option("--eager", help="Trees without compiled steps: same tokens and AAL, invalid times.")
-    ] = False,
     chat: ChatOption = False,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Continue chats after end-of-text, as plain prompts always do.")
@@ -65,41 +50,27 @@ def bench(
     force_machine: ForceOption = False,
     backend: BackendOption = None,
 ) -> None:
-    """Compare a plan with plain decoding, greedily, prompt by prompt; or trees of other systems with ours.
+    """Compare a plan with plain decoding, greedily, prompt by prompt.
 
     Plain prompts are continued by --max-new-tokens tokens. With --chat an answer ends where the model ends it, because
     text after its end is repetitive and so misleadingly fast. Both ways of decoding generate the same tokens.
     """
     if prompts is None:
         raise YggdrasilError("bench needs --prompts FILE: what is to be decoded")
-    if eager and not tree:
-        raise YggdrasilError("--eager is for --tree: without compiled steps there is nothing to compare but AAL")
-    if not tree and (budget is not None or held_back is not None):
-        raise YggdrasilError("--budget and --held-back are for --tree, which is not given")
-    if eager and backend is not None:
-        raise YggdrasilError("--eager builds no steps for --backend to choose; give one of them")
-    if tree and beside:
-        raise YggdrasilError("--beside compares plans and --tree trees; give one of them")
     from yggdrasil.bench.memory import resident_mb
     from yggdrasil.cli.benchmarks.compare import compare_with_plain, opened_beside
-    from yggdrasil.cli.benchmarks.trees import chosen_trees, compare_trees
     from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit, chat=chat)
-    chosen_trees(tree or ())  # before a model is loaded
     imports_mb = resident_mb()
-    decoder = open_decoder(plan, dtype, force_machine=force_machine, backend="eager" if eager else backend)
+    decoder = open_decoder(plan, dtype, force_machine=force_machine, backend=backend)
     settings = {
         "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
         "prompts_file": prompts.name,
         "max_new_tokens": max_new_tokens,
         "max_prompt_tokens": max_prompt_tokens,
         "chat": chat,
-        "ignore_eos": ignore_eos or not chat or bool(tree),
+        "ignore_eos": ignore_eos or not chat,
     }
-    if tree:
-        budgets = parse_widths(budget or "8,16,32,64")
-        compare_trees(decoder, requests, settings, names=tree, budgets=budgets, held_back=held_back or 4, out=out)
-        return
     others = opened_beside(beside or (), dtype, force_machine=force_machine, backend=backend)
     compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb, beside=others)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate, product
 from operator import mul
 
-from yggdrasil.bench.rivals.protocol import StaticGrowth, StaticTree
+from rivals.protocol import StaticGrowth, StaticTree
 
 
 def expansion(widths: Sequence[int]) -> StaticGrowth:

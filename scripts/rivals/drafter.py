@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from yggdrasil.bench.rivals.protocol import Entries, Growth, Pool
-from yggdrasil.bench.rivals.steps import ChosenLeavesStep, ChosenStep
+from rivals.protocol import Entries, Growth, Pool
+from rivals.steps import ChosenLeavesStep, ChosenStep
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.drafters.protocol import Budget, Step
 from yggdrasil.runtime.buffers import HostBuffer

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from integrity import check_tree
+from rivals.k_ary import expansion
+from rivals.trees import TREES, Arrangement, TreeBench, TreeSystem, drafting_ms, tree_systems
 from tiny_pair import SHAPES, TEXT
 
-from yggdrasil.bench.rivals.k_ary import expansion
-from yggdrasil.bench.trees import TREES, Arrangement, TreeBench, TreeSystem, drafting_ms, tree_systems
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts

@@ -5,9 +5,9 @@ from dataclasses import replace
 import made_up
 import numpy as np
 import pytest
+from rivals.policies import plan_ablations
 from tiny_pair import SHAPES, TEXT
 
-from yggdrasil.bench.policies import plan_ablations
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.policy.objective import Decision
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER

@@ -1,6 +1,6 @@
 """A chain: the drafter's greedy continuation, as in vLLM's speculative decoding and Leviathan et al. (2023)."""
 
-from yggdrasil.bench.rivals.protocol import StaticGrowth, StaticTree
+from rivals.protocol import StaticGrowth, StaticTree
 
 
 def sequence(length: int) -> StaticGrowth:

@@ -4,7 +4,7 @@ As in the paper, the ``top_k`` nodes of the last level with the highest path pro
 best tokens each. Then the best ``budget`` of all candidates, expanded or not, are verified.
 """
 
-from yggdrasil.bench.rivals.protocol import Entries, Pool
+from rivals.protocol import Entries, Pool
 
 
 class Eagle2:

@@ -4,13 +4,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-
-from yggdrasil.bench.rivals.eagle2 import Eagle2
-from yggdrasil.bench.rivals.k_ary import expansion, k_ary
-from yggdrasil.bench.rivals.merged import MergedSequences
-from yggdrasil.bench.rivals.opt_tree import OptTree
-from yggdrasil.bench.rivals.protocol import Pool, StaticTree
-from yggdrasil.bench.rivals.sequence import sequence
+from rivals.eagle2 import Eagle2
+from rivals.k_ary import expansion, k_ary
+from rivals.merged import MergedSequences
+from rivals.opt_tree import OptTree
+from rivals.protocol import Pool, StaticTree
+from rivals.sequence import sequence
 
 K = 4
 

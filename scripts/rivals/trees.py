@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rivals.drafter import ChosenDrafter
+from rivals.eagle2 import Eagle2
+from rivals.k_ary import k_ary
+from rivals.merged import MergedSequences
+from rivals.opt_tree import OptTree
+from rivals.protocol import Growth, StaticGrowth
+from rivals.rank_acceptance import rank_hits
+from rivals.sequence import sequence
+from rivals.sequoia import SequoiaTables, choose_size, sequoia
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
-from yggdrasil.bench.rank_acceptance import rank_hits
-from yggdrasil.bench.rivals.drafter import ChosenDrafter
-from yggdrasil.bench.rivals.eagle2 import Eagle2
-from yggdrasil.bench.rivals.k_ary import k_ary
-from yggdrasil.bench.rivals.merged import MergedSequences
-from yggdrasil.bench.rivals.opt_tree import OptTree
-from yggdrasil.bench.rivals.protocol import Growth, StaticGrowth
-from yggdrasil.bench.rivals.sequence import sequence
-from yggdrasil.bench.rivals.sequoia import SequoiaTables, choose_size, sequoia
 from yggdrasil.bench.systems import Continuation
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots

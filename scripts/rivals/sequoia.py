@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.bench.rivals.protocol import StaticGrowth, StaticTree
+from rivals.protocol import StaticGrowth, StaticTree
 from yggdrasil.policy.costs import StepCosts
 
 

@@ -6,8 +6,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from rivals.sequoia import SequoiaTables, choose_size, sequoia
 
-from yggdrasil.bench.rivals.sequoia import SequoiaTables, choose_size, sequoia
 from yggdrasil.policy.costs import StepCosts
 
 ACCEPTANCE = (0.6, 0.2, 0.1)

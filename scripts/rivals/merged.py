@@ -6,7 +6,7 @@ nodes.
 
 import numpy as np
 
-from yggdrasil.bench.rivals.protocol import NOTHING, Entries, Pool
+from rivals.protocol import NOTHING, Entries, Pool
 
 
 class MergedSequences:

@@ -6,7 +6,7 @@ adds at most ``min_gain`` expected tokens to the best subtree of ``budget`` node
 
 import numpy as np
 
-from yggdrasil.bench.rivals.protocol import NOTHING, Entries, Pool
+from rivals.protocol import NOTHING, Entries, Pool
 
 
 class OptTree:
