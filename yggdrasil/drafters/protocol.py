@@ -176,13 +176,15 @@ class DrafterGroup:
     def cost(self, budget: Budget) -> Sequence[Step]:
         return ()
 
-    @property
-    def direct(self) -> Drafter:
-        """Return the only drafter if it plants the root itself, else this group. Each iteration calls it."""
-        first = self.drafters[0]
-        return first if len(self.drafters) == 1 and first.capabilities.plants_root else self
-
 
 def group_of(drafters: Sequence[Drafter]) -> DrafterGroup | None:
     """Return the group of ``drafters``; None if the sequence is empty."""
     return DrafterGroup(drafters) if drafters else None
+
+
+def ungrouped(drafter: Drafter) -> Drafter:
+    """Return the only drafter of a group if it plants the root itself, else ``drafter``. Each iteration calls it."""
+    if isinstance(drafter, DrafterGroup) and len(drafter.drafters) == 1:
+        only = drafter.drafters[0]
+        return only if only.capabilities.plants_root else drafter
+    return drafter

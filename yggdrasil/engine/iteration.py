@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from yggdrasil.drafters.protocol import Budget, DrafterGroup
+from yggdrasil.drafters.protocol import Budget, DrafterGroup, ungrouped
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound
@@ -90,7 +90,7 @@ class ShadowTree:
         shares_tree: bool = False,
         order: Tensor | None = None,
     ) -> None:
-        self._free, self._tree = model_free.direct, tree
+        self._free, self._tree = ungrouped(model_free), tree
         self.is_in_place = shares_tree and tree.tokens.device.type == "cpu"
         self._own = tree if self.is_in_place else TokenTree.on_host(tree.num_nodes)
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
@@ -135,7 +135,7 @@ class ModelFreeDrafts:
         self.alone = ShadowTree(model_free, tree, verify_widths, shares_tree=shares_tree, order=order)
         # Trees on a GPU, or ranked there, cannot be extended by the host.
         self.can_fill = tree.tokens.device.type == "cpu" and not target.ranks_nodes
-        self._free, self._tree = model_free.direct, tree
+        self._free, self._tree = ungrouped(model_free), tree
 
     def fill(self, depth: int, bound: StoppingBound) -> None:
         """Add nodes to the drafted tree, down to ``depth`` levels, until ``bound`` stops growth."""
