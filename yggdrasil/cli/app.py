@@ -38,7 +38,7 @@ def _add_bench(app: typer.Typer) -> None:
 
     group = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
     group.command(DefaultCommand.NAME)(bench)
-    for command in (figures, rules, exactness):
+    for command in (rules, exactness):
         group.command()(command)
     app.add_typer(
         group, name="bench", rich_help_panel=COMMANDS["bench"],
