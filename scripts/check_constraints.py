@@ -24,7 +24,8 @@ from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.record import provenance
 from yggdrasil.bench.spread import describe, spread
 from yggdrasil.cli import checks, run_script
-from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.request import Generation
 from yggdrasil.predictor.repetition import count_repeated
 from yggdrasil.prompts import encode_prompt, read_prompt_sets
 

@@ -17,7 +17,7 @@ from yggdrasil.bench.summary import summarise
 from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import PhaseProgress, show_comparison
 from yggdrasil.engine import decoder as engine
-from yggdrasil.engine.decoder import Generation
+from yggdrasil.engine.request import Generation
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.pretrained import Decoder
 from yggdrasil.prompts import HELD_OUT_CHAT_PROMPTS, Prompt, encode_prompt, read_prompts

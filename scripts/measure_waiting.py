@@ -28,7 +28,8 @@ from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.record import provenance, public_source
 from yggdrasil.cli import checks
 from yggdrasil.cli.exit_codes import run_guarded
-from yggdrasil.engine.decoder import Decoder, Generation
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.request import Generation
 from yggdrasil.errors import YggdrasilError
 
 PACKAGE = Path(__file__).resolve().parents[1] / "yggdrasil"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.guard import nothing_built
 from yggdrasil.bench.systems import encode_one
-from yggdrasil.engine.decoder import Decoder, Generation
-from yggdrasil.engine.request import Request
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.request import Generation, Request
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.repetition import count_repeated
 from yggdrasil.prompts import Prompt

@@ -16,10 +16,8 @@ from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.protocol import Drafter
-from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
-from yggdrasil.drafters.statistics.grown_table import AnswerCounts, answers_folder
-from yggdrasil.drafters.statistics.shipped_table import make_in_background, table_file
-from yggdrasil.drafters.statistics.table_files import TABLE_FILE, WatchedTable
+from yggdrasil.drafters.statistics.grown_table import answers_folder
+from yggdrasil.drafters.statistics.live_table import LiveTable
 from yggdrasil.engine.assembly import Assembly, Phase, silent
 from yggdrasil.engine.device_acceptance import accepts_on_device, prepare_on_device
 from yggdrasil.engine.host_acceptance import HostAcceptance, PolicyPerSetting, PreparedRequest, SamplerFactory
@@ -27,7 +25,7 @@ from yggdrasil.engine.loading import DtypeName, check_opening, load_parts
 from yggdrasil.engine.online_estimates import OnlineEstimates
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.engine.request import Generation, Request, RequestLock
-from yggdrasil.engine.request_options import RequestOptions, RequestSettings, check_prompt_tokens
+from yggdrasil.engine.request_options import RequestOptions, RequestSettings, check_prompt_tokens, near_tie_tolerance
 from yggdrasil.engine.scoring import score
 from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.text_stream import TextStream
@@ -39,7 +37,7 @@ from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
 from yggdrasil.runtime.parity import read_tolerance
 from yggdrasil.runtime.room import give_back
-from yggdrasil.scheduling.plan import Plan, Shapes, check_plan, portable_source
+from yggdrasil.scheduling.plan import Plan, check_plan, portable_source
 
 
 class Decoder:
@@ -55,9 +53,7 @@ class Decoder:
         self.eos_tokens = eos
         self.plan: Plan | None = None
         self.learned: Learned | None = None  # predictor and tables of the plan's drafter
-        self._table_base: Path | None = None  # file of the n-gram table without answers
-        self._table: WatchedTable | None = None
-        self._answers: AnswerCounts | None = None
+        self._table = LiveTable(assembly.engine.model_free)
         self._estimates: OnlineEstimates | None = None
         self.tolerance: float | None = None  # in logits, from ``yggdrasil parity``; None: not measured
         self._turns, self._preparing = RequestLock(), Lock()
@@ -129,9 +125,7 @@ class Decoder:
         longest = None if max_length is None else check_integer("max_length", max_length, 2)
         decoder = cls(*load_parts(plan, folder, learned, dtype or plan.dtype, drafter, backend, longest, tokenizer))
         decoder.plan, decoder.learned = plan, learned
-        counts = decoder._counts()
-        if counts is not None and counts.has_table:
-            decoder._table_base = folder / TABLE_FILE
+        decoder._table.open_in(folder)
         decoder.tolerance = read_tolerance(folder, dtype or plan.dtype)
         give_back()
         if check is not None and (plan.device != "cpu" or decoder.assembly.runs_own_code):
@@ -143,7 +137,7 @@ class Decoder:
         """Replace the plan by ``plan``, which differs only in its costs. Call this before any request."""
         self.plan = plan
         self.policy = planned_policy(plan, self.learned, drafts=self.assembly.second is not None)
-        if (counts := self._counts()) is not None:
+        if (counts := self._table.counts) is not None:
             counts.leave_out_below(least_useful_probability(entry.steps() for entry in plan.costs))
 
     def keep_estimates(self, path: Path) -> None:
@@ -181,8 +175,7 @@ class Decoder:
         """
         settings = RequestSettings.of(options)
         with self._preparing:  # threads may start requests concurrently
-            if self._table is not None:
-                self._table.look_first()  # not when it is set: ``grow_table`` may replace it before the first request
+            self._table.look_first()  # not when it is set: ``grow_table`` may replace it before the first request
             tokens = self.encode(prompt)
             eos = (frozenset() if settings.ignore_eos else self.eos_tokens) | frozenset(settings.stop_tokens)
             stream = TextStream(
@@ -195,12 +188,9 @@ class Decoder:
 
     def _has_ended(self, prompt: list[int], answer: list[int], trace: Trace) -> None:
         """Update n-gram table and estimates by a finished request with a lossless rule."""
-        if self._answers is not None:
-            self._answers.add(prompt, answer)
+        self._table.add(prompt, answer)
         if self._estimates is not None:
             self._estimates.add(trace)
-        if self._table is not None:
-            self._table.look()
 
     def score(self, prompt: str | Sequence[int], top: int = 0) -> Iterator[list[TokenLogprobs]]:
         """Yield, pass by pass, log-probabilities of a prompt's tokens but the first, each with the ``top`` best."""
@@ -219,11 +209,7 @@ class Decoder:
         ``tokenizer`` is the path of tokenizer.json and ``fingerprint`` the tokenizer's. Do nothing if there are no
         n-gram statistics, or if they have a table.
         """
-        counts = self._counts()
-        if counts is not None and not counts.has_table:
-            self._table_base = table_file(fingerprint)
-            make_in_background(tokenizer, self._table_base)
-            self._table = WatchedTable((self._table_base,), counts.set_table)
+        self._table.use_shipped_text(tokenizer, fingerprint)
 
     def pool_texts(self) -> None:
         """Share n-gram counts between later requests.
@@ -233,14 +219,14 @@ class Decoder:
         Raises:
             YggdrasilError: this decoder has no n-gram statistics.
         """
-        if (counts := self._counts()) is None:
+        if (counts := self._table.counts) is None:
             raise YggdrasilError("a public pool is one of counted texts, and this decoder counts none; leave it out")
         counts.is_public_pool = True
 
     @property
     def has_table(self) -> bool:
         """Return whether an n-gram table is used, or will be once that of the shipped text is written."""
-        return self._table_base is not None
+        return self._table.base is not None
 
     def grow_table(self) -> None:
         """Add later answers to the n-gram table, and draft from those that earlier runs added.
@@ -250,23 +236,15 @@ class Decoder:
         Raises:
             YggdrasilError: there is no n-gram table.
         """
-        counts = self._counts()
-        if self.plan is None or self._table_base is None or counts is None:
+        if self.plan is None or not self.has_table:
             raise YggdrasilError("this decoder has no n-gram table that could grow; calibrate one with --drafter table")
         folder = answers_folder(self.plan.target.fingerprint, self.plan.target.weights)
-        self._answers = AnswerCounts(folder, self._table_base)
-        self._table = WatchedTable((self._answers.merged, self._table_base), counts.set_table)
-        finalize(self, self._answers.keep)
-
-    def _counts(self) -> StatisticsDrafter | None:
-        model_free = self.assembly.engine.model_free
-        each_of = [] if model_free is None else model_free.drafters
-        return next((each for each in each_of if isinstance(each, StatisticsDrafter)), None)
+        finalize(self, self._table.grow(folder))
 
     def _prepare(
         self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]
     ) -> PreparedRequest:
-        tolerance = self._tolerance_for(speculation)
+        tolerance = near_tie_tolerance(speculation, self.tolerance)
         policy = self._policies.of(self.policy, sampling, speculation)
         is_captured = isinstance(self.assembly.engine.target, CapturedTarget)
         if accepts_on_device(sampling, speculation, tolerance, is_captured=is_captured):
@@ -300,18 +278,6 @@ class Decoder:
             grammars = self._samplers.grammars
         grammars.check(constraint)
 
-    def _tolerance_for(self, speculation: Speculation) -> float:
-        """Return the lead in logits below which a decision is a near tie; 0 if near ties do not matter."""
-        if speculation.exactness != "strict" and not speculation.audit:
-            return 0.0
-        tolerance = self.tolerance if speculation.tolerance is None else speculation.tolerance
-        if tolerance is None:
-            raise YggdrasilError(
-                "exactness strict and audit need the tolerance of this pair on this machine; measure it with "
-                "`yggdrasil parity`, or give one"
-            )
-        return tolerance
-
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Tokenize a prompt, or check its token ids, and check its length."""
         if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping | Message) for item in prompt):
@@ -330,6 +296,3 @@ class Decoder:
         """
         with self._preparing:
             return self.encode(encode_chat(self.tokenizer, messages))
-
-
-__all__ = ["Decoder", "Generation", "Request", "Shapes"]

@@ -91,3 +91,22 @@ def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> N
     wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise YggdrasilError(f"the prompt holds token {wrong}, the vocabulary ends at {vocab_size - 1}")
+
+
+def near_tie_tolerance(speculation: Speculation, measured: float | None) -> float:
+    """Return the lead in logits below which a decision is a near tie; 0 if near ties do not matter.
+
+    ``measured`` is the pair's tolerance on this machine, None if it was not measured.
+
+    Raises:
+        YggdrasilError: near ties matter, and there is no tolerance.
+    """
+    if speculation.exactness != "strict" and not speculation.audit:
+        return 0.0
+    tolerance = measured if speculation.tolerance is None else speculation.tolerance
+    if tolerance is None:
+        raise YggdrasilError(
+            "exactness strict and audit need the tolerance of this pair on this machine; measure it with "
+            "`yggdrasil parity`, or give one"
+        )
+    return tolerance
