@@ -253,7 +253,7 @@ class Decoder:
             )
         else:
             prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
-        if (counts := self._counts()) is not None:
+        if (counts := self._table.counts) is not None:
             follow = partial(counts.follow_draws, prepared.report.seed, sampling.temperature)
             prepared = replace(prepared, follow_draws=follow)
         if self.plan is None or sampling.is_greedy or not prepared.is_planned:
