@@ -16,6 +16,7 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.native import portable
@@ -125,7 +126,7 @@ def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
     free = ModelFreePolicy(16)
     return {
         "n-gram": (FixedPolicy(TREES[0]), {"drafter": NGramDrafter()}),
-        "n-gram statistics": (free, {"drafter": None, "model_free": default_statistics()}),
+        "n-gram statistics": (free, {"drafter": None, "model_free": DrafterGroup([default_statistics()])}),
     }
 
 
