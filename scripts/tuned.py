@@ -89,7 +89,14 @@ NOT_PLAYED = {  # what else has a number there
     },
     "drafters.grammar": {"_FORCED": "the probability of a token that the grammar forces is 1 for the target"},
     "drafters.ngram": {"_BOUNDARY": "an id that no token has"},
+    "drafters.statistics.draws": {
+        "_NOISE": "traces are greedy: nothing is sampled",
+        "_OTHERS": "traces are greedy: nothing is sampled",
+        "_LEAST_REST": "traces are greedy: nothing is sampled",
+        "_HOTTEST": "traces are greedy: nothing is sampled",
+    },
     "drafters.statistics.shipped_table": {
+        "_CONTENT": "a file's version",
         "CODE_CHARACTERS": "a limit of the time of a first use",
         "LEAST_BYTES": "concerns smaller models than those recorded",
         "_PIECE": "a size of text pieces",
