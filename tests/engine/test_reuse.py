@@ -178,7 +178,7 @@ def test_rows_of_damaged_weights_are_not_kept():
 
 def state_of(drafter):
     pool = drafter._pool
-    return pool._text, pool._start, pool._places, pool._whole, pool._num_right, pool._num_guessed
+    return pool._text, pool._start, pool._positions, pool._whole, pool._num_right, pool._num_guessed
 
 
 @pytest.mark.parametrize("is_keep_all", [False, True])
@@ -187,7 +187,7 @@ def test_an_ngram_pool_goes_on_where_the_text_does(pair, is_keep_all):
     drafter = NGramDrafter(options)
     decoder = pair.decoder(TREE, drafter=drafter)
     first = decoder.generate(PROMPT, max_new_tokens=30)
-    places = drafter._pool._places
+    positions = drafter._pool._positions
     prompt = [*PROMPT, *first.tokens, *TEXT[:9]]
     for asked in (prompt, [*prompt[:30], 3, *TEXT[:9]]):
         found = decoder.generate(asked, max_new_tokens=20)
@@ -197,7 +197,7 @@ def test_an_ngram_pool_goes_on_where_the_text_does(pair, is_keep_all):
         assert found.tokens == fresh.tokens == pair.reference(asked, 20)
         assert found.metrics.accepted == fresh.metrics.accepted
         assert state_of(drafter) == state_of(twin)
-        assert (drafter._pool._places is places) == (asked is prompt)  # kept, or begun anew
+        assert (drafter._pool._positions is positions) == (asked is prompt)  # kept, or begun anew
 
 
 def test_what_repeats_is_remembered(pair):
