@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from drafters.heads.test_other_heads_draft import FirstCase, MedusaCase
+from drafters.heads.test_other_heads_draft import FirstCase
 from made_up import stage_samples
 from tiny_pair import VOCAB_SIZE, byte_tokenizer, make_pair
 
@@ -169,13 +169,11 @@ def test_without_a_table_no_text_is_written(job, write, monkeypatch):
     assert len(drafted(among_frequent(job(model_free=(StatisticsOptions(table=False),))[0]))) == MOST
 
 
-def test_other_drafters_and_small_vocabularies_are_left_alone(job, write, tmp_path, monkeypatch):
+def test_decoders_without_a_head_and_small_vocabularies_are_left_alone(job, write, monkeypatch):
     write(documents(40))
     plain, said = job(drafter=None, drafter_threads=0, shapes=replace(SHAPES, draft_widths=()))
-    medusa, _ = job(drafter=str(Pair(tmp_path, MedusaCase).head))
 
     assert among_frequent(plain) is plain
-    assert among_frequent(medusa) is medusa
     monkeypatch.setattr(draft_vocabulary, "DRAFT_VOCABULARY", VOCAB_SIZE)
     small, _ = job()
     assert among_frequent(small) is small
