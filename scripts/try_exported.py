@@ -92,7 +92,7 @@ def answers(url: str) -> dict[str, str]:
 def counted(engine: str, url: str) -> tuple[int, int]:
     """Return the numbers of drafted and accepted tokens.
 
-    vLLM and SGLang count them over all requests; llama-server reports them per answer, so it is asked for one more.
+    vLLM and SGLang count them over all requests; llama-server reports them per answer, so this sends one more request.
     """
     if engine == "llama-server":
         body = {"prompt": COMPLETION, "n_predict": MAX_TOKENS, "temperature": 0, "cache_prompt": False}

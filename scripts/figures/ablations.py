@@ -1,7 +1,6 @@
 """Figures 12 to 14: the contribution of each part of the method, and the dependence on the tree's shape."""
 
 import pandas as pd
-from rivals.policies import PrunedPolicy
 from rivals.trees import Arrangement, TreeSystem
 
 from figures.context import PLAIN, Figure, FigureContext, mean_over_sets
@@ -10,7 +9,7 @@ from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.fixed import FixedPolicy, PrunedPolicy
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, Schedule
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting_or_widest
@@ -31,7 +30,7 @@ def breakdown(context: FigureContext) -> list[Figure]:
     nodes = 1 + width * depth
     whole = fitting_or_widest(shapes.verify_widths, nodes)
     fixed = FixedPolicy(TreeShape(width, depth, whole))
-    pruned = PrunedPolicy(TreeShape(width, depth, whole), context.costs)
+    pruned = PrunedPolicy(context.costs, TreeShape(width, depth, whole))
     compiled = context.decoder.assembly.target.backend
     systems: list[System] = [
         EngineSystem("O1 tree, eager", _serial(context.decoder, "eager"), fixed),

@@ -13,8 +13,8 @@ from yggdrasil.calibration.survival import survival_of
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.policy.acceptance import DepthPrediction
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.fixed import ModelFreePolicy
-from yggdrasil.policy.objective import Decision, ModelFree, PassValues, ShapeTable
+from yggdrasil.policy.fixed import FixedPolicy, PrunedPolicy
+from yggdrasil.policy.objective import Decision, ModelFree, ShapeTable
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
@@ -72,23 +72,10 @@ def fit_acceptance(traces: TraceSet) -> AcceptanceCalibration:
     return AcceptanceCalibration.fit(np.concatenate([p for p, _ in pairs]), np.concatenate([hit for _, hit in pairs]))
 
 
-class DraftedTreePolicy(ModelFreePolicy):
-    """A baseline: drafts ``shape`` in every iteration and chooses the verify width by the objective."""
+class DraftedTreePolicy(PrunedPolicy):
+    """A baseline: drafts one shape in every iteration, with model-free drafts in the same tree."""
 
-    def __init__(self, costs: StepCosts, shape: TreeShape) -> None:
-        super().__init__(1)
-        self._costs, self._shape = costs, shape
-
-    def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
-    ) -> Decision | None:
-        return Decision(self._shape, is_drafting=True)
-
-    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        shape, costs = decision.shape, self._costs
-        passes = PassValues(costs, costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms)
-        verify_width = costs.verify_widths[passes.best(expected)[0]]
-        return decision._replace(shape=shape._replace(verify_width=verify_width))
+    wants_model_free = True
 
 
 class KnowingPolicy(DraftedTreePolicy):
@@ -117,14 +104,14 @@ class _PolicyReplays:
         self.documents = recorded_documents(traces, prompts)
         self._trees = RecordedTrees(traces, costs, model_free)
 
-    def by(self, policy: ObjectivePolicy | ModelFreePolicy, source: DepthSource = MEAN) -> Totals:
+    def by(self, policy: ObjectivePolicy | FixedPolicy, source: DepthSource = MEAN) -> Totals:
         """Return the totals of decoding with ``policy``, whose depth comes from ``source``."""
         return replay(
             self.documents, policy, costs=self.costs, trees=self._trees, model_free=self.model_free, context=CONTEXT,
             is_head_first=source == "head",
         )  # fmt: skip
 
-    def told(self, name: str, policy: ObjectivePolicy | ModelFreePolicy) -> Expectation:
+    def told(self, name: str, policy: ObjectivePolicy | FixedPolicy) -> Expectation:
         """Return the expected speed of ``policy`` under ``name``."""
         return expectation(name, self.by(policy), self.costs)
 
