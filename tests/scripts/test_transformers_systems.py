@@ -31,7 +31,7 @@ def test_assisted_decoding_counts_passes(perfect_pair, settings):
 
 
 def test_the_static_cache_is_compiled_for_and_used_again(pair, monkeypatch):
-    """The system requests the model's compiled call, here replaced by the model, and resets the cache for a second text."""
+    """It requests the model's compiled call (here the model itself) and resets the cache for a second text."""
     model, configurations = pair.plain_target, []
     monkeypatch.setattr(model, "get_compiled_call", lambda given: configurations.append(given) or model.__call__)
     system = TransformersSystem("static", model, 1, static_length=80)
