@@ -98,17 +98,17 @@ def test_a_translated_table_is_that_of_the_translated_text():
 
 @pytest.mark.parametrize("starts", ["", "▁"])
 def test_tokens_are_found_in_tokenizers_that_begin_a_text_with_a_space(starts):
-    vocabulary = ["▁", "\n", "▁the", "the", "he", "t", "h", "e"]
-    tokenizer = Tokenizer(
-        models.BPE({token: number for number, token in enumerate(vocabulary)}, [("h", "e"), ("t", "he"), ("▁", "the")])
-    )
+    vocabulary = ["▁", "\n", "▁the", "the", "he", "t", "h", "e", "a", "▁a", "▁at"]
+    merges = [("h", "e"), ("t", "he"), ("▁", "the"), ("▁", "a"), ("▁a", "t")]
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(vocabulary)}, merges))
     steps = [normalizers.Prepend(starts)] if starts else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
 
     parts = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", len(starts), 0)]
     tokenizer.decoder = decoders.Sequence(parts)
 
-    assert shipped_table._ids(["the", " the", "no", None, "e"], tokenizer).tolist() == [3, 2, -1, -1, 7]
+    strings = ["at", " at", "the", " the", "no", None, "e", "e"]
+    assert shipped_table._ids(strings, tokenizer).tolist() == [-1, 10, 3, 2, -1, -1, 7, -1]
 
 
 def test_it_is_made_by_a_process_unless_it_is_there(short_text, started):

@@ -78,10 +78,12 @@ def _pieces(text: str) -> Iterator[str]:
 def _ids(vocabulary: list[str | None], encoder: "Tokenizer") -> IntArray:
     """Return the token id of each string of ``vocabulary``, -1 for those that ``encoder`` does not encode as one token.
 
-    Some tokenizers insert a space at the start of a text, so each string is also encoded after a line break.
+    Each string is encoded after a line break, since some tokenizers insert a space at the start of a text; with others
+    also alone, since a line break may be part of a longer token. Equal ids are kept once.
     """
     ids = np.full(len(vocabulary), -1, dtype=np.int64)
-    for before in ("", "\n"):
+    inserts_space = len(encoder.encode("\n", add_special_tokens=False).ids) != 1
+    for before in ("\n",) if inserts_space else ("", "\n"):
         start = encoder.encode(before, add_special_tokens=False).ids
         texts = [before + (string or "") for string in vocabulary]
         encoded = [each.ids for each in encoder.encode_batch_fast(texts, add_special_tokens=False)]
