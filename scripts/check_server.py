@@ -15,18 +15,20 @@ import httpx2
 import typer
 from server_clients import check_clients, check_fuzz
 from server_load import check_disconnects, check_load, check_turns
+from server_memory import check_memory
 from server_overhead import check_overhead
 
 
 def main(
     url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8000",
     section: Annotated[
-        list[str] | None, typer.Option(help="clients, load, disconnects, turns, fuzz, overhead; else all but the last.")
+        list[str] | None, typer.Option(help="clients, load, disconnects, turns, memory, fuzz, overhead; else all but the last.")
     ] = None,
     key: Annotated[str, typer.Option(help="Its key.")] = "none",
     seconds: Annotated[float, typer.Option(help="How long the load lasts.")] = 600.0,
     disconnects: Annotated[int, typer.Option(help="How many clients go away.")] = 1000,
     requests: Annotated[int, typer.Option(help="How many requests are made up, at least.")] = 5000,
+    mixed: Annotated[int, typer.Option(help="How many mixed requests the section memory sends.")] = 288,
     plan: Annotated[str | None, typer.Option(help="A plan, to be decoded with a server and without.")] = None,
 ) -> None:
     """Run the sections one after the other."""
@@ -36,6 +38,7 @@ def main(
             "load": lambda: check_load(client, seconds),
             "disconnects": lambda: check_disconnects(client, disconnects),
             "turns": lambda: check_turns(client),
+            "memory": lambda: check_memory(client, mixed),
             "fuzz": lambda: check_fuzz(client, url, key, requests),
             **({"overhead": lambda: check_overhead(plan)} if plan is not None else {}),
         }

@@ -1,5 +1,6 @@
 """Conversations that take turns on one decoder: each is read once, and its rows are those of a fresh pass."""
 
+import mmap
 import random
 
 import pytest
@@ -8,6 +9,7 @@ from test_reuse import SETTINGS, TREE, as_fresh, assert_caches_are_fresh, settin
 from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil.engine.conversations import Conversations
+from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.kept_rows import KeptRows
 
 PLENTY = 1 << 30
@@ -136,6 +138,41 @@ def test_keeping_ahead_pushes_no_other_text_out(pair):
     assert turn(decoder, tight, first[: len(OPENINGS[0])], {})[1] <= 2
 
 
+def test_the_present_text_counts_too_once_its_answer_has_ended(pair):
+    decoder = pair.decoder(TREE)
+    conversations = Conversations(decoder.assembly, PLENTY)
+    for text in (OPENINGS[0], OPENINGS[1]):
+        turn(decoder, conversations, list(text), {})
+    runners = (decoder.assembly.target, decoder.assembly.drafter)
+    held = sum(runner.cache.resident_bytes(runner.text.num_rows) for runner in runners)
+    for room, count in ((0, 1), (-1, 0)):
+        bounded = Conversations(decoder.assembly, held + conversations.num_bytes + room)
+        bounded._kept = list(conversations._kept)
+        bounded.release_unused()
+        assert len(bounded) == count
+
+
+def test_returned_slots_are_written_anew(pair, monkeypatch):
+    """The memory behind a short text is returned; a longer one that takes its slots has the rows of a fresh pass."""
+    monkeypatch.setattr(Arena, "page", mmap.PAGESIZE)
+    decoder = pair.decoder(TREE)
+    conversations = Conversations(decoder.assembly, PLENTY)
+    long, short = list(TEXT[:70]), list(OPENINGS[1])
+    turn(decoder, conversations, long, {}, count=60)
+    turn(decoder, conversations, short, {})
+    rows = decoder.assembly.target.cache.rows()
+    assert any(each[:, 100:125].any() for each in rows)
+    conversations.release_unused()
+    assert not any(each[:, 100:125].any() for each in rows)
+    assert_caches_are_fresh(pair, decoder)
+
+    prompt = list(long)
+    found, read = turn(decoder, conversations, long, {})
+    assert read <= 2
+    assert found.tokens == as_fresh(pair, prompt, TREE, {}, 12)
+    assert_caches_are_fresh(pair, decoder)
+
+
 def test_any_turns_under_any_bound_give_what_a_fresh_decoder_does(pair):
     """Texts go on, part, and come back in any order, with requests of every kind and whatever room there is."""
     chosen = random.Random(4)
@@ -152,6 +189,8 @@ def test_any_turns_under_any_bound_give_what_a_fresh_decoder_does(pair):
             found, _ = turn(decoder, conversations, text, options, count=8)
             if chosen.random() < 0.5:
                 conversations.keep_ahead(lambda: True)
+            if chosen.random() < 0.5:
+                conversations.release_unused()
             assert found.tokens == as_fresh(pair, prompt, TREE, options, 8)
             assert_caches_are_fresh(pair, decoder)
             assert conversations.num_bytes <= bound

@@ -36,6 +36,22 @@ def test_caches_take_what_is_said():
     assert cache_bytes(target, 400) == cache.num_bytes
 
 
+def test_slots_behind_a_text_hold_no_memory_once_returned():
+    target = make_pair().target
+    cache = StaticCache.allocate(target.outline, 4096, target.dtype, target.device, is_sparse=True)
+    for each in cache.rows():
+        each.fill_(1)
+    cache.release_after(1000)
+
+    assert all(bool((each[:, :1000] == 1).all()) for each in cache.rows())
+    left = sum(int(each.count_nonzero()) * each.element_size() for each in cache.rows())
+    page = cache.arena.page
+    # A tensor begins anywhere in a page.
+    assert abs(left - cache.resident_bytes(1000)) <= page * sum(each.shape[0] for each in cache.rows())
+    assert left < cache.num_bytes // 2
+    assert cache.resident_bytes(4096) == cache.num_bytes
+
+
 def test_the_system_says_what_is_left():
     left = room.available_bytes()
     assert left is None or left > 1 << 20

@@ -20,9 +20,12 @@ def is_packable(weight: Tensor) -> bool:
     return weight.dtype in _DTYPES and weight.device.type in ("cpu", "meta")
 
 
-def release(weight: Tensor) -> None:
-    """Unmap the pages of a weight in a mapped file. It stays valid: an access reads the file again."""
-    _advise(weight, _DONT_NEED)
+def release(tensor: Tensor, unit: int = mmap.PAGESIZE) -> None:
+    """Return whole pages of ``unit`` bytes of a mapped tensor to the system.
+
+    It stays valid: an access reads the file again, or zeros if no file is mapped.
+    """
+    _advise(tensor, _DONT_NEED, unit)
 
 
 def page_out(weight: Tensor) -> None:
@@ -34,10 +37,10 @@ def page_out(weight: Tensor) -> None:
     _advise(weight, _PAGE_OUT)
 
 
-def _advise(weight: Tensor, advice: int) -> None:
+def _advise(weight: Tensor, advice: int, unit: int = mmap.PAGESIZE) -> None:
     if sys.platform != "linux" or not weight.is_contiguous():  # an expanded placeholder has no memory of its own
         return
-    begin = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    size = (weight.data_ptr() + weight.nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    begin = -(-weight.data_ptr() // unit) * unit
+    size = (weight.data_ptr() + weight.nbytes - begin) // unit * unit
     if size > 0:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), advice)

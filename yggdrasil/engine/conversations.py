@@ -16,7 +16,7 @@ _MIN_ROWS = 16  # tokens; a prefill of fewer costs less than a copy
 class Conversations:
     """LRU cache of the KV entries of earlier texts, at most ``most_bytes`` bytes.
 
-    Methods may only be called while no request is being decoded. State that a drafter keeps outside of a model's cache
+    Between requests the present text's own entries count too, though they stay if they alone take more. Methods may only be called while no request is being decoded. State that a drafter keeps outside of a model's cache
     is not copied.
     """
 
@@ -30,6 +30,18 @@ class Conversations:
     def num_bytes(self) -> int:
         """Return the size of the copies in bytes."""
         return sum(map(_size, self._kept))
+
+    @property
+    def _room(self) -> int:
+        """Return the bytes that copies may take beside the present text."""
+        held = sum(runner.cache.resident_bytes(runner.text.num_rows) for runner in self._runners)
+        return max(self._most_bytes - held, 0)
+
+    def release_unused(self) -> None:
+        """Drop copies for which the present text leaves no room; return the memory of cache slots behind it."""
+        self._drop_oldest(self._room)
+        for runner in self._runners:
+            runner.cache.release_after(runner.text.num_rows)
 
     def __len__(self) -> int:
         """Return the number of stored texts, without the one in the caches."""
@@ -61,7 +73,7 @@ class Conversations:
         text = self._runners[0].text
         others = _size([rows for kept in self._others(text) for rows in kept])
         wanted = sum(map(KeptRows.bytes_of, self._runners))
-        if text.num_kept < _MIN_ROWS or wanted + others > self._most_bytes or self._is_kept():
+        if text.num_kept < _MIN_ROWS or wanted + others > self._room or self._is_kept():
             return
         with SingleThreadInference():
             self._keep(self._copies(is_idle))
@@ -90,7 +102,10 @@ class Conversations:
         if not saved or _size(saved) > self._most_bytes:
             return
         self._kept = [*self._others(saved[0].text), saved]
-        while self.num_bytes > self._most_bytes:
+        self._drop_oldest(self._most_bytes)
+
+    def _drop_oldest(self, most_bytes: int) -> None:
+        while self.num_bytes > most_bytes:
             del self._kept[0]
 
     def _others(self, text: KeptText) -> list[list[KeptRows]]:

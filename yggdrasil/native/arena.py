@@ -12,6 +12,7 @@ from torch import Tensor
 from yggdrasil.artifacts.memory import new_region, use_huge_pages
 
 _REGION = 64 << 20  # bytes per region; pages become resident when they are written
+HUGE_PAGE = 2 << 20  # bytes
 _LINE = 64  # bytes; tensors are aligned to cache lines
 
 
@@ -41,6 +42,11 @@ class Arena:
                 use_huge_pages(self._regions[-1])
         begin, self._used = self._used, self._used + -(-num_bytes // _LINE) * _LINE
         return torch.frombuffer(self._regions[-1], dtype=dtype, count=count, offset=begin).view(*shape)
+
+    @property
+    def page(self) -> int:
+        """Return the bytes of a page that tensors use."""
+        return HUGE_PAGE if self._has_huge_pages else mmap.PAGESIZE
 
     def use_huge_pages(self) -> None:
         """Move resident pages to huge pages, and use these from now on."""

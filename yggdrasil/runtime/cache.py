@@ -11,6 +11,7 @@ from torch import Tensor
 
 import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
 from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.packable import release
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.states.buffers import StateBuffers
 
@@ -79,6 +80,22 @@ class StaticCache:
         """Move keys and values to huge pages: reads are faster, and a short text takes more memory."""
         if self.arena is not None:
             self.arena.use_huge_pages()
+
+    def resident_bytes(self, num_rows: int) -> int:
+        """Return the bytes of memory that keys and values of ``num_rows`` tokens hold, in whole pages."""
+        total = 0
+        for each in self.rows():
+            heads, capacity, size = each.shape
+            row, page = size * each.element_size(), 1 if self.arena is None else self.arena.page
+            total += heads * min(-(-num_rows * row // page) * page, capacity * row)
+        return total
+
+    def release_after(self, num_rows: int) -> None:
+        """Return the memory of slots from ``num_rows`` on to the system, in whole pages; they read as zeros again."""
+        if self.arena is not None and self.keys[0].device.type == "cpu":
+            for each in self.rows():
+                for head in each:
+                    release(head[num_rows:], self.arena.page)
 
     def rows(self) -> list[Tensor]:
         """Return the keys, then the values, of the layers with attention."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from yggdrasil.artifacts.memory import new_region
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.states.snapshots import KeptStates
@@ -30,7 +31,7 @@ class KeptRows:
         text.begin(runner.text.tokens[:count], count, runner.text.lead)
         tensors = runner.cache.rows()
         size = sum(each[:, :count].numel() for each in tensors)
-        kept = cls(text, torch.empty(size, dtype=tensors[0].dtype, device=tensors[0].device))
+        kept = cls(text, _new_rows(size, tensors[0]))
         for part, cached in zip(kept._parts(tensors), tensors, strict=True):
             if not is_wanted():
                 return None
@@ -63,3 +64,13 @@ class KeptRows:
         shapes = [each[:, : self.text.num_rows].shape for each in tensors]
         parts = self.rows.split([shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _new_rows(count: int, like: Tensor) -> Tensor:
+    """Return a tensor [count] of the dtype and device of ``like``, on the CPU in memory that it returns when it ends.
+
+    Freed heap memory would stay with the process in pieces, as copies come and go in all sizes.
+    """
+    if like.device.type != "cpu" or count == 0:
+        return torch.empty(count, dtype=like.dtype, device=like.device)
+    return torch.frombuffer(new_region(count * like.element_size()), dtype=like.dtype)

@@ -22,6 +22,7 @@ from yggdrasil.serving.server_settings import ServerSettings
 
 _PATIENCE_SECONDS = 10.0  # wait for the current iteration at shutdown
 _TRIM_SECONDS = 10.0  # least time between two returns of freed memory to the system
+_IDLE_SECONDS = 1.0  # without a request before unused memory is returned
 _QUIET_SECONDS = 0.03  # without a request before the last conversation's KV entries are copied
 
 log = logging.getLogger("yggdrasil.serving")
@@ -46,7 +47,7 @@ class Worker:
         self._settings = settings
         self._is_ending = False
         self._mean_seconds = 1.0  # moving average over jobs
-        self._trimmed = monotonic()  # when freed memory was last returned
+        self._trimmed, self._is_tidy = monotonic(), False  # when unused memory was last returned; no job since
         self._thread = Thread(target=self._work, name="decoder", daemon=True)
 
     def start(self) -> None:
@@ -110,17 +111,28 @@ class Worker:
                 self._serve(self.decoder, ask, job)
             finally:
                 self.meters.busy.set(0)
+            self._is_tidy = False
             if monotonic() - self._trimmed > _TRIM_SECONDS:
-                give_back()
-                self._trimmed = monotonic()
+                self._tidy()
+
+    def _tidy(self) -> None:
+        """Return memory that no kept text uses to the system."""
+        self._conversations.release_unused()
+        give_back()
+        self._is_tidy, self._trimmed = True, monotonic()
 
     def _next(self) -> tuple[QueuedRequest, Job] | None:
-        """Wait for the next job. While the queue is empty, copy the last conversation's KV entries for later reuse."""
+        """Wait for the next job.
+
+        While the queue is empty, copy the last conversation's KV entries for later reuse and return unused memory.
+        """
         if self.line.is_quiet(_QUIET_SECONDS):
             try:
                 self._conversations.keep_ahead(lambda: self.line.is_quiet(0.0))
             except (RuntimeError, MemoryError) as error:
                 log.warning("a conversation could not be kept: %s", first_line(error))
+            if not self._is_tidy and self.line.is_quiet(_IDLE_SECONDS):
+                self._tidy()
         return self.line.take()
 
     def _serve(self, decoder: Decoder, ask: QueuedRequest, job: Job) -> None:
