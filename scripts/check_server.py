@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check a running server: its clients, answers under load, disconnects, any request at all, and what it costs.
+"""Check a running server: its clients, answers under load, disconnects, memory, any request, and what it costs.
 
     scripts/check_server.py --url http://127.0.0.1:8000 --section load --section disconnects
     scripts/check_server.py --section overhead --plan mine
@@ -22,7 +22,8 @@ from server_overhead import check_overhead
 def main(
     url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8000",
     section: Annotated[
-        list[str] | None, typer.Option(help="clients, load, disconnects, turns, memory, fuzz, overhead; else all but the last.")
+        list[str] | None,
+        typer.Option(help="clients, load, disconnects, turns, memory, fuzz, overhead; else all but the last."),
     ] = None,
     key: Annotated[str, typer.Option(help="Its key.")] = "none",
     seconds: Annotated[float, typer.Option(help="How long the load lasts.")] = 600.0,

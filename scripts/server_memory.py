@@ -12,7 +12,7 @@ from server_asking import ask, metric
 
 CLIENTS = 4
 SETTLING = 15.0  # seconds without a request before the last figure
-WORDS = "rain bread tides ink copper winter ladder seven harbour glass quiet lemon engine paper".split()
+WORDS = ("rain", "bread", "tides", "ink", "copper", "winter", "ladder", "seven", "harbour", "glass", "lemon", "paper")
 SCHEMA = {"type": "object", "properties": {"count": {"type": "integer"}, "why": {"type": "string", "maxLength": 60}}}
 
 

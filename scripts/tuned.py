@@ -110,7 +110,10 @@ NOT_PLAYED = {  # what else has a number there
         "DraftedTrees._TYPICAL_EVERY": "iterations between recomputations of a table, each of 0.1 ms",
     },
     "drafters.statistics.best_first": {"_ROUNDING": "the rounding of float32 scores"},
-    "policy.costs": {"LatencyScales.FARTHEST": "a limit of the first step's effect"},
+    "policy.costs": {
+        "LatencyScales.FARTHEST": "a limit of the first step's effect",
+        "_OVER_PARTS": "traces have no pass times",
+    },
     "tree.token_tree": {"NO_SCORE": "marks a missing node", "MIN_DESCENT": "orders equal scores only"},
 }
 

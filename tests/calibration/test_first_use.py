@@ -2,6 +2,7 @@
 
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
@@ -100,6 +101,52 @@ def test_the_next_use_times_nothing(models, user_cache, capsys, monkeypatch):
 
     assert opened(models[0]).plan.is_provisional
     assert "first use" not in capsys.readouterr().err
+
+
+class BusyMachine:
+    """A timer by which a pass over W rows takes 10 + W ms, and every run of ``paused`` widths before ``ends`` 3,840."""
+
+    def __init__(self, paused, ends):
+        self.paused, self.ends, self.runs = paused, ends, 0
+
+    def __call__(self, run):
+        run()
+        self.runs += 1
+        width = run.args[0] if isinstance(run.args[0], int) else run.args[1]
+        return 3840.0 if width in self.paused and self.runs <= self.ends else 10.0 + width
+
+
+@pytest.mark.parametrize(
+    ("paused", "ends"), [((8,), 60), ((16,), 1000), ((1,), 1000), ((6, 8, 12, 16), 60)],
+    ids=["once", "always, the widest", "always, the plain step", "once, all wide"],
+)  # fmt: skip
+def test_a_busy_machine_leaves_no_false_costs(models, user_cache, monkeypatch, paused, ends):
+    monkeypatch.setattr(first_use, "timer_for", lambda _: BusyMachine(paused, ends))
+    monkeypatch.setattr(first_use, "SECONDS", 1e9)
+    opened(models[0])
+
+    (costs,) = Plan.load(kept_plan()).costs
+    assert costs.plain_ms < 30
+    for width, ms in costs.verify_ms.items():
+        is_hidden = width in paused and ends == 1000
+        assert ms == pytest.approx(10 + width) or (is_hidden and ms < 1.5 * 2 * (10 + width))
+
+
+def test_kept_costs_that_a_pause_explains_are_timed_again(models, user_cache, monkeypatch, capsys):
+    opened(models[0])
+    plan = Plan.load(kept_plan())
+    (costs,) = plan.costs
+    false = {width: 3840.0 if width >= 8 else 10.0 + width for width in costs.verify_ms}
+    replace(plan, costs=[replace(costs, verify_ms=false, plain_ms=12.0)]).save(kept_plan())
+    monkeypatch.setattr(first_use, "timer_for", lambda _: BusyMachine((), 0))
+    capsys.readouterr()
+    opened(models[0])
+
+    assert "the machine was busy when the steps were timed; they are timed again" in capsys.readouterr().err
+    (mended,) = Plan.load(kept_plan()).costs
+    assert mended.verify_ms[8] == pytest.approx(18.0)
+    monkeypatch.setattr(first_use, "timer_for", None)  # nothing is timed
+    assert opened(models[0]).plan.costs == [mended]
 
 
 def test_what_answers_show_of_costs_is_kept_for_the_next_use(models, user_cache):

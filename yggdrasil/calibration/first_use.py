@@ -5,12 +5,11 @@ cache, together with the costs and acceptance observed in later answers (``engin
 """
 
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from typing import TypeAlias
 
 import torch
 
@@ -32,7 +31,7 @@ from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, Trace
-from yggdrasil.policy.costs import lower_envelope
+from yggdrasil.policy.costs import has_pause, lower_envelope, without_pauses
 from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.profiling.timers import timer_for
 from yggdrasil.scheduling.plan import Costs, DeviceName, Expectation, ModelRef, Plan, Shapes, portable_source
@@ -40,6 +39,7 @@ from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 CONTEXT = 128  # tokens in the KV caches while steps are timed
 SECONDS, ROUNDS = 2.5, 6  # timing ends after the first of these
+_Step: TypeAlias = tuple[str, str, int]  # model, kind of step, width
 _LEAST_MS = 1e-4  # a cost must be positive
 _PROMPT = 48  # length of the prompt on which the overhead is measured
 ITERATIONS = 6  # real iterations in which the overhead is measured
@@ -119,15 +119,13 @@ def with_measured_costs(
     """Measure step costs and return a copy of ``plan`` whose ``costs`` hold them, in milliseconds.
 
     The steps of ``assembly``, which must be built from ``plan``, are timed with ``CONTEXT`` tokens in the cache, for
-    about ``SECONDS``. ``progress`` gets the fraction done, 0 to 1.
+    about ``SECONDS``. ``progress`` gets the fraction done, 0 to 1. Where a pause of the machine hid a step's time, all
+    are timed once more.
     """
     context = max(1, min(CONTEXT, assembly.engine.max_length // 2))
-    timer, samples = timer_for(assembly.target.loaded.device), defaultdict[tuple[str, str, int], list[float]](list)
-    for step, _, ms in time_alternately(timed_steps([assembly], [context]), ROUNDS, progress, timer, seconds=SECONDS):
-        samples[step.model, step.step, step.width].append(ms)
-    times = {key: max(median(found), _LEAST_MS) for key, found in samples.items()}
+    times = _times(assembly, context, progress)
     assembly.forget()
-    one_row = times["target", "plain", 1]
+    one_row = min(ms for (model, _, _), ms in times.items() if model == "target")
     passes = {width: times.get(("target", "verify", width), one_row) for width in plan.shapes.verify_widths}
     overhead_ms = _overhead_ms(assembly, tokenizer, context)
     assembly.forget()
@@ -138,15 +136,35 @@ def with_measured_costs(
     }
     costs = Costs(
         context, head_ms,
-        {width: ms for width, (ms, _) in lower_envelope(levels).items()} if levels else {},
-        {width: ms for width, (ms, _) in lower_envelope(passes).items()}, overhead_ms, one_row + overhead_ms,
+        _envelope(levels) if levels else {}, _envelope(passes), overhead_ms, one_row + overhead_ms,
         overhead_ms,
     )  # fmt: skip
     return replace(plan, costs=[costs])
 
 
+def _envelope(measured: dict[int, float]) -> dict[int, float]:
+    return {width: ms for width, (ms, _) in lower_envelope(without_pauses(measured)).items()}
+
+
+def _times(assembly: Assembly, context: int, progress: Callable[[float], None]) -> dict[_Step, float]:
+    """Return the least milliseconds of every step; other programs only ever add to the time of a turn."""
+    timer, times = timer_for(assembly.target.loaded.device), dict[_Step, float]()
+    for _ in range(2):
+        steps = timed_steps([assembly], [context])
+        for step, _, ms in time_alternately(steps, ROUNDS, progress, timer, seconds=SECONDS):
+            key = (step.model, step.step, step.width)
+            times[key] = max(min(ms, times.get(key, ms)), _LEAST_MS)
+        by_model = [
+            {width: ms for (model, step, width), ms in times.items() if model == each and step != "head"}
+            for each in ("target", "drafter")
+        ]
+        if not any(map(has_pause, by_model)):
+            break
+    return times
+
+
 def _overhead_ms(assembly: Assembly, tokenizer: Tokenizer, context: int) -> float:
-    """Return the median milliseconds of an iteration outside the models, over real iterations.
+    """Return the lower quartile of the milliseconds of an iteration outside the models, over real iterations.
 
     They verify the widest tree of model-free drafts. The prompt repeats itself, so that there are drafts.
     """
@@ -163,4 +181,5 @@ def _overhead_ms(assembly: Assembly, tokenizer: Tokenizer, context: int) -> floa
         if len(outside) > ITERATIONS:
             break
     del request  # ends it
-    return max(median(outside[1:] or [0.0]), 0.0)
+    timed = sorted(outside[1:]) or [0.0]
+    return max(timed[len(timed) // 4], 0.0)

@@ -16,8 +16,9 @@ _MIN_ROWS = 16  # tokens; a prefill of fewer costs less than a copy
 class Conversations:
     """LRU cache of the KV entries of earlier texts, at most ``most_bytes`` bytes.
 
-    Between requests the present text's own entries count too, though they stay if they alone take more. Methods may only be called while no request is being decoded. State that a drafter keeps outside of a model's cache
-    is not copied.
+    Between requests the entries of the present text count too, though they stay if they alone take more. Methods may
+    only be called while no request is being decoded. State that a drafter keeps outside of a model's cache is not
+    copied.
     """
 
     def __init__(self, assembly: Assembly, most_bytes: int) -> None:

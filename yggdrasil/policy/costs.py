@@ -8,6 +8,26 @@ from functools import cached_property
 from math import log
 from typing import Any, Literal, TypeAlias
 
+_OVER_PARTS = 1.5  # factor over several narrower passes from which a pass's time is taken for a pause of the machine
+
+
+def without_pauses(measured: Mapping[int, float]) -> dict[int, float]:
+    """Return milliseconds by width with times lowered that only a pause of the machine explains.
+
+    A pass over W rows takes at most as long as passes over V rows, as many as cover W, and a half more.
+    """
+    found: dict[int, float] = {}
+    for width in sorted(measured):
+        parts = (-(-width // narrower) * ms for narrower, ms in found.items())
+        found[width] = min(measured[width], _OVER_PARTS * min(parts, default=measured[width]))
+    return found
+
+
+def has_pause(measured: Mapping[int, float]) -> bool:
+    """Return whether ``without_pauses`` lowers a time by more than a rounded figure differs."""
+    return any(measured[width] > 1.01 * ms for width, ms in without_pauses(measured).items())
+
+
 Kind: TypeAlias = Literal["plain", "model_free", "drafted"]
 
 
