@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/attention_lanes.h"
 #include "attention/attention_matrix.h"
 #include "attention/attention_pairs.h"
 #include "common/scratch.h"
@@ -106,11 +107,12 @@ class TreeAttention {
   }
 
  private:
-  bool by_key_heads() const { return std::is_same_v<T, BFloat16> && (fits_amx(of_.head_dim) || fits_pairs(of_.head_dim)); }
+  bool by_key_heads() const { return std::is_same_v<T, BFloat16> && (fits_amx(of_.head_dim) || fits_pairs(of_.head_dim) || fits_lanes(of_.head_dim)); }
 
   void attend_key_heads(int64_t begin, int64_t end) const {
     if (fits_amx(of_.head_dim)) return attend_together(begin, end, kAmxRows, matrix_words(job_), attend_matrix);
-    attend_together(begin, end, pair_rows(job_), pair_words(job_, pair_rows(job_)), attend_pairs);
+    if (fits_pairs(of_.head_dim)) return attend_together(begin, end, pair_rows(job_), pair_words(job_, pair_rows(job_)), attend_pairs);
+    attend_together(begin, end, lane_rows(job_), lane_words(job_, lane_rows(job_)), attend_lanes);
   }
 
   // Rows of one key head after the other, up to `span` at once: all query heads that read it share what is rotated of it.

@@ -1,0 +1,146 @@
+// bf16 attention with AVX2: keys and values are widened to float32 once for all query heads that read them, keys with
+// channels as rows.
+//
+// A row's products are added channel by channel, then key by key, whatever rows it is computed with: a row of a tree has the
+// same arithmetic, bit by bit, as in a plain step.
+#pragma once
+
+#include <algorithm>
+
+#include "attention/attention_positions.h"
+
+namespace yggdrasil {
+
+#if defined(YGG_AVX2) && !defined(YGG_AVX512)
+constexpr int64_t kLaneKeys = 16, kLaneValues = 32;  // keys of a block, and values
+constexpr int kLaneRows = 6;                         // rows whose sums fill the registers
+constexpr int64_t kMostLaneRows = 48, kFewestLaneRows = 12;  // rows of a unit of work
+constexpr int64_t kScoreBytes = 256 * 1024;          // of its scores
+
+inline bool fits_lanes(int64_t head_dim) { return head_dim % 16 == 0; }
+inline int64_t lane_rows(const AttentionJob& job) { return std::clamp(kScoreBytes / (4 * job.context_stride + 1), kFewestLaneRows, kMostLaneRows); }
+inline int64_t lane_words(const AttentionJob& job, int64_t rows) {
+  return rows * (job.context_stride + kLaneKeys + 2 * job.head_dim) + kLaneValues * job.head_dim + 16;
+}
+
+struct LaneRows : KeyHeadRows {
+  int64_t start, last_slot, length;  // slots [start, last_slot) are scored; of a row's scores
+  float *block, *queries, *sums, *scores;  // [32, D] or [D, 16], [count, D] each, [count, length]
+};
+
+// The first `there` of sixteen keys, the last of them repeated, as [D, 16].
+inline void widen_keys(const BFloat16* keys, int64_t there, int64_t d, float* to) {
+  for (int64_t half = 0; half < kLaneKeys; half += 8)
+    for (int64_t c = 0; c < d; c += 16) {
+      __m256 rows[8];  // of pairs of channels
+      for (int64_t i = 0; i < 8; ++i) rows[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(keys + std::min(half + i, there - 1) * d + c));
+      for (int64_t i = 0; i < 8; i += 4) {
+        const __m256 low[2] = {_mm256_unpacklo_ps(rows[i], rows[i + 1]), _mm256_unpacklo_ps(rows[i + 2], rows[i + 3])};
+        const __m256 high[2] = {_mm256_unpackhi_ps(rows[i], rows[i + 1]), _mm256_unpackhi_ps(rows[i + 2], rows[i + 3])};
+        rows[i] = _mm256_shuffle_ps(low[0], low[1], 0x44), rows[i + 1] = _mm256_shuffle_ps(low[0], low[1], 0xee);
+        rows[i + 2] = _mm256_shuffle_ps(high[0], high[1], 0x44), rows[i + 3] = _mm256_shuffle_ps(high[0], high[1], 0xee);
+      }
+      for (int64_t pair = 0; pair < 8; ++pair) {
+        const __m256 four = rows[pair % 4], others = rows[pair % 4 + 4];
+        const __m256i both = _mm256_castps_si256(pair < 4 ? _mm256_permute2f128_ps(four, others, 0x20) : _mm256_permute2f128_ps(four, others, 0x31));
+        auto* place = reinterpret_cast<__m256i*>(to + (c + 2 * pair) * kLaneKeys + half);
+        _mm256_storeu_si256(place, _mm256_slli_epi32(both, 16));
+        _mm256_storeu_si256(place + kLaneKeys / 8, _mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+      }
+    }
+}
+
+// Adds to the sums of R rows what `count` vectors give, `stride` apart, times the rows' factors.
+template <int R>
+inline void add_vectors(const float* vectors, int64_t count, int64_t stride, const float* factors, int64_t factors_stride, float* sums, int64_t sums_stride) {
+  Lanes acc[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) acc[r] = load16(sums + r * sums_stride);
+  for (int64_t i = 0; i < count; ++i, vectors += stride) {
+    const Lanes vector = load16(vectors);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r] = fused(spread(factors[r * factors_stride + i]), vector, acc[r]);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) store16(sums + r * sums_stride, acc[r]);
+}
+
+// Calls add_vectors for `rows` rows, as many at once as registers hold.
+template <int R = kLaneRows>
+inline void add_to_rows(int64_t rows, const float* vectors, int64_t count, int64_t stride, const float* factors, int64_t factors_stride, float* sums,
+                        int64_t sums_stride) {
+  for (; rows >= R; rows -= R, factors += R * factors_stride, sums += R * sums_stride)
+    add_vectors<R>(vectors, count, stride, factors, factors_stride, sums, sums_stride);
+  if constexpr (R > 1)
+    if (rows > 0) add_to_rows<R - 1>(rows, vectors, count, stride, factors, factors_stride, sums, sums_stride);
+}
+
+// A row's scores become weights: those of its path move behind the context, what it does not see weighs nothing. Returns one
+// over their sum.
+inline float weigh_row(const LaneRows& rows, int64_t i) {
+  const AttentionJob& job = rows.job;
+  float* scores = rows.scores + i * rows.length;
+  const int64_t first = job.first_key[rows.step_row(i)] - rows.start;
+  int64_t end = job.context - rows.start;
+  for (const int64_t slot : rows.slots_of(i)) scores[end++] = scores[slot - rows.start];  // slots ascend: none is overwritten before it moves
+  for (int64_t j = first; j < end; ++j) scores[j] *= job.scale;
+  if (job.softcap > 0.0f)
+    for (int64_t j = first; j < end; ++j) scores[j] = job.softcap * std::tanh(scores[j] / job.softcap);
+  std::fill(scores, scores + first, 0.0f);
+  return 1.0f / softmax_weights(scores + first, end - first, rows.sink_of(i));
+}
+
+// Adds `count` values, in slots that slot_of gives, to rows [first, first + some), whose weights of them begin at `position`.
+template <typename SlotOf>
+inline void add_values(const LaneRows& rows, int64_t first, int64_t some, int64_t position, int64_t count, const SlotOf& slot_of) {
+  const int64_t d = rows.job.head_dim;
+  for (int64_t begin = 0; begin < count; begin += kLaneValues) {
+    const int64_t there = std::min(kLaneValues, count - begin);
+    for (int64_t i = 0; i < there; ++i) {
+      const BFloat16* value = rows.values + slot_of(begin + i) * d;
+      for (int64_t c = 0; c < d; c += 16) store16(rows.block + i * d + c, load16(value + c));
+    }
+    const float* weights = rows.scores + first * rows.length + position + begin - rows.start;
+    for (int64_t c = 0; c < d; c += 16) add_to_rows(some, rows.block + c, there, d, weights, rows.length, rows.sums + first * d + c, d);
+  }
+}
+
+inline void attend_lanes(const KeyHeadRows& some, uint32_t* scratch) {
+  const AttentionJob& job = some.job;
+  const int64_t d = job.head_dim, count = some.count;
+  int64_t start = job.context, last_slot = job.context;
+  for (int64_t i = 0; i < count; i += some.alike(i)) {
+    start = std::min(start, job.first_key[some.step_row(i)]);
+    if (!some.slots_of(i).empty()) last_slot = std::max(last_slot, some.slots_of(i).back() + 1);
+  }
+  const int64_t length = (last_slot - start + kLaneKeys - 1) / kLaneKeys * kLaneKeys;
+  auto* block = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64);
+  float *queries = block + kLaneValues * d, *sums = queries + count * d;
+  const LaneRows rows{some, start, last_slot, length, block, queries, sums, sums + count * d};
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t c = 0; c < d; c += 16) store16(queries + i * d + c, load16(reinterpret_cast<const BFloat16*>(some.query_of(i)) + c));
+  std::fill(rows.scores, rows.scores + count * length, 0.0f);
+  for (int64_t slot = start; slot < last_slot; slot += kLaneKeys) {
+    widen_keys(some.keys + slot * d, std::min(kLaneKeys, last_slot - slot), d, block);
+    add_to_rows(count, block, d, kLaneKeys, queries, d, rows.scores + slot - start, length);
+  }
+  float inverse[kMostLaneRows];
+  for (int64_t i = 0; i < count; ++i) inverse[i] = weigh_row(rows, i);
+  std::fill(sums, sums + count * d, 0.0f);
+  add_values(rows, 0, count, start, job.context - start, [&](int64_t i) { return start + i; });
+  for (int64_t i = 0, alike; i < count; i += alike) {  // heads of one row of the step have one path
+    alike = some.alike(i);
+    const auto& slots = some.slots_of(i);
+    add_values(rows, i, alike, job.context, static_cast<int64_t>(slots.size()), [&](int64_t j) { return slots[j]; });
+  }
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t c = 0; c < d; c += 16) store16(some.out_of(i) + c, load16(sums + i * d + c) * spread(inverse[i]));
+}
+#else
+inline bool fits_lanes(int64_t) { return false; }
+inline int64_t lane_rows(const AttentionJob&) { return 1; }
+inline int64_t lane_words(const AttentionJob&, int64_t) { return 0; }
+inline void attend_lanes(const KeyHeadRows&, uint32_t*) {}
+#endif
+
+}  // namespace yggdrasil
