@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from bench_systems import Sample, System, summarise_systems
 from llama_cpp import LlamaCpp, LlamaServer
 from rich.console import Console
+from sample_store import SampleFile, measure
 
 from yggdrasil.artifacts import current_machine, resolve_plan
-from yggdrasil.bench.store import SampleFile, measure
-from yggdrasil.bench.systems import Sample, System, summarise_systems
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script

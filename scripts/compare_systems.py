@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import typer
+from bench_systems import EngineSystem, System, judge_by_replay, summarise_systems
 from compare_trees import show_systems
 from llama_cpp import CACHE_OPTIONS, DRAFT_CACHE_OPTIONS, LlamaCpp, LlamaServer
 from rich.console import Console
+from sample_store import SampleFile, measure, pair_settings
 from transformers_systems import transformers_systems
 
-from yggdrasil.bench.record import pair_settings
-from yggdrasil.bench.store import SampleFile, measure
-from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, judge_by_replay, summarise_systems
+from yggdrasil.bench.compare import encode_prompts
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress

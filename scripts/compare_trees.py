@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from bench_systems import EngineSystem, System, equality, judge_by_replay, summarise_systems
 from rich.table import Table
 from rivals.policies import plan_ablations
 from rivals.trees import TREES, TreeBench, check_names, tree_systems
+from sample_store import SampleFile, measure, model_drafter, pair_settings
 
-from yggdrasil.bench.record import model_drafter, pair_settings
+from yggdrasil.bench.compare import encode_prompts
 from yggdrasil.bench.spread import describe
-from yggdrasil.bench.store import SampleFile, measure
-from yggdrasil.bench.systems import EngineSystem, System, encode_prompts, equality, judge_by_replay, summarise_systems
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress, wide_console
 from yggdrasil.engine.decoder import Decoder

@@ -20,8 +20,9 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal, Self
 
+from bench_systems import Continuation
+
 from yggdrasil.artifacts import model_fingerprint
-from yggdrasil.bench.systems import Continuation
 from yggdrasil.errors import YggdrasilError
 
 PACKAGE = "llama-cpp-python==0.3.36"

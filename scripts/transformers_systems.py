@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from bench_systems import Continuation, System
 from transformers import (
     AutoModelForCausalLM,
     CompileConfig,
@@ -15,7 +16,6 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from yggdrasil.bench.systems import Continuation, System
 from yggdrasil.checkpoints.families import cache_name
 
 LOOKUP_TOKENS = 10  # drafted by prompt lookup decoding; transformers has no default

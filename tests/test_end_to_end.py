@@ -1,5 +1,6 @@
 """The documented paths from end to end, on a tiny random pair on disk: every token is transformers' own."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from yggdrasil import Decoder
 from yggdrasil.artifacts import read_csv
-from yggdrasil.bench.systems import summarise_systems
 from yggdrasil.calibration.calibration_settings import QUICK
 from yggdrasil.calibration.choose import Gain
 from yggdrasil.calibration.own_text import text_file
@@ -157,7 +157,7 @@ def test_the_program_compares_with_plain_decoding(at_root, calibrated, chat, cap
 @pytest.fixture
 def eager(monkeypatch):
     """Eager steps do: those that a plan has not would take minutes to compile. Nothing settles before it is timed."""
-    monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("bench_systems.SETTLE_SECONDS", 0.0)
     for module in ("calibration.pair", "engine.loading"):
         monkeypatch.setattr(f"yggdrasil.{module}.default_backend", lambda *_, **__: "eager")
 
@@ -210,21 +210,35 @@ def test_the_program_measures_how_far_wide_passes_are_from_plain_ones(at_root, c
 
 
 @pytest.mark.usefixtures("eager")
-def test_the_program_compares_rules_and_exactness(at_root, calibrated, monkeypatch, capsys):
+def test_a_script_compares_rules_and_exactness(at_root, calibrated, monkeypatch, capsys):
     """A mode that does not keep its promise ends the command with 1."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+    compare_rules = importlib.import_module("compare_rules")
+    rule_systems = importlib.import_module("rule_systems")
+
+    def run_script(*arguments):
+        monkeypatch.setattr("sys.argv", ["compare_rules", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            compare_rules.run_script(compare_rules.main, "compare_rules")
+        return ended.value.code
+
     options = [calibrated.plan, "--prompts", calibrated.prompts, "--limit", 2, "--max-new-tokens", 8]
-    assert run_program("bench", "rules", *options, "--temperatures", "0", "--json", "rules.json") == 0
+    assert run_script(*options, "--temperatures", "0,0.0", "--json", "rules.json") == 0
     assert "lossless" in capsys.readouterr().out
     rows = json.loads((at_root / "rules.json").read_text())["summary"]
+    assert [row["system"] for row in rows].count("match, T=0") == 1
     assert {row["system"]: row["same_as_plain"] for row in rows if row["lossless"]}["match, T=0"] == 2
-    assert run_program("bench", "exactness", *options, "--tolerance", 0.1) == 0
+    assert run_script(*options, "--exactness", "--tolerance", 0.1) == 0
     assert "near ties" in capsys.readouterr().out
+    assert run_script(*options, "--temperatures", "0,warm") == 2
+    assert "--temperatures 0,warm is not a list of numbers" in capsys.readouterr().err
+    summarise = rule_systems.summarise_systems
 
     def spoilt(*arguments):
-        return [row | {"same_as_plain": row["same_as_plain"] - 1} for row in summarise_systems(*arguments)]
+        return [row | {"same_as_plain": row["same_as_plain"] - 1} for row in summarise(*arguments)]
 
-    monkeypatch.setattr("yggdrasil.bench.rules.summarise_systems", spoilt)
-    assert run_program("bench", "exactness", *options, "--tolerance", 0.1) == 1
+    monkeypatch.setattr(rule_systems, "summarise_systems", spoilt)
+    assert run_script(*options, "--exactness", "--tolerance", 0.1) == 1
 
 
 def test_the_program_trains_a_head(at_root, calibrated, reference):

@@ -1,10 +1,10 @@
 """Figures 12 to 14: the contribution of each part of the method, and the dependence on the tree's shape."""
 
 import pandas as pd
+from bench_systems import EngineSystem, System
 from rivals.trees import Arrangement, TreeSystem
 
 from figures.context import PLAIN, Figure, FigureContext, mean_over_sets
-from yggdrasil.bench.systems import EngineSystem, System
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.engine.assembly import assemble

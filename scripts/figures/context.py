@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from bench_systems import EngineSystem, Sample, System, summarise_systems
 from rivals.trees import TREES, TreeBench, TreeSystem, drafting_ms, tree_systems
+from sample_store import SampleFile, measure, model_drafter, pair_settings
 
 from yggdrasil.artifacts import current_machine, resolve_plan
-from yggdrasil.bench.record import model_drafter, pair_settings
-from yggdrasil.bench.store import SampleFile, measure
-from yggdrasil.bench.systems import EngineSystem, Sample, System, encode_prompts, summarise_systems
+from yggdrasil.bench.compare import encode_prompts
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.plan_parts import planned_policy

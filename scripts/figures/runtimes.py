@@ -1,10 +1,10 @@
 """Figures 4 and 5: the effect of compilation, and the cost and gain of verify widths."""
 
 import pandas as pd
+from bench_systems import EngineSystem, System
+from sample_store import model_drafter
 
 from figures.context import PLAIN, Figure, FigureContext, mean_over_sets
-from yggdrasil.bench.record import model_drafter
-from yggdrasil.bench.systems import EngineSystem, System
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.loading import DTYPES

@@ -1,11 +1,11 @@
 """Figure 15: our plan and the static tree at several sampling temperatures."""
 
 import pandas as pd
+from bench_systems import EngineSystem, System
 from rivals.trees import tree_systems
 
 from figures.context import OURS, PLAIN, Figure, FigureContext, mean_over_sets
 from yggdrasil.acceptance.sampling import SamplingParams
-from yggdrasil.bench.systems import EngineSystem, System
 
 SEED = 0  # random numbers depend on seed and position only, so every system samples the same text
 STATIC = "Sequoia"

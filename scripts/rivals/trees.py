@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from bench_systems import Continuation
 
 from rivals.drafter import ChosenDrafter
 from rivals.eagle2 import Eagle2
@@ -18,7 +19,6 @@ from rivals.rank_acceptance import rank_hits
 from rivals.sequence import sequence
 from rivals.sequoia import SequoiaTables, choose_size, sequoia
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
-from yggdrasil.bench.systems import Continuation
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel, identity_knots
 from yggdrasil.engine.assembly import assemble

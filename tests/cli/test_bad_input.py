@@ -60,13 +60,6 @@ def test_generate_needs_exactly_one_source_of_prompts(run, prompts):
     assert_one_sentence(run("generate", "tiny", "--prompt", "a", "--prompts", prompts), "either")
 
 
-def test_comparisons_of_rules_name_what_is_missing(run, prompts):
-    rules, exactness = (("bench", name, "none.yaml", "--prompts", prompts) for name in ("rules", "exactness"))
-
-    assert_one_sentence(run(*rules, "--temperatures", "0,warm"), "--temperatures 0,warm is not a list of numbers")
-    assert_one_sentence(run(*exactness), "none.yaml")
-
-
 def test_an_empty_prompt_is_refused(run):
     assert_one_sentence(run("generate", "tiny", "--prompt", ""), "empty")
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from yggdrasil.bench import compare as bench
+from yggdrasil.cli import bench_output as compare
 from yggdrasil.cli import main
-from yggdrasil.cli.benchmarks import compare, rules
 from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import Prompt
@@ -126,13 +126,3 @@ def test_both_ways_end_where_the_model_ends_a_chat(pair):
     for ignore_eos, length in ((False, answer.index(answer[2]) + 1), (True, 6)):
         (found,) = compare._measure(decoder, PROMPTS[:1], {**SETTINGS, "ignore_eos": ignore_eos})
         assert found.plain.tokens == found.tree.tokens == answer[:length]
-
-
-def test_a_temperature_that_is_given_twice_is_compared_once(monkeypatch, tmp_path):
-    seen = []
-    monkeypatch.setattr(rules, "_open", lambda *_, **__: None)
-    monkeypatch.setattr(rules, "_read", lambda *_, **__: [])
-    monkeypatch.setattr("yggdrasil.bench.rules.rule_group", lambda _, value: value)
-    monkeypatch.setattr(rules, "_measure", lambda _, groups, *__: seen.extend(groups) or [])
-    rules.rules("tiny", prompts=[tmp_path / "prompts.jsonl"], temperatures="0,1,0.0,1")
-    assert seen == [0.0, 1.0]

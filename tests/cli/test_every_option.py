@@ -41,7 +41,6 @@ def test_the_walk_finds_every_command_and_option():
         "generate",
         "chat",
         "bench",
-        "rules",
         "search",
         "report",
         "parity",

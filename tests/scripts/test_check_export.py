@@ -1,6 +1,7 @@
 """The settings that are measured beside what was chosen."""
 
-from yggdrasil.bench.systems import Continuation, Sample
+from bench_systems import Continuation, Sample
+
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.exporting import Exported
 from yggdrasil.export.playing import Prediction

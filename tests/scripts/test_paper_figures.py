@@ -38,7 +38,7 @@ def plan_of(target="tiny", drafter="tiny"):
 
 @pytest.fixture
 def context(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("bench_systems.SETTLE_SECONDS", 0.0)
     folders = tmp_path / "target", tmp_path / "drafter"
     for folder, model in zip(folders, (pair.plain_target, pair.plain_drafter), strict=True):
         model.save_pretrained(folder)

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.guard import nothing_built
-from yggdrasil.bench.systems import encode_one
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.request import Generation, Request
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.repetition import count_repeated
-from yggdrasil.prompts import Prompt
+from yggdrasil.prompts import NOWHERE, Prompt, check_ids, encode_prompt
 
 _OURS = ""  # key of the first plan; no plan has this name
 _STRETCH = 8  # consecutive iterations of a plan, so that most follow one of the same plan
@@ -52,6 +51,32 @@ class Comparison:
     def end_to_end_ratio(self) -> float:
         """Time of the plain request divided by the plan's, prefill included."""
         return _request_ms(self.plain) / _request_ms(self.tree)
+
+
+def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int | None) -> dict[str, list[int]]:
+    """Return the last ``max_tokens`` tokens of each prompt by its id.
+
+    Raises:
+        YggdrasilError: a prompt cannot be decoded, or two share an id.
+    """
+    check_ids(prompts)
+    return {prompt.id: encode_one(decoder, prompt, max_tokens) for prompt in prompts}
+
+
+def encode_one(decoder: Decoder, prompt: Prompt, max_tokens: int | None) -> list[int]:
+    """Return the last ``max_tokens`` tokens of a prompt; YggdrasilError if the context has no room for two more."""
+    try:
+        tokens = encode_prompt(decoder.tokenizer, prompt)
+        tokens = tokens[-max_tokens:] if max_tokens else tokens
+        limit = decoder.assembly.engine.max_length
+        if len(tokens) > limit - 2:  # the first token is the prefill's, and says nothing of decoding
+            raise YggdrasilError(
+                f"leaves no room to decode: it has {len(tokens)} tokens, and the context holds {limit}; "
+                "keep fewer with --max-prompt-tokens"
+            )
+        return decoder.encode(tokens)
+    except YggdrasilError as error:
+        raise YggdrasilError(f"{prompt.place} {error}" if prompt.place != NOWHERE else str(error)) from error
 
 
 def compare(

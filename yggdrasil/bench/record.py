@@ -1,6 +1,5 @@
-"""Provenance of result files: machine, versions, commit, models."""
+"""Provenance of result files: machine, versions, commit, drafters."""
 
-import hashlib
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -8,9 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from yggdrasil.artifacts import current_machine
-from yggdrasil.drafters.heads.kinds import is_head
-from yggdrasil.errors import YggdrasilError
-from yggdrasil.scheduling.plan import ModelRef, Plan
 
 if TYPE_CHECKING:
     from yggdrasil.engine.engine import Engine
@@ -25,27 +21,6 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
-    }
-
-
-def model_drafter(plan: Plan) -> ModelRef:
-    """Return the plan's draft model, which rivals use too. Raises YggdrasilError if the plan has none."""
-    if not isinstance(plan.drafter, ModelRef) or is_head(plan.drafter.path()):
-        raise YggdrasilError(f"the plan {plan.name} drafts without a draft model; rivals need a plan with one")
-    return plan.drafter
-
-
-def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
-    """Return models, threads, dtype, weights and a digest of the plan of a result; drafter None without a model."""
-    drafter = plan.drafter if isinstance(plan.drafter, ModelRef) else None
-    return {
-        "plan": plan.name,
-        "target": public_source(plan.target.source),
-        "drafter": public_source(drafter.source) if drafter else None,
-        "threads": {"target": plan.target.threads, "drafter": drafter.threads if drafter else None},
-        "dtype": dtype,
-        "weights": {"target": plan.target.weights, "drafter": drafter.weights if drafter else None},
-        "calibration": hashlib.sha256(repr(plan).encode()).hexdigest()[:16],  # tells plans of the same name apart
     }
 
 

@@ -24,26 +24,9 @@ def make_app(only: str | None = None) -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_program)
     for name in COMMANDS if only is None else (only,):
-        if name == "bench":
-            _add_bench(app)
-        else:
-            command = getattr(import_module(f"yggdrasil.cli.{name}"), name)
-            app.command(rich_help_panel=COMMANDS[name])(command)
+        command = getattr(import_module(f"yggdrasil.cli.{name}"), name)
+        app.command(rich_help_panel=COMMANDS[name])(command)
     return app
-
-
-def _add_bench(app: typer.Typer) -> None:
-    from yggdrasil.cli.benchmarks.command import DefaultCommand, bench
-    from yggdrasil.cli.benchmarks.rules import exactness, rules
-
-    group = typer.Typer(cls=DefaultCommand, no_args_is_help=True)
-    group.command(DefaultCommand.NAME)(bench)
-    for command in (rules, exactness):
-        group.command()(command)
-    app.add_typer(
-        group, name="bench", rich_help_panel=COMMANDS["bench"],
-        help="Measure the speed-up over plain decoding: `bench MODEL --prompts FILE`.",
-    )  # fmt: skip
 
 
 def _print_version(is_asked: bool) -> None:

@@ -58,17 +58,6 @@ def rule(parameter: typer.CallbackParam, value: str) -> str:
     return value
 
 
-def temperatures(parameter: typer.CallbackParam, text: str) -> str:
-    """Check that ``text`` is a list of finite numbers from 0."""
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = [math.nan]
-    if not all(math.isfinite(value) and value >= 0 for value in values):
-        raise YggdrasilError(f"{_typed(parameter)} {text} is not a list of numbers such as 0,1")
-    return text
-
-
 def finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
     """Check that ``value`` is None or a finite number from 0."""
     if value is not None and not (math.isfinite(value) and value >= 0):

@@ -40,8 +40,8 @@ def parity(
 ) -> None:
     """Compare passes of every width with one-row passes on the same tokens, and write the tolerance for `strict`."""
     from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
+    from yggdrasil.bench.compare import encode_prompts
     from yggdrasil.bench.record import public_source
-    from yggdrasil.bench.systems import encode_prompts
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.engine.parity import ProbeText, measure_parity

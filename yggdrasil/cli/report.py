@@ -72,7 +72,7 @@ def _with_trees(facts: "Facts", plan: Path, prompts: Path, limit: int, *, chat: 
     import pandas as pd
 
     from yggdrasil.artifacts import write_csv
-    from yggdrasil.bench.systems import encode_one
+    from yggdrasil.bench.compare import encode_one
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
     from yggdrasil.prompts import read_prompts

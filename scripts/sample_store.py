@@ -6,10 +6,34 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench_systems import WARM_TOKENS, Sample, System, run_systems
+
 from yggdrasil.artifacts import parse_json, write_atomic
-from yggdrasil.bench.record import provenance
-from yggdrasil.bench.systems import WARM_TOKENS, Sample, System, run_systems
+from yggdrasil.bench.record import provenance, public_source
+from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.scheduling.plan import ModelRef, Plan
+
+
+def model_drafter(plan: Plan) -> ModelRef:
+    """Return the plan's draft model, which rivals use too. Raises YggdrasilError if the plan has none."""
+    if not isinstance(plan.drafter, ModelRef) or is_head(plan.drafter.path()):
+        raise YggdrasilError(f"the plan {plan.name} drafts without a draft model; rivals need a plan with one")
+    return plan.drafter
+
+
+def pair_settings(plan: Plan, dtype: str) -> dict[str, Any]:
+    """Return models, threads, dtype, weights and a digest of the plan of a result; drafter None without a model."""
+    drafter = plan.drafter if isinstance(plan.drafter, ModelRef) else None
+    return {
+        "plan": plan.name,
+        "target": public_source(plan.target.source),
+        "drafter": public_source(drafter.source) if drafter else None,
+        "threads": {"target": plan.target.threads, "drafter": drafter.threads if drafter else None},
+        "dtype": dtype,
+        "weights": {"target": plan.target.weights, "drafter": drafter.weights if drafter else None},
+        "calibration": hashlib.sha256(repr(plan).encode()).hexdigest()[:16],  # tells plans of the same name apart
+    }
 
 
 class SampleFile:

@@ -1,18 +1,18 @@
 """Systems side by side: turns, ratios, and what counts as equal."""
 
 import pytest
-from tiny_pair import TEXT
-
-from yggdrasil.bench.systems import (
+from bench_systems import (
     Continuation,
     EngineSystem,
     Sample,
-    encode_prompts,
     equality,
     judge_by_replay,
     run_systems,
     summarise_systems,
 )
+from tiny_pair import TEXT
+
+from yggdrasil.bench.compare import encode_prompts
 from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
@@ -38,7 +38,7 @@ class Scripted:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch):
-    monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("bench_systems.SETTLE_SECONDS", 0.0)
 
 
 def test_every_system_sees_every_prompt_behind_a_short_run_of_its_own():
@@ -73,7 +73,7 @@ def test_no_system_has_a_place_of_its_own():
 
 
 def test_untimed_runs_are_not_warmed_up(monkeypatch):
-    monkeypatch.setattr("yggdrasil.bench.systems.sleep", lambda _: pytest.fail("there is nothing to settle for"))
+    monkeypatch.setattr("bench_systems.sleep", lambda _: pytest.fail("there is nothing to settle for"))
     asked = []
     run_systems([Scripted("x", "one", False, 1.0, asked=asked)], PROMPTS, 3, lambda *_: None, is_timed=False)
 

@@ -1,12 +1,12 @@
 """Acceptance rules and exactness modes side by side: what is equal to what, and what each row says of its rule."""
 
 import pytest
+from bench_systems import Sample, run_systems
 from own_drafter import Nobody
+from rule_systems import EQUAL_TO_PLAIN, MODES, RULES, mode_group, rule_group, summarise_group
 from tiny_pair import TEXT
 
 from yggdrasil.acceptance.speculation import LOSSY_RULES
-from yggdrasil.bench.rules import EQUAL_TO_PLAIN, MODES, RULES, mode_group, rule_group, summarise_group
-from yggdrasil.bench.systems import Sample, run_systems
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
@@ -20,7 +20,7 @@ EGT = FixedPolicy(TreeShape(2, 3, 8))
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch):
-    monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("bench_systems.SETTLE_SECONDS", 0.0)
 
 
 def rows_of(*groups):

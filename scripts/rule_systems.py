@@ -1,13 +1,14 @@
-"""Every acceptance rule and exactness mode as a system of ``bench``: decoded in turns on one engine."""
+"""Every acceptance rule and exactness mode as a system (``bench_systems.py``): decoded in turns on one engine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from bench_systems import EngineSystem, Sample, summarise_systems
+
 from yggdrasil.acceptance.rules import DRAWN_KINDS
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import OFF, Exactness, Speculation
-from yggdrasil.bench.systems import EngineSystem, Sample, summarise_systems
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.host_acceptance import fitting_expansion
 from yggdrasil.errors import YggdrasilError

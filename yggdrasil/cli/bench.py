@@ -1,26 +1,14 @@
 """``yggdrasil bench``: compares a plan with plain decoding and other plans."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from yggdrasil.cli import checks
 from yggdrasil.cli.open_decoder import open_decoder
 from yggdrasil.cli.shared_options import BackendOption, ChatOption, Dtype, ForceOption, ModelArgument
 from yggdrasil.errors import YggdrasilError
-
-
-class DefaultCommand(TyperGroup):
-    """A group with the default command ``NAME``: ``bench MODEL`` means ``bench plain MODEL``."""
-
-    NAME = "plain"
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
-            args = [self.NAME, *args]
-        return super().parse_args(ctx, args)
 
 
 def bench(
@@ -58,7 +46,7 @@ def bench(
     if prompts is None:
         raise YggdrasilError("bench needs --prompts FILE: what is to be decoded")
     from yggdrasil.bench.memory import resident_mb
-    from yggdrasil.cli.benchmarks.compare import compare_with_plain, opened_beside
+    from yggdrasil.cli.bench_output import compare_with_plain, opened_beside
     from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit, chat=chat)

@@ -4,11 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from bench_systems import Continuation
 from made_up import write_artifacts
+from sample_store import SampleFile, measure, pair_settings
 
-from yggdrasil.bench.record import pair_settings
-from yggdrasil.bench.store import SampleFile, measure
-from yggdrasil.bench.systems import Continuation
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.scheduling.plan import Plan
 
@@ -31,7 +30,7 @@ class Counting:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch):
-    monkeypatch.setattr("yggdrasil.bench.systems.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("bench_systems.SETTLE_SECONDS", 0.0)
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path):

@@ -17,10 +17,8 @@ from yggdrasil.bench.divergence import Divergence, replay
 from yggdrasil.bench.guard import SomethingBuiltError, nothing_built
 from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.policy import Policy
 from yggdrasil.predictor.repetition import count_repeated
-from yggdrasil.prompts import NOWHERE, Prompt, check_ids, encode_prompt
 
 FAMILY = "yggdrasil"  # prefix of the families of our engine's systems
 WARM_TOKENS = 8
@@ -106,32 +104,6 @@ class Sample:
         return parse_dataclass(cls, values, "a sample")
 
 
-def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int | None) -> dict[str, list[int]]:
-    """Return the last ``max_tokens`` tokens of each prompt by its id.
-
-    Raises:
-        YggdrasilError: a prompt cannot be decoded, or two share an id.
-    """
-    check_ids(prompts)
-    return {prompt.id: encode_one(decoder, prompt, max_tokens) for prompt in prompts}
-
-
-def encode_one(decoder: Decoder, prompt: Prompt, max_tokens: int | None) -> list[int]:
-    """Return the last ``max_tokens`` tokens of a prompt; YggdrasilError if the context has no room for two more."""
-    try:
-        tokens = encode_prompt(decoder.tokenizer, prompt)
-        tokens = tokens[-max_tokens:] if max_tokens else tokens
-        limit = decoder.assembly.engine.max_length
-        if len(tokens) > limit - 2:  # the first token is the prefill's, and says nothing of decoding
-            raise YggdrasilError(
-                f"leaves no room to decode: it has {len(tokens)} tokens, and the context holds {limit}; "
-                "keep fewer with --max-prompt-tokens"
-            )
-        return decoder.encode(tokens)
-    except YggdrasilError as error:
-        raise YggdrasilError(f"{prompt.place} {error}" if prompt.place != NOWHERE else str(error)) from error
-
-
 def run_systems(
     systems: Sequence[System],
     prompts: Mapping[str, Sequence[int]],
@@ -153,7 +125,7 @@ def run_systems(
     The order varies because a system is slower after one that heats up the processor.
 
     Raises:
-        YggdrasilError: a step was built in the repeated request too.
+        SomethingBuiltError: a step was built in the repeated request too.
     """
     if is_timed and warm_up and prompts:
         backwards = next(iter(prompts.values()))[::-1]

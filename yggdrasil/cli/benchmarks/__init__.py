@@ -1,1 +1,0 @@
-"""``yggdrasil bench`` and its subcommands."""
