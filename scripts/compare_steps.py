@@ -24,6 +24,7 @@ import typer
 from llama_cpp import LlamaCpp
 from llama_cpp_steps import LlamaSteps
 from rich.console import Console
+from roofline import measure_rates, step_work
 
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.divergence import replay
@@ -41,7 +42,6 @@ from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY
-from yggdrasil.profiling.roofline import measure_rates, step_work
 from yggdrasil.prompts import encode_prompt, read_prompts
 from yggdrasil.scheduling.plan import Shapes
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -181,11 +182,21 @@ def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, r
     assert any((at_root / "tables").glob("*.csv"))
 
 
+def script(monkeypatch, name, *arguments):
+    """Run a script as its file does; returns the exit code."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+    module = importlib.import_module(name)
+    monkeypatch.setattr("sys.argv", [name, *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        module.run_script(module.main, name)
+    return ended.value.code
+
+
 @pytest.mark.usefixtures("eager")
-def test_the_program_tells_where_the_time_goes(at_root, calibrated, capsys):
-    code = run_program(
-        "profile", calibrated.plan, "--contexts", "32,64", "--rounds", 1, "--prompts", calibrated.prompts,
-        "--out", "profiled",
+def test_a_script_tells_where_the_time_goes(at_root, calibrated, monkeypatch, capsys):
+    code = script(
+        monkeypatch, "profile_steps", calibrated.plan, "--contexts", "32,64", "--rounds", 1,
+        "--prompts", calibrated.prompts, "--out", "profiled",
     )  # fmt: skip
     steps, iterations = (read_csv(at_root / "profiled" / f"{name}.csv", name, 1) for name in ("roofline", "iterations"))
 
@@ -195,6 +206,11 @@ def test_the_program_tells_where_the_time_goes(at_root, calibrated, capsys):
     assert (steps["ms"] > 0).all()
     assert iterations["share"].sum() == pytest.approx(1.0)
     assert "this machine reads" in capsys.readouterr().out
+    (at_root / "empty.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
+    assert script(monkeypatch, "profile_steps", calibrated.plan, "--prompts", "empty.jsonl") == 2
+    assert "empty.jsonl, line 2: the prompt is empty" in capsys.readouterr().err
+    assert script(monkeypatch, "profile_steps", calibrated.plan, "--verify-widths", "4,2") == 2
+    assert "verify_widths must be ascending" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("eager")
@@ -212,16 +228,7 @@ def test_the_program_measures_how_far_wide_passes_are_from_plain_ones(at_root, c
 @pytest.mark.usefixtures("eager")
 def test_a_script_compares_rules_and_exactness(at_root, calibrated, monkeypatch, capsys):
     """A mode that does not keep its promise ends the command with 1."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
-    compare_rules = importlib.import_module("compare_rules")
-    rule_systems = importlib.import_module("rule_systems")
-
-    def run_script(*arguments):
-        monkeypatch.setattr("sys.argv", ["compare_rules", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            compare_rules.run_script(compare_rules.main, "compare_rules")
-        return ended.value.code
-
+    run_script = partial(script, monkeypatch, "compare_rules")
     options = [calibrated.plan, "--prompts", calibrated.prompts, "--limit", 2, "--max-new-tokens", 8]
     assert run_script(*options, "--temperatures", "0,0.0", "--json", "rules.json") == 0
     assert "lossless" in capsys.readouterr().out
@@ -232,6 +239,7 @@ def test_a_script_compares_rules_and_exactness(at_root, calibrated, monkeypatch,
     assert "near ties" in capsys.readouterr().out
     assert run_script(*options, "--temperatures", "0,warm") == 2
     assert "--temperatures 0,warm is not a list of numbers" in capsys.readouterr().err
+    rule_systems = importlib.import_module("rule_systems")
     summarise = rule_systems.summarise_systems
 
     def spoilt(*arguments):

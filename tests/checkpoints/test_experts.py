@@ -280,10 +280,11 @@ def reader(model, family, backend, quantise=None):
 
 @native_only
 @pytest.mark.compiled
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [  # qwen3_moe in bfloat16: test_quantised_experts.py
-        pytest.param("mixtral", torch.bfloat16, marks=pytest.mark.slow),
+        ("mixtral", torch.bfloat16),
         ("qwen3_moe", torch.float32),
     ],
     ids=["mixtral-bfloat16", "qwen3_moe-float32"],

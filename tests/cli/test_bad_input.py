@@ -226,22 +226,3 @@ def test_weights_that_cannot_be_made_say_where_they_come_from(run, prompts, monk
 
 def test_a_width_that_verifies_no_tree_is_refused_before_anything_is_compiled(run, prompts):
     assert_one_sentence(run(*calibration(prompts, verify_widths="1")), "--verify-widths 1 leaves no tree to verify")
-
-
-@pytest.mark.parametrize(
-    ("widths", "fault"),
-    [(("--verify-widths", "4,2"), "verify_widths must be ascending"), (("--draft-widths", "16"), "candidates (8)")],
-)
-def test_widths_that_cannot_be_timed_are_named(run, widths, fault):
-    plan = next((PACKAGE.parent / "plans/tiny").glob("*.yaml"))
-
-    assert_one_sentence(run("profile", plan, "--force-machine", *widths), widths[0], fault)
-
-
-def test_what_is_to_be_decoded_is_looked_at_before_steps_are_timed(run, tmp_path):
-    """They are compiled and timed for minutes."""
-    (tmp_path / "empty.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
-    plan = next((PACKAGE.parent / "plans/tiny").glob("*.yaml"))
-
-    result = run("profile", plan, "--force-machine", "--prompts", "empty.jsonl")
-    assert_one_sentence(result, "empty.jsonl, line 2: the prompt is empty")

@@ -44,7 +44,6 @@ def test_the_walk_finds_every_command_and_option():
         "search",
         "report",
         "parity",
-        "profile",
     } <= words
     assert {"--limit", "--temperature", "--max-new-tokens", "--draft-widths", "--json"} <= {
         case.option for case in ABSURD

@@ -181,30 +181,19 @@ def test_the_kernels_compile_for_processors_that_are_not_here(level):
     )
 
 
-_LOWER = levels.supported_levels()[:-1]
-_FEW = "q4_0 or q4_k or q6_k or attention"  # of the tests of kernels, what the default tier runs on lower levels
+_LOWER = [level.name for level in levels.supported_levels()[:-1]]
 
 
-@pytest.mark.compiled
-@pytest.mark.skipif(not HAS_GCC or not _LOWER, reason="compiles for levels below this processor's with g++")
-@pytest.mark.parametrize(
-    ("level", "tests"),
-    [
-        pytest.param(level, tests, marks=marks, id=f"{level}-{'few' if tests else 'all'}")
-        for level, tests, marks in [
-            ("avx2", _FEW, []),
-            *((level.name, "", [pytest.mark.slow]) for level in _LOWER),
-        ]
-        if level in [each.name for each in _LOWER]
-    ],
-)
-def test_the_kernels_pass_their_tests_on_lower_levels(level, tests):
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GCC, reason="compiles for levels below this processor's with g++")
+@pytest.mark.parametrize("level", _LOWER)
+def test_the_kernels_pass_their_tests_on_lower_levels(level):
     """Other paths are compiled than where tests usually run; the library is kept in the user's cache."""
     environment = {**os.environ, levels.VARIABLE: level}
     files = ["tests/checkpoints/test_formats.py", "tests/native/test_kernels.py"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files, "-k", tests],
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files],
         capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
     )  # fmt: skip
 

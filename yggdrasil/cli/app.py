@@ -14,7 +14,7 @@ DECODING, GAINING, MEASURING, KEPT = "Decode", "Make it faster", "Measure", "Sto
 COMMANDS = {
     **dict.fromkeys(("chat", "generate", "serve"), DECODING),
     **dict.fromkeys(("calibrate", "search", "train"), GAINING),
-    **dict.fromkeys(("bench", "report", "profile", "parity", "export"), MEASURING),
+    **dict.fromkeys(("bench", "report", "parity", "export"), MEASURING),
     **dict.fromkeys(("plans", "cache"), KEPT),
 }
 

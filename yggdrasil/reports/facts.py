@@ -123,7 +123,7 @@ class Facts:
         return pd.DataFrame(rows, columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
 
     def roofline(self) -> pd.DataFrame:
-        """Return step times and lower bounds from `yggdrasil profile`, in milliseconds."""
+        """Return step times and lower bounds from `scripts/profile_steps.py`, in milliseconds."""
         return optional(self.profile / "roofline.csv", "roofline", ("model", "width", "context", "ms", "least_ms"))
 
     def iterations(self) -> pd.DataFrame:

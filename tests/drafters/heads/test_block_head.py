@@ -335,6 +335,7 @@ def test_a_quantised_targets_embedding_and_output_layer_are_read(pair, published
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_compiled_steps_read_and_guess_the_same(published):
     """Levels are grown by the steps of Medusa's."""
     found = []

@@ -284,6 +284,7 @@ def test_a_vocabulary_of_another_target_is_refused(case):
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_compiled_steps_draft_the_same(tmp_path):
     case = First(tmp_path)
     head = load_head(case.folder, case.pair.target, 1, Vocabulary(SOME))

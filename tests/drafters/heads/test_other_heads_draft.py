@@ -228,6 +228,7 @@ def test_a_quantised_targets_output_layer_is_read_as_the_target_reads_it(pair, t
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_compiled_steps_grow_the_same_trees(pair, tmp_path):
     """Of Medusa's heads; those of EAGLE-1 run the steps of EAGLE-3's."""
     MedusaCase(pair, tmp_path)

@@ -1,25 +1,34 @@
-"""``yggdrasil profile``: times steps and iterations, and compares them with the machine's limits."""
+#!/usr/bin/env python3
+"""Time every step of a plan, compare it with the machine's limits, and time iterations by stage.
 
-from collections.abc import Callable, Sequence
+    scripts/profile_steps.py mine --contexts 128,1024 --out profiles/mine/MACHINE
+    scripts/profile_steps.py mine --max-length 8192,4224 --prompts unseen.jsonl
+
+``yggdrasil report`` shows the tables that are in the plan's profile folder.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated
 
+import pandas as pd
 import typer
+from step_times import time_against_limits
 
-from yggdrasil.cli import checks
+from yggdrasil.artifacts import current_machine, resolve_plan, write_csv
+from yggdrasil.calibration.calibration_settings import PairSource
+from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.open_decoder import plan_of
+from yggdrasil.cli.progress import PhaseProgress, show_table
 from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption, ModelArgument
+from yggdrasil.engine.decoder import Decoder
+from yggdrasil.engine.trace import MODEL_STAGES
 from yggdrasil.errors import YggdrasilError
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from yggdrasil.calibration.calibration_settings import PairSource
-    from yggdrasil.prompts import Prompt
-
-Phase: TypeAlias = Callable[[str], Callable[[float], None]]
+from yggdrasil.prompts import Prompt, encode_prompt, read_prompts
+from yggdrasil.scheduling.plan import Plan, check_plan
 
 TABLE_COLUMNS = (
     "model", "step", "width", "context", "capacity", "ms", "p10_ms", "p90_ms", "against_plain", "against_smallest",
@@ -30,7 +39,7 @@ PROMPT_TOKENS, NEW_TOKENS = 256, 64
 TRACED = 4  # prompts at most
 
 
-def profile(
+def main(  # noqa: PLR0913 - one argument for each option
     plan: ModelArgument,
     contexts: Annotated[str, typer.Option(callback=checks.widths, help="Context lengths.")] = "128,1024",
     max_length: Annotated[
@@ -60,9 +69,6 @@ def profile(
     force_machine: ForceOption = False,
 ) -> None:
     """Time every step, compare it with the machine's bandwidth and matrix throughput, and time iterations by stage."""
-    from yggdrasil.calibration.measurement.step_times import time_against_limits
-    from yggdrasil.cli.progress import PhaseProgress
-    from yggdrasil.prompts import read_prompts
 
     requests = [] if prompts is None else read_prompts(prompts, TRACED, chat=chat)  # before a model is loaded
     plan = plan_of(plan)
@@ -82,11 +88,8 @@ def profile(
 
 def _pair(
     plan: str, dtype: Dtype | None, verify_widths: str | None, draft_widths: str | None, *, force_machine: bool
-) -> "PairSource":
+) -> PairSource:
     """Return the plan's models with the given widths and dtype."""
-    from yggdrasil.artifacts import current_machine, resolve_plan
-    from yggdrasil.calibration.calibration_settings import PairSource
-    from yggdrasil.scheduling.plan import Plan, check_plan
 
     machine = current_machine()
     path = resolve_plan(plan, machine, force=force_machine)
@@ -106,10 +109,8 @@ def _pair(
     return replace(source, dtype=arithmetic, weights=kept, shapes=shapes)
 
 
-def _texts(pair: "PairSource", requests: "Sequence[Prompt]") -> list[list[int]]:
+def _texts(pair: PairSource, requests: Sequence[Prompt]) -> list[list[int]]:
     """Return the last tokens of each prompt. Raises YggdrasilError if one is empty."""
-    from yggdrasil.checkpoints.facts import load_tokenizer
-    from yggdrasil.prompts import encode_prompt
 
     if not requests:
         return []
@@ -120,8 +121,7 @@ def _texts(pair: "PairSource", requests: "Sequence[Prompt]") -> list[list[int]]:
     return texts
 
 
-def _show(tables: "dict[str, pd.DataFrame]") -> None:
-    from yggdrasil.cli.progress import show_table
+def _show(tables: dict[str, pd.DataFrame]) -> None:
 
     rates = tables["roofline"].groupby("model")[["bandwidth_gb_s", "matrix_gflops_s"]].first()
     for model, row in rates.iterrows():
@@ -134,18 +134,45 @@ def _show(tables: "dict[str, pd.DataFrame]") -> None:
         show_table("iterations", tables["iterations"])
 
 
-def _iterations(
-    plan: str, texts: Sequence[Sequence[int]], dtype: Dtype | None, *, force_machine: bool
-) -> "pd.DataFrame":
-    from yggdrasil.bench.iterations import time_by_stage
-    from yggdrasil.engine.decoder import Decoder
+def _iterations(plan: str, texts: Sequence[Sequence[int]], dtype: Dtype | None, *, force_machine: bool) -> pd.DataFrame:
 
     return time_by_stage(Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine), texts, NEW_TOKENS)
 
 
-def _write(folder: Path, tables: "dict[str, pd.DataFrame]") -> None:
-    from yggdrasil.artifacts import write_csv
+def _write(folder: Path, tables: dict[str, pd.DataFrame]) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         write_csv(folder / f"{name}.csv", name, 1, table)
+
+
+def time_by_stage(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> pd.DataFrame:
+    """Return milliseconds per iteration by stage, and their share of the decoding time.
+
+    Every prompt is decoded twice; the first time warms up. Columns are ``stage``, ``part`` ("model" or "overhead"),
+    ``ms_an_iteration`` and ``share``.
+    """
+    totals: dict[str, float] = {}
+    iterations, decode_ms = 0, 0.0
+    for is_counted in (False, True):
+        for prompt in prompts:
+            metrics = decoder.generate(prompt, max_new_tokens=max_new_tokens, ignore_eos=True).metrics
+            if not is_counted:
+                continue
+            iterations += metrics.iterations
+            decode_ms += metrics.tpot_ms * (metrics.aal * metrics.iterations)
+            for stage, ms in metrics.stage_ms.items():
+                totals[stage] = totals.get(stage, 0.0) + ms
+    totals["between stages"] = decode_ms - sum(totals.values())
+    return pd.DataFrame(
+        {
+            "stage": list(totals),
+            "part": ["model" if stage in MODEL_STAGES else "overhead" for stage in totals],
+            "ms_an_iteration": [ms / max(iterations, 1) for ms in totals.values()],
+            "share": [ms / decode_ms if decode_ms else 0.0 for ms in totals.values()],
+        }
+    )
+
+
+if __name__ == "__main__":
+    run_script(main, "profile_steps")

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from roofline import measure_rates, step_work
 
 from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.measurement.timed_steps import TimedStep, time_alternately, timed_steps
 from yggdrasil.calibration.pair import build_assembly, sibling
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.profiling.roofline import measure_rates, step_work
 from yggdrasil.profiling.timers import Timer, host_ms, timer_for
 
 SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from step_times import REPEATS, roofline, time_steps
 from tiny_pair import SHAPES, make_pair
 
-from yggdrasil.calibration.measurement.step_times import REPEATS, roofline, time_steps
 from yggdrasil.calibration.measurement.timed_steps import timed_steps
 from yggdrasil.calibration.pair import sibling
 from yggdrasil.policy.fixed import PLAIN_POLICY

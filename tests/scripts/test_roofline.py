@@ -1,17 +1,17 @@
 """The work of a step counted by hand, and limits that follow from rates."""
 
 import pytest
+import roofline
 import torch
 from gguf import GGMLQuantizationType as Q
 from gguf import quants
+from roofline import MachineRates, StepWork, measure_rates, step_work
 from tiny_pair import SHAPE, make_pair, random_model
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from yggdrasil import native
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.checkpoints.formats.rows import QuantisedRows
-from yggdrasil.profiling import roofline
-from yggdrasil.profiling.roofline import MachineRates, StepWork, measure_rates, step_work
 from yggdrasil.runtime.loading import prepare_model
 
 native_only = pytest.mark.skipif(not native.is_native(), reason="no C++ compiler on this machine")
