@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import jsonschema
 import typer
+from prompt_sets import read_prompt_sets
 from rich.console import Console
 from rich.progress import track
 
@@ -27,7 +28,7 @@ from yggdrasil.cli import checks, run_script
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.request import Generation
 from yggdrasil.predictor.repetition import count_repeated
-from yggdrasil.prompts import encode_prompt, read_prompt_sets
+from yggdrasil.prompts import encode_prompt
 
 
 def record_of(**properties: dict[str, Any]) -> dict[str, Any]:

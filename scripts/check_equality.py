@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import torch
 import typer
+from prompt_sets import read_prompt_sets
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -34,7 +35,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.policy.policy import Policy
-from yggdrasil.prompts import encode_prompt, read_prompt_sets
+from yggdrasil.prompts import encode_prompt
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
 from yggdrasil.tree.shape import TreeShape
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Compare every acceptance rule with plain decoding, or with --exactness every exactness mode, prompt by prompt.
 
     scripts/compare_rules.py mine --prompts unseen.jsonl --limit 6 --temperatures 0,1 --json rules.json
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from prompt_sets import read_prompt_sets
 from rich.table import Table
 from rule_systems import EQUAL_TO_PLAIN, Group, mode_group, rule_group, summarise_group
 from sample_store import SampleFile, measure, pair_settings
@@ -26,7 +27,7 @@ from yggdrasil.cli.progress import PhaseProgress, wide_console
 from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption, ModelArgument
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.prompts import Prompt, read_prompt_sets
+from yggdrasil.prompts import Prompt
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]
 _OF_RULES: tuple[Column, ...] = (

@@ -18,6 +18,7 @@ import typer
 from bench_systems import EngineSystem, System, judge_by_replay, summarise_systems
 from compare_trees import show_systems
 from llama_cpp import CACHE_OPTIONS, DRAFT_CACHE_OPTIONS, LlamaCpp, LlamaServer
+from prompt_sets import sets_by_name
 from rich.console import Console
 from sample_store import SampleFile, measure, pair_settings
 from transformers_systems import transformers_systems
@@ -30,7 +31,7 @@ from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.loading import DTYPES
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.prompts import read_prompts, sets_by_name
+from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import ModelRef, Plan
 
 LOOK_UPS = {  # llama.cpp's kinds of look-up

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
 
 import pytest
 from tiny_pair import byte_tokenizer, chat_tokenizer
@@ -19,10 +18,8 @@ from yggdrasil.prompts import (
     apply_template,
     encode_chat,
     encode_prompt,
-    read_prompt_sets,
     read_prompts,
     scan_prompts,
-    sets_by_name,
     spread_over,
 )
 
@@ -96,23 +93,6 @@ def test_a_file_that_cannot_be_read(tmp_path):
             read_prompts(path)
 
 
-def test_several_sets_follow_each_other(tmp_path):
-    first = written(tmp_path, '{"id": "a", "prompt": "1"}', '{"id": "b", "prompt": "2"}').rename(tmp_path / "first")
-    second = written(tmp_path, '{"id": "c", "prompt": "3"}', '{"id": "a", "prompt": "4"}')
-
-    assert [prompt.prompt for prompt in read_prompt_sets([first, second], 1)] == ["1", "3"]
-    with pytest.raises(YggdrasilError, match="two prompts have the id a; "):
-        read_prompt_sets([first, second])
-
-
-def test_sets_that_nobody_could_tell_apart_are_refused(tmp_path):
-    """Their results would lie in one place, the later one's over the earlier one's."""
-    files = [Path("here/c4.jsonl"), Path("here/wikipedia.jsonl")]
-    assert sets_by_name(files) == {"c4": files[0], "wikipedia": files[1]}
-    with pytest.raises(YggdrasilError, match=r"here/c4\.jsonl and there/c4\.jsonl are both called c4; rename one"):
-        sets_by_name([*files, Path("there/c4.jsonl")])
-
-
 def test_chats_stand_in_the_place_of_prompts(tmp_path):
     turns = [{"role": "system", "content": "be"}, {"role": "user", "content": "one"}]
     path = written(tmp_path, json.dumps({"id": "a", "messages": turns}), '{"prompt": "two"}')
@@ -121,7 +101,6 @@ def test_chats_stand_in_the_place_of_prompts(tmp_path):
     assert chat == Prompt("a", "one", messages=(Message("system", "be"), Message("user", "one")))
     assert plain.messages is None
     assert read_prompts(path, chat=True) == [chat, Prompt("2", "two", messages=(Message("user", "two"),))]
-    assert read_prompt_sets([path], chat=True) == read_prompts(path, chat=True)
 
 
 def test_a_chat_is_encoded_by_the_tokenizers_own_template():
@@ -175,7 +154,7 @@ def test_shipped_prompts_are_read_and_explained():
     readme = (SHIPPED / "README.md").read_text(encoding="utf-8")
 
     assert {CHAT_PROMPTS, HELD_OUT_CHAT_PROMPTS, SHIPPED / "humaneval.jsonl"} == set(files)
-    assert len(read_prompt_sets(files)) == 48 + 12 + 82
+    assert [len(read_prompts(file)) for file in files] == [12, 48, 82]
     assert all(f"| `{file.name}` | {len(read_prompts(file))} |" in readme for file in files)
     assert "Copyright (c) OpenAI" in readme
 

@@ -2,6 +2,7 @@
 
 import pandas as pd
 from bench_systems import EngineSystem, System
+from rivals.policies import PrunedPolicy
 from rivals.trees import Arrangement, TreeSystem
 
 from figures.context import PLAIN, Figure, FigureContext, mean_over_sets
@@ -9,7 +10,7 @@ from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.policy.fixed import FixedPolicy, PrunedPolicy
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, Schedule
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting_or_widest

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 from bench_systems import EngineSystem, Sample, System, summarise_systems
+from prompt_sets import sets_by_name
 from rivals.trees import TREES, TreeBench, TreeSystem, drafting_ms, tree_systems
 from sample_store import SampleFile, measure, model_drafter, pair_settings
 
@@ -18,7 +19,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.objective import Objective
-from yggdrasil.prompts import read_prompts, sets_by_name
+from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import Plan
 
 OURS, PLAIN = "yggdrasil, by plan", "plain, compiled"

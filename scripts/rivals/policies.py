@@ -4,13 +4,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from yggdrasil.engine.plan_parts import planned_policy
-from yggdrasil.policy.objective import UNBOUNDED, Decision, StoppingBound
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.objective import UNBOUNDED, Decision, PassValues, StoppingBound
 from yggdrasil.policy.policy import ObjectivePolicy, Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.stages import is_head_first
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting_or_widest
+
+
+class PrunedPolicy(FixedPolicy):
+    """Policy that drafts one shape and chooses the verify width by the objective after drafting."""
+
+    def __init__(self, costs: StepCosts, shape: TreeShape) -> None:
+        super().__init__(shape)
+        self._costs = costs
+
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        shape, costs = decision.shape, self._costs
+        passes = PassValues(costs, costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms)
+        verify_width = costs.verify_widths[passes.best(expected)[0]]
+        return decision._replace(shape=shape._replace(verify_width=verify_width))
 
 
 class UnprunedPolicy(ObjectivePolicy):

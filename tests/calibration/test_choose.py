@@ -55,7 +55,6 @@ def test_a_draft_model_is_chosen_for_with_and_without_its_first_guesses(pair, tm
     assert set(choice.reports) == {"predictor", "head"}
     assert {"depth from predictor", "depth from head", "depth from mean", "plain decoding"} < set(policies)
     assert policies[0] == f"depth from {choice.depth_from}"
-    assert "accepted lengths known beforehand" in policies
 
     choice.learned.save(tmp_path)
     loaded = Learned.load(tmp_path)

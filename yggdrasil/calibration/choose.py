@@ -5,28 +5,24 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from yggdrasil.calibration.replay import RecordedFeatures, RecordedTrees, recorded_documents, replay
+from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.statistics.prediction import expectation, policy_without_drafter
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.policy.acceptance import DepthPrediction
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.fixed import FixedPolicy, PrunedPolicy
-from yggdrasil.policy.objective import Decision, ModelFree, ShapeTable
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
-from yggdrasil.predictor.features import Features, FeatureSizes
+from yggdrasil.predictor.features import FeatureSizes
 from yggdrasil.predictor.repetition import repeated_share
 from yggdrasil.predictor.report import TrainingReport
 from yggdrasil.predictor.training import train_depth_predictor
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import DepthSource, Expectation
-from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 CONTEXT = 0  # key of the costs in simulation, which uses those of one context length
 MEAN: DepthSource = "mean"
@@ -72,28 +68,6 @@ def fit_acceptance(traces: TraceSet) -> AcceptanceCalibration:
     return AcceptanceCalibration.fit(np.concatenate([p for p, _ in pairs]), np.concatenate([hit for _, hit in pairs]))
 
 
-class DraftedTreePolicy(PrunedPolicy):
-    """A baseline: drafts one shape in every iteration, with model-free drafts in the same tree."""
-
-    wants_model_free = True
-
-
-class KnowingPolicy(DraftedTreePolicy):
-    """A baseline: chooses the best shape from the true accepted lengths of the drafter's trees."""
-
-    def __init__(self, costs: StepCosts, table: ShapeTable, survival: npt.NDArray[np.float64]) -> None:
-        super().__init__(costs, PLAIN_STEP)
-        self._table, self._survival = table, survival  # [P, D]
-
-    def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
-    ) -> Decision | None:
-        if features is None:
-            return None
-        assert isinstance(features, RecordedFeatures)
-        return Decision(self._table.choose(self._survival[features.index]), is_drafting=True)
-
-
 class _PolicyReplays:
     """Simulates policies on the same recorded text."""
 
@@ -104,16 +78,12 @@ class _PolicyReplays:
         self.documents = recorded_documents(traces, prompts)
         self._trees = RecordedTrees(traces, costs, model_free)
 
-    def by(self, policy: ObjectivePolicy | FixedPolicy, source: DepthSource = MEAN) -> Totals:
+    def by(self, policy: ObjectivePolicy, source: DepthSource = MEAN) -> Totals:
         """Return the totals of decoding with ``policy``, whose depth comes from ``source``."""
         return replay(
             self.documents, policy, costs=self.costs, trees=self._trees, model_free=self.model_free, context=CONTEXT,
             is_head_first=source == "head",
         )  # fmt: skip
-
-    def told(self, name: str, policy: ObjectivePolicy | FixedPolicy) -> Expectation:
-        """Return the expected speed of ``policy`` under ``name``."""
-        return expectation(name, self.by(policy), self.costs)
 
 
 def choose(
@@ -158,7 +128,7 @@ def choose(
     expectations = {s: expectation(f"depth from {s}", result, costs) for s, result in results.items()}
     rejected = [
         *(each for source, each in expectations.items() if source != best),
-        *_rivals(played, ratios),
+        *([] if model_free is None else [_without_drafter(played)[0]]),
         Expectation("plain decoding", 1.0, costs.plain_ms, 1.0),
     ]
     gain = None if model_free is None else _gain(_PolicyReplays(traces, costs, model_free, prompts), policy(best), best)
@@ -173,36 +143,18 @@ def _fastest(results: Mapping[DepthSource, Totals]) -> DepthSource:
     return best if results[best].ms_per_token <= MAX_TIME_WITH_PREDICTOR * results[MEAN].ms_per_token else MEAN
 
 
-def _rivals(played: _PolicyReplays, ratios: Mapping[int, npt.NDArray[np.float32]]) -> list[Expectation]:
-    """Return the expected speed of baselines: the best fixed shape, true accepted lengths, and no drafter."""
-    traces, costs = played.traces, played.costs
-    whole = traces.max_depth * traces.widths[-1] + 1
-    lengths = traces.accepted_length(traces.widths[-1], traces.max_depth, whole)
-    knowing = KnowingPolicy(costs, ShapeTable(costs, ratios), _certain(lengths, traces.max_depth))
-    shapes = [TreeShape(width, depth, 1) for width in traces.widths for depth in range(1, traces.max_depth + 1)]
-    fixed = [
-        played.told(f"fixed width {shape.width} depth {shape.depth}", DraftedTreePolicy(costs, shape))
-        for shape in shapes
-    ]
-    rivals = [
-        min(fixed, key=lambda each: each.tpot_ms),  # chosen on the same documents: a strong baseline
-        played.told("accepted lengths known beforehand", knowing),
-    ]
-    if played.model_free is not None:
-        rivals.append(played.told(f"{played.model_free.name} alone", policy_without_drafter(costs)))
-    return rivals
+def _without_drafter(played: _PolicyReplays) -> tuple[Expectation, Totals]:
+    """Return the expected speed of the model-free drafters alone, and the totals of its simulation."""
+    assert played.model_free is not None
+    totals = played.by(policy_without_drafter(played.costs))
+    return expectation(f"{played.model_free.name} alone", totals, played.costs), totals
 
 
 def _gain(played: _PolicyReplays, policy: ObjectivePolicy, source: DepthSource) -> Gain:
     """Return the expected speeds with the drafter and with model-free drafters alone, over all documents."""
-    assert played.model_free is not None
-    costs = played.costs
-    drafting, without = played.by(policy, source), played.by(policy_without_drafter(costs))
-    return Gain(
-        expectation(f"depth from {source}", drafting, costs),
-        expectation(f"{played.model_free.name} alone", without, costs),
-        _error_of_ratio(drafting.document_ms, without.document_ms),
-    )
+    drafting, (expected, without) = played.by(policy, source), _without_drafter(played)
+    error = _error_of_ratio(drafting.document_ms, without.document_ms)
+    return Gain(expectation(f"depth from {source}", drafting, played.costs), expected, error)
 
 
 def _error_of_ratio(over: Sequence[float], under: Sequence[float]) -> float:
@@ -233,8 +185,3 @@ def _train(traces: TraceSet, reference: int, sizes: FeatureSizes) -> tuple[Depth
         confidence=traces.best_path_scores(reference),
         sizes=sizes,
     )
-
-
-def _certain(lengths: npt.NDArray[np.int64], max_depth: int) -> npt.NDArray[np.float64]:
-    """Return the survival of known accepted lengths, [P, D] of 0 and 1."""
-    return (lengths[:, None] >= np.arange(1, max_depth + 1)).astype(np.float64)

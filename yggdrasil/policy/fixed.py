@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, PassValues, StoppingBound
+from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound
 from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
@@ -32,20 +31,6 @@ class FixedPolicy:
 
     def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
         """Do nothing: the policy has no estimates."""
-
-
-class PrunedPolicy(FixedPolicy):
-    """Policy that drafts one shape and chooses the verify width by the objective after drafting."""
-
-    def __init__(self, costs: StepCosts, shape: TreeShape) -> None:
-        super().__init__(shape)
-        self._costs = costs
-
-    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        shape, costs = decision.shape, self._costs
-        passes = PassValues(costs, costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms)
-        verify_width = costs.verify_widths[passes.best(expected)[0]]
-        return decision._replace(shape=shape._replace(verify_width=verify_width))
 
 
 class ModelFreePolicy(FixedPolicy):

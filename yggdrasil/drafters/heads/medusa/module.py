@@ -72,11 +72,6 @@ class MedusaHeads(DraftingVocabulary):
             return logits
         return torch.stack([head(each) for head, each in zip(self.lm_heads, drafted, strict=True)], dim=-2)
 
-    def of_head(self, head: int, states: Tensor) -> Tensor:
-        """Return logits [.., Vd] of one head."""
-        logits: Tensor = self.lm_heads[0 if self.settings.is_shared else head](self.blocks[head](states))
-        return logits
-
     def draft_among(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
         self.lm_heads = nn.ModuleList(rows(each) for each in self.lm_heads)
         self._draft_only(tokens)
