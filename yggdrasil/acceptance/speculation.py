@@ -117,7 +117,7 @@ def own_rule(name: str) -> OwnRule:
 
 
 def is_own_rule(given: Any) -> bool:
-    """Return whether ``given`` has the attributes of ``OwnRule``."""
+    """Return whether ``given`` is a user's acceptance rule, that is, has the attributes of ``OwnRule``."""
     has_name = isinstance(getattr(given, "name", None), str) and isinstance(getattr(given, "is_lossless", None), bool)
     return has_name and callable(getattr(given, "walk", None))
 

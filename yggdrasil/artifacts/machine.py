@@ -50,7 +50,7 @@ class Machine:
         return "-".join([*parts, self.fingerprint])
 
     def describe(self) -> str:
-        """Return a one-line description."""
+        """Return processor, cores, instruction sets, memory, accelerator and system in one line."""
         family = f" (family {self.cpu_family})" if self.cpu_family else ""
         cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
         isa = " ".join(self.isa) or self.architecture

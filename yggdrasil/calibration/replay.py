@@ -232,7 +232,7 @@ def accepted(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> int
 
 
 def path_of(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> list[int]:
-    """Return the path of ``nodes`` below the root that matches ``truth``."""
+    """Return the path of ``nodes`` from below the root whose tokens are the first of ``truth``; empty if none match."""
     tokens, parents, scores = tree.tokens.tolist(), tree.parents.tolist(), tree.scores.tolist()
     children = {(parents[node], tokens[node]): node for node in nodes if node and scores[node] > NO_SCORE}
     path: list[int] = []

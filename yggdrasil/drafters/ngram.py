@@ -114,10 +114,10 @@ class _Pool:
                 yield len(key), self._continuation(position, length)
 
     def agreement(self, match_size: int) -> float:
-        """Estimate the probability that the next token of a match's preferred candidate is accepted.
+        """Estimate the probability that the token which followed a match of ``match_size`` tokens follows again.
 
-        This is the Laplace-smoothed share of correct drafts on the text so far, with prior size / (size + 1). Sizes
-        above the longest n-gram count as the longest.
+        This is the share of matches of that size in the text so far whose draft was correct, with the prior
+        size / (size + 1). Sizes above the longest n-gram count as the longest.
         """
         size = min(match_size, self._options.max_matching_ngram_size)
         return (self._num_right[size] + size) / (self._num_guessed[size] + size + 1)

@@ -183,7 +183,10 @@ def group_of(drafters: Sequence[Drafter]) -> DrafterGroup | None:
 
 
 def ungrouped(drafter: Drafter) -> Drafter:
-    """Return the only drafter of a group if it plants the root itself, else ``drafter``. Each iteration calls it."""
+    """Return the single drafter of a group that has one, else ``drafter``.
+
+    A single drafter that does not plant the root itself stays in its group. Used to save a call in each iteration.
+    """
     if isinstance(drafter, DrafterGroup) and len(drafter.drafters) == 1:
         only = drafter.drafters[0]
         return only if only.capabilities.plants_root else drafter

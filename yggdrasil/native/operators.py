@@ -18,7 +18,7 @@ _stacks: dict[int, Sequence[Tensor]] = {}  # tensors of each registered stack of
 
 
 def native_operators() -> dict[str, Callable[..., Any]]:
-    """Return the functions of operators over CPU tensors. The library must be loaded."""
+    """Return the native implementations of operators over CPU tensors, by name. The library must be loaded."""
     calls = {name: _call(name) for name in SCHEMAS if name not in _NOT_CALLS}
     return {**calls, "packed_shape": packed_shape, "quantised_shape": quantised_shape}
 

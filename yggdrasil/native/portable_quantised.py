@@ -37,7 +37,7 @@ def inputs_of(form: int) -> int:
 
 
 def dequantise(rows: Tensor, form: int, num_inputs: int) -> Tensor:
-    """Return the weights of ``rows`` [..., bytes] uint8, [..., K] float32."""
+    """Return ``rows`` [..., bytes] uint8 of GGUF blocks of type ``form`` as weights [..., ``num_inputs``] float32."""
     size = inputs_of(form)
     inputs = torch.arange(num_inputs, device=rows.device)
     start, at = inputs // size * (rows.shape[-1] * size // num_inputs), inputs % size

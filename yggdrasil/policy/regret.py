@@ -52,7 +52,7 @@ class RegretBudget:
         self._add(max(gained - repaid, -self.WORST))
 
     def earn(self) -> None:
-        """Add the earnings of an iteration without speculation."""
+        """Raise the balance by ``EARNED`` for an iteration without speculation."""
         self._add(self.EARNED)
 
     def _add(self, gained: float) -> None:

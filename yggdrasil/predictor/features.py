@@ -117,7 +117,10 @@ def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Arra
 
 
 def repetition_figures(text: Sequence[int], first: int) -> Float32Array:
-    """Return ``RepetitionFigures.read`` after each token from index ``first`` on, [len(text) - first, R]."""
+    """Return the R features of repetition (``RepetitionFigures``) after each token from index ``first`` on.
+
+    The result is [len(text) - first, R].
+    """
     figures = RepetitionFigures()
     figures.extend(text[:first])
     rows = []

@@ -56,7 +56,7 @@ class Rows:
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         """Append ``tokens[i]`` to row i, which holds ``lengths[i]`` tokens, and read ``prompts`` into the next rows.
 
-        Returns the logits [M + len(prompts), V] after each row's last token.
+        Returns the logits [len(tokens) + len(prompts), V] after each row's last token.
         """
         return self._pass(tokens, lengths, prompts)
 

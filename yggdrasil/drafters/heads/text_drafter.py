@@ -39,7 +39,7 @@ class WaitingStates:
         self._early, self._here = [], 0
 
     def cut(self, count: int) -> None:
-        """Keep only the first ``count`` rows."""
+        """Keep only the first ``count`` waiting states."""
         whole, self._early = self._early, []
         for part in whole:
             self._early += [part[:count]] if count else []

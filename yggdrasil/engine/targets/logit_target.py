@@ -91,7 +91,7 @@ class LogitTarget:
         return Outcome([choice.token], [0], hidden, self._layers([state[:1] for state in layers]))
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch verification of the ``width`` best nodes of ``order``, or of the fixed width."""
+        """Launch verification of the ``width`` best nodes of ``order``; of a fixed-width request, always as many."""
         return self.run_tree(self._current.fixed_width or width)
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:

@@ -121,7 +121,7 @@ class VerifyStep(CallStep[ModelCall]):
 
 
 def layout_of(rows: PassRows) -> Tensor:
-    """Return the layout [4, W] int64 of ``VerifyLogitsStep``."""
+    """Return nodes, tokens, parents' rows and existence (1 or, for padding, 0) of ``rows`` as [4, W] int64."""
     return torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
 
 

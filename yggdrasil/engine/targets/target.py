@@ -78,7 +78,7 @@ class Target(Protocol):
         """Wait for a verification of ``width`` nodes and return its outcome."""
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Do what ``accept`` does, walking the tree on the host."""
+        """Return the outcome of a verification; unlike ``accept``, the host finds the accepted path in ``tree``."""
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node and the likely token after it, [W] int64 each."""
@@ -224,7 +224,7 @@ class TargetModel(PromptReader):
         return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Return the same outcome, computed on the host."""
+        """Return the outcome of a verification; unlike ``accept``, the host finds the accepted path in ``tree``."""
         summary, hidden, *layers = outputs
         values = summary.tolist()
         if not values[1]:

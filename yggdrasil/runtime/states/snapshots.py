@@ -94,7 +94,7 @@ class TextStates(KeptStates):
         self.begin(0)
 
     def copy(self) -> KeptStates:
-        """Return all copies and one of the current states; later commits do not change them."""
+        """Return the kept states of all positions and a copy of the present ones; later commits do not change them."""
         return KeptStates({**self.kept, self._num_read: self._buffers.save()} if self._num_read else dict(self.kept))
 
     def restore(self, copies: KeptStates) -> None:
