@@ -12,6 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
+from examples import USUAL
 from hypothesis import HealthCheck, Phase, settings
 from tiny_pair import TinyPair, make_pair
 
@@ -22,7 +23,10 @@ torch.set_num_threads(1)
 # takes up to five minutes. pytest --hypothesis-profile=shrinking looks for the smallest example.
 settings.register_profile("shrinking", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
-    "usual", settings.get_profile("shrinking"), phases=[Phase.explicit, Phase.reuse, Phase.generate]
+    "usual",
+    settings.get_profile("shrinking"),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    max_examples=USUAL,
 )
 settings.load_profile("usual")
 

@@ -6,7 +6,8 @@ import resource
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -66,7 +67,7 @@ def test_json_is_spaced_as_the_model_likes_but_not_for_ever_unless_the_schema_sa
     assert not COMPILER.compile(fixed).allows(tokens('{"name": "Ada"'))
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.lists(st.integers(0, VOCAB - 1), max_size=2)), max_size=6))
 def test_answers_do_not_depend_on_what_was_asked_before(questions):
     used = COMPILER.compile(JSON_SCHEMA)

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from yggdrasil.artifacts.parsing import parse_dataclass
@@ -52,7 +53,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(plans)
 def test_round_trip_through_yaml(plan: Plan) -> None:
     text = yaml_text(to_plain(plan))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from yggdrasil.artifacts.store import read_yaml, write_yaml
@@ -17,7 +18,7 @@ plain_values = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@examples(50)
 @example({"x\x85": "\u2028 a\r\nb\t\ufeff: # ' \" \U0001f333", "empty": [[], {}, ""]})
 @example({"words": ["yes", "null", "1e-5", "2026-01-01", "0x1", "~", "=", " a ", "- b", "1_000"]})
 @given(st.dictionaries(st.text(min_size=1).map("x{}".format), plain_values, max_size=3))

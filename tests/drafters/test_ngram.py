@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from integrity import check_tree
 from toy_target import decode, paths, plain_decode, wandering_target
@@ -73,7 +74,7 @@ def split(text, sizes):
     return pieces
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(
     texts=st.lists(TEXT, min_size=1, max_size=3),
     options=OPTIONS,
@@ -126,7 +127,7 @@ def test_a_public_pool_reads_closed_texts_to_their_end(is_keep_all, texts, expec
     assert paths(tree) == slow_paths(texts[:-1], texts[-1], options, 1, 3)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(text=TEXT, options=OPTIONS, num_nodes=st.integers(1, 6))
 def test_a_small_tree_holds_the_first_nodes(text, options, num_nodes):
     drafter = NGramDrafter(options)
@@ -139,7 +140,7 @@ def test_a_small_tree_holds_the_first_nodes(text, options, num_nodes):
     assert paths(small) == paths(large)[: num_nodes - 1]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(text=TEXT, options=OPTIONS)
 def test_children_share_at_most_the_whole_probability(text, options):
     drafter, tree = NGramDrafter(options), new_tree()

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from integrity import check_tree
 from toy_target import decode, plain_decode, wandering_target
@@ -114,7 +115,7 @@ def test_paths_below_the_least_probability_are_left_out_and_no_others(native):
 
 @pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, documents=DOCUMENTS)
-@settings(max_examples=40)
+@examples(40)
 def test_features_are_what_counting_by_hand_finds(native, text, documents):
     drafter = StatisticsDrafter(SCORER, Table.of(documents), native=native)
     drafter.begin(text)
@@ -144,7 +145,7 @@ def test_features_are_what_counting_by_hand_finds(native, text, documents):
 
 @pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, documents=DOCUMENTS)
-@settings(max_examples=40)
+@examples(40)
 def test_candidates_are_as_likely_as_the_network_says(native, text, documents):
     """Its softmax over all of them and none, of the formula that the scorer gives; with all children in the tree."""
     table = Table.of(documents) if documents else None
@@ -402,7 +403,7 @@ def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, docum
 
 @pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, guesses=GUESSES)
-@settings(max_examples=40)
+@examples(40)
 def test_filling_keeps_every_node_and_the_higher_estimate(native, text, guesses):
     before = drafted_tree(text, guesses)
     drafter = StatisticsDrafter(SCORER, native=native)

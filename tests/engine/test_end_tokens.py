@@ -4,7 +4,8 @@ import copy
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, chat_tokenizer
 from tokenizers import AddedToken
@@ -195,7 +196,7 @@ def test_the_example_of_a_character_that_spans_tokens():
     assert pieces == ["a", "", "", "", "😀", "b"]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=24), st.data())
 def test_the_text_is_what_the_tokens_decode_to(tokens, data):
     """Also where it ends within a character, and whatever blocks the tokens came in."""

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from drafters.example_drafter import LastFollowerDrafter
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, OracleDrafter
 
@@ -271,7 +272,7 @@ def legal_settings(draw):
     return shapes, TreeShape(draw(st.sampled_from(draft_widths)), depth, draw(st.sampled_from(verify_widths)))
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(legal_settings(), st.integers(1, 45))
 def test_any_legal_shapes_give_the_same_tokens(pair, legal, prompt_length):
     shapes, shape = legal
@@ -281,7 +282,7 @@ def test_any_legal_shapes_give_the_same_tokens(pair, legal, prompt_length):
     assert generation.tokens == pair.reference(prompt, 20)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(legal_settings(), st.integers(1, 45), st.floats(0, 2), st.floats(0, 0.5), st.floats(0, 1), st.floats(0.1, 2))
 def test_any_costs_give_the_same_tokens(pair, legal, prompt_length, draft_ms, verify_ms, overhead_ms, plain_ms):
     shapes, _ = legal

@@ -1,8 +1,9 @@
 """Text is told as it becomes final, and with the prompt before it, it is one text."""
 
 import pytest
+from examples import examples
 from fallback_tokenizer import WORDS, fallback_tokenizer, tokens_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_pair import byte_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -82,7 +83,7 @@ def test_a_stop_string_is_cut_off_where_a_special_token_has_taken_the_first_spac
     assert (stream.text, stream.release(), stream.finish_reason) == (text, text, "stop")
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.sampled_from(WORDS + BYTES), min_size=1), st.lists(st.sampled_from(WORDS + BYTES)), st.data())
 def test_no_tokens_end_a_text_before_its_end(names, prompt, data):
     """Whatever they are; where all are whole characters the text is what they decode to."""
@@ -94,7 +95,7 @@ def test_no_tokens_end_a_text_before_its_end(names, prompt, data):
         assert decoded(before) + text == decoded([*before, *tokens])
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.integers(0, 95), max_size=9), st.lists(st.integers(0, 95), min_size=1, max_size=20))
 def test_a_byte_level_text_is_the_same_whatever_comes_before(before, tokens):
     stream = TextStream(byte_tokenizer(), frozenset(), len(tokens), [], before=before)

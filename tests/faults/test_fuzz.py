@@ -4,7 +4,8 @@ import json
 
 import pytest
 import typer
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from yggdrasil.cli.app import make_app
@@ -23,7 +24,7 @@ records = st.dictionaries(names, values | turns, max_size=4).map(lambda record: 
 lines = records | st.binary(max_size=30) | st.text(max_size=30).map(lambda text: text.encode(errors="surrogatepass"))
 FOUND = typer.main.get_command(make_app()).commands
 COMMANDS = {name: command for name, command in FOUND.items() if not hasattr(command, "commands")}
-quick = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+quick = examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @quick

@@ -11,8 +11,9 @@ import sys
 import pytest
 import torch
 from attention_case import AttentionCase
+from examples import examples
 from gguf import GGMLQuantizationType, quants
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from yggdrasil import native
@@ -46,7 +47,7 @@ def assert_kept(function, start, rows, count, free, dtype):
         assert torch.equal(ours[:, start + len(rows) :], theirs[:, start + len(rows) :])
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(accepted_rows())
 def test_accepted_rows_are_kept(step):
     assert_kept(torch.ops.yggdrasil.keep_rows, *step, torch.bfloat16)
@@ -93,7 +94,7 @@ def test_a_step_that_asks_for_few_of_its_rows_gets_the_portable_operator():
 
 
 @interpreted
-@settings(max_examples=20)
+@examples(20)
 @given(accepted_rows(), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_triton_keeps_accepted_rows(step, dtype):
     from yggdrasil.native import cuda

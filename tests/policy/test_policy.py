@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from yggdrasil.policy.acceptance import DepthPrediction
@@ -122,7 +123,7 @@ def best_value(costs, ratios, survival):
     return best
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(step_costs(), st.integers(0, 10_000))
 def test_the_shape_is_the_argmax_of_three_loops(costs, seed):
     """With a predictor and without."""
@@ -141,7 +142,7 @@ def test_the_shape_is_the_argmax_of_three_loops(costs, seed):
         assert decision.tokens / decision.milliseconds == pytest.approx(value, rel=1e-6)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(step_costs(), st.lists(st.floats(0, 1), min_size=4, max_size=4), st.floats(0.5, 2.0))
 def test_the_verify_width_is_the_argmax_with_model_free_drafts_and_in_a_drafted_tree(costs, gains, slowness):
     expected = (np.cumsum(gains) + 1.0).tolist()
@@ -244,7 +245,7 @@ def test_features_are_read_until_that_has_cost_the_budget():
     assert RegretBudget.GRANT <= asked <= RegretBudget.GRANT + 1000 * RegretBudget.EARNED + 2
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 1 << 30), st.booleans(), st.booleans())
 def test_it_is_never_slower_than_plain_steps_beyond_the_budgets(seed, drafts, changes):
     """Whatever is accepted, on a machine that changes its speed, where trees take up to three times their cost."""

@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import yggdrasil
@@ -166,7 +167,7 @@ def test_shapes_that_make_no_sense(change, sentence):
 widths = st.sets(st.integers(1, 64), min_size=1, max_size=4).map(sorted).map(tuple)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(widths, st.integers(1, 16), widths, widths, st.integers(2, 4096))
 def test_the_cache_holds_every_step_of_the_longest_text(draft_widths, depth, verify_widths, prefill_widths, length):
     """The last position a root can have, and behind it each step's rows at the slot where that step writes them."""

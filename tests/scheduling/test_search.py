@@ -6,7 +6,8 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import yggdrasil.scheduling.search as module
@@ -90,7 +91,7 @@ def test_accepted_lengths_are_those_of_the_tables():
     assert lengths.leaf_share(TreeShape(2, 2, 4)) == pytest.approx(0.3)
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(
     st.integers(0, 1000), st.sampled_from(["latency", "aal"]), st.sampled_from(["in-order", "parallel"]),
     st.floats(0.1, 10), st.floats(0.01, 3), st.floats(0.1, 60), st.integers(1, 15),
@@ -118,7 +119,7 @@ def test_pruning_never_loses_a_plan_of_the_full_grid(seed, objective, executor, 
     )
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(st.integers(0, 1000), st.sampled_from(["in-order", "parallel"]), st.floats(0.1, 10), st.floats(0.1, 60))
 def test_no_plan_beats_the_bound_of_its_shape(seed, executor, head, verify):
     """What is skipped is skipped by this bound, so it is held against every schedule; it is not idle either."""

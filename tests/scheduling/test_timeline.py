@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from yggdrasil.scheduling.stages import STAGES, Schedule
@@ -104,7 +105,7 @@ def test_the_critical_path_is_the_longest_chain_whoever_else_waits():
     assert np.asarray(grid).tolist() == [32.0, 100.0]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(variants, durations, st.integers(0, 10**6))
 def test_no_timeline_beats_its_bounds(chosen, times, pick):
     orders = list(Schedule.of(chosen).orders())
@@ -122,7 +123,7 @@ def test_no_timeline_beats_its_bounds(chosen, times, pick):
     assert timeline.makespan_ms <= serial.makespan_ms + 1e-6
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(variants, durations, st.integers(0, 10**6))
 def test_stages_wait_for_inputs_and_resources(chosen, times, pick):
     orders = list(Schedule.of(chosen).orders())

@@ -6,7 +6,8 @@ import random
 import pytest
 import torch
 from best_subtrees import best_subtrees
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from integrity import check_tree
 
@@ -162,7 +163,7 @@ def test_growth_writes_in_place():
     assert [buffer.data_ptr() for buffer in tree.tensors()] == addresses
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.floats(-30, 0), st.integers(2, 40))
 def test_calibration_is_linear_between_knots(log_probability, num_knots):
     knots = -0.01 - torch.linspace(2.5, 0.0, num_knots) ** 2

@@ -4,7 +4,8 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from integrity import check_tree
 
@@ -87,7 +88,7 @@ def slow_graft(tree, guesses):
     return added
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.integers(0, 10_000), st.integers(1, 16), GUESSES)
 def test_graft_equals_single_attachments(seed, size, drawn):
     guesses = [(pick % (i + 1), token, log_probability) for i, (pick, token, log_probability) in enumerate(drawn)]

@@ -52,7 +52,7 @@ class ExpansionDrafter:
         self._text = runner.text
 
     def prepare(self, sampler: Sampler, expansion: Sequence[int], kind: DrawKind | None) -> None:
-        """Set the next request's children per level (``expansion``) and, for sampled ones, sampler and kind of draws."""
+        """Set the next request's children per level (``expansion``), and for sampled ones sampler and kind of draws."""
         self._sampler, self._expansion, self._kind = sampler, tuple(expansion), kind
 
     def begin(self, tokens: Sequence[int]) -> None:

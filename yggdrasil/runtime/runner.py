@@ -94,7 +94,7 @@ class ModelRunner:
             self.cache.states.commit_captured(start, rows, count)
 
     def note_launch(self) -> None:
-        """Record the launch of a capture that commits rows (``keep_captured``); ``note_kept`` follows when it has run."""
+        """Record the launch of a capture that commits rows (``keep_captured``); ``note_kept`` follows its end."""
         if self.states is not None:
             self.states.unsettle()
 
