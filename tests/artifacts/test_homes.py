@@ -41,7 +41,6 @@ def test_a_home_is_put_in_the_place_of_its_sign(monkeypatch: pytest.MonkeyPatch)
         is_plan,
         plan_name,
         is_head,
-        lambda path: search_roots(Path(path)),
         lambda path: resolve_plan(path, current_machine()),
     ],
 )

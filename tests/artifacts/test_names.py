@@ -171,7 +171,7 @@ def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert search_roots() == [checkout, user]
 
     (work / "plans").mkdir()
-    assert search_roots(tmp_path / "mine") == [tmp_path / "mine", work, checkout, user]
+    assert search_roots() == [work, checkout, user]
 
     monkeypatch.chdir(checkout)
     assert search_roots() == [checkout, user]

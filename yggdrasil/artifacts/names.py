@@ -63,14 +63,13 @@ def validate_name(name: str) -> str:
     return name
 
 
-def search_roots(explicit: Path | None = None) -> list[Path]:
+def search_roots() -> list[Path]:
     """Return the root folders of artefacts, in order of precedence.
 
-    These are ``explicit``; the working directory and the source checkout, each if it has a ``plans`` folder; the user's
+    These are the working directory and the source checkout, each if it has a ``plans`` folder; the user's
     cache. All are searched when reading; the first is written.
     """
-    roots = [] if explicit is None else [expanded(explicit)]
-    roots += [root for root in (Path.cwd(), _PACKAGE_ROOT) if (root / "plans").is_dir() and not _is_installed(root)]
+    roots = [root for root in (Path.cwd(), _PACKAGE_ROOT) if (root / "plans").is_dir() and not _is_installed(root)]
     roots.append(user_cache() / "yggdrasil" / "artifacts")
     return list(dict.fromkeys(roots))
 

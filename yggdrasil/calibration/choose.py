@@ -176,10 +176,9 @@ def _readings(traces: TraceSet) -> dict[DepthSource, FeatureSizes]:
 
 def _train(traces: TraceSet, reference: int, sizes: FeatureSizes) -> tuple[DepthPredictor, TrainingReport]:
     """Train a predictor of the accepted length of the whole tree of draft width ``reference``."""
-    whole = traces.max_depth * reference + 1
     return train_depth_predictor(
         traces.features(sizes),
-        traces.accepted_length(reference, traces.max_depth, whole),
+        traces.accepted_length(reference),
         traces.document,
         traces.max_depth,
         confidence=traces.best_path_scores(reference),

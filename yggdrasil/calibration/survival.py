@@ -58,7 +58,7 @@ def survival_of(
     reference, depth, widths = traces.widths[-1], traces.max_depth, traces.widths
     begun = list(_beginnings(traces, costs, model_free, prompts))
     levels = np.arange(1, depth + 1)
-    whole = traces.accepted_length(reference, depth, depth * reference + 1)[[each.row for each in begun]]
+    whole = traces.accepted_length(reference)[[each.row for each in begun]]
     mean = (whole[:, None] >= levels).mean(axis=0)
     kept = np.stack([each.kept for each in begun])  # [P, S, V]
     tables = (kept[:, :, None, :] >= levels[:, None]).mean(axis=0).reshape(len(widths), depth, depth, -1)

@@ -11,13 +11,13 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.policy.costs import Kind, StepCosts
-from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 # Trees with low scores are accepted up to this factor more often than estimated.
 UNDERESTIMATE = 2.0
@@ -36,20 +36,6 @@ def objective_value(tokens: Number, milliseconds: Number, objective: Objective =
     ``tokens`` counts the bonus token.
     """
     return tokens / milliseconds if objective == "latency" else tokens
-
-
-def expected_tokens_by_width(sorted_acceptance: FloatArray, verify_widths: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return 1 + the acceptance of the best ``W_v - 1`` nodes for each verify width.
-
-    ``sorted_acceptance`` [..., N] are path probabilities (not logs) of the drafted nodes, best first. The result is
-    [..., V]. Widths beyond the tree add nothing.
-    """
-    num_nodes = sorted_acceptance.shape[-1]
-    totals = np.empty((*sorted_acceptance.shape[:-1], num_nodes + 1))
-    totals[..., 0] = 1.0
-    np.cumsum(sorted_acceptance, axis=-1, out=totals[..., 1:])
-    totals[..., 1:] += 1.0
-    return totals[..., [min(width - 1, num_nodes) for width in verify_widths]]
 
 
 def least_useful_probability(costs: Iterable[StepCosts]) -> float:
@@ -156,18 +142,18 @@ class ShapeTable:
 
         AAL(width, depth, W_v | context) = 1 + sum over levels i of survival[i] * ratio[width][depth][i][W_v]
 
-    ``objective="latency"`` maximises AAL per millisecond, ``"aal"`` AAL alone. A plain step is always a candidate.
-    Ties go to the plain step, then to the smaller (width, depth, verify width) in that order.
+    ``objective="latency"`` maximises AAL per millisecond, ``"aal"`` AAL alone. Ties go to the smaller (width, depth,
+    verify width) in that order.
 
     Raises:
         ValueError: ``ratios`` and ``costs`` are incompatible; the message lists every fault.
     """
 
     def __init__(self, costs: StepCosts, ratios: Mapping[int, FloatArray], objective: Objective = "latency") -> None:
-        _check_table(costs, ratios, objective)
+        _check_table(costs, ratios)
         self.max_depth = next(iter(ratios.values())).shape[0]
-        self.shapes = [PLAIN_STEP]
-        columns = [np.zeros((self.max_depth, 1))]
+        self.shapes: list[TreeShape] = []
+        columns: list[FloatArray] = []
         for width in sorted(ratios):
             by_budget = np.asarray(ratios[width], dtype=np.float64)  # [D, D, V]
             for depth in range(1, self.max_depth + 1):
@@ -186,15 +172,11 @@ class ShapeTable:
         total += 1.0
         return total
 
-    def choose(self, survival: FloatArray) -> TreeShape:
-        """Return the best shape for ``survival`` [D], where ``survival[d - 1]`` is P(accepted length >= d)."""
-        return self.shapes[int((self.expected_tokens(survival) * self._value).argmax())]
-
     def best_tree(self, survival: FloatArray) -> Candidate:
-        """Return the best shape for ``survival`` [D] other than a plain step."""
+        """Return the best shape for ``survival`` [D], where ``survival[d - 1]`` is P(accepted length >= d)."""
         expected = self.expected_tokens(survival)
         values = expected * self._value
-        best = 1 + int(values[1:].argmax())  # the plain step comes first
+        best = int(values.argmax())
         return Candidate(self.shapes[best], float(expected[best]), float(values[best]))
 
     def level_ratios(self, shape: TreeShape) -> list[float]:
@@ -204,24 +186,14 @@ class ShapeTable:
         return levels
 
 
-def _check_table(costs: StepCosts, ratios: Mapping[int, FloatArray], objective: Objective) -> None:
-    faults: list[str] = []
-    if objective not in get_args(Objective):
-        faults.append(f"objective must be one of {get_args(Objective)}, got {objective!r}")
-    if not ratios:
-        faults.append("ratios is empty: give a table for at least one draft width")
+def _check_table(costs: StepCosts, ratios: Mapping[int, FloatArray]) -> None:
     unknown = sorted(set(ratios) - set(costs.draft_ms))
-    if unknown:
-        faults.append(f"no draft cost for widths {unknown}, only for {list(costs.draft_widths)}")
-    num_verify = len(costs.verify_widths)
-    depths = {table.shape[0] for table in ratios.values()}
-    if len(depths) > 1:
-        faults.append(f"ratio tables disagree on the number of levels: {sorted(depths)}")
-    for width, table in ratios.items():
-        depth = table.shape[0]
-        if table.shape != (depth, depth, num_verify) or depth == 0:
-            faults.append(f"ratios[{width}] must be [D, D, {num_verify}], got {table.shape}")
-        elif not (np.isfinite(table).all() and (table >= 0).all()):
-            faults.append(f"ratios[{width}] holds negative or non-finite values")
+    faults = [f"no draft cost for widths {unknown}, only for {list(costs.draft_widths)}"] if unknown else []
+    depth, num_verify = max(table.shape[0] for table in ratios.values()), len(costs.verify_widths)
+    faults += [
+        f"ratios[{width}] must be {[depth, depth, num_verify]}, got {list(table.shape)}"
+        for width, table in ratios.items()
+        if table.shape != (depth, depth, num_verify)
+    ]
     if faults:
         raise ValueError("; ".join(faults))

@@ -5,7 +5,7 @@ was attached at step ``i // W + 1``, so the tree of a smaller depth budget is a 
 be simulated.
 
 Dims: P positions, H hidden size, R repetition figures, K candidates of the root, F features, N = D_max * W nodes,
-D depth levels, V verify widths, E expanded nodes (the root first), C candidates of each.
+D depth levels, E expanded nodes (the root first), C candidates of each.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
-from yggdrasil.policy.objective import expected_tokens_by_width
 from yggdrasil.predictor.features import FeatureSizes, finite_head
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]
@@ -34,13 +33,6 @@ _PER_POSITION = ("hidden", "repetition", "head", "document", "position", "root")
 _PER_NODE = ("scores", "depth", "hit", "edge_log_probability", "parent", "token")
 _PER_CANDIDATE = ("offered_token", "offered_log_probability", "offered_fall")
 _PER_WIDTH = (*_PER_NODE, *_PER_CANDIDATE)
-
-
-class Outcomes(NamedTuple):
-    """Accepted and expected tokens at every position and verify width."""
-
-    accepted: npt.NDArray[np.int8]  # [P, V] accepted length, without the bonus token
-    expected_tokens: Float32Array  # [P, V] estimated from the scores, with the bonus token
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,29 +111,10 @@ class TraceSet:
                 raise ValueError(f"document {self.document[start]} skips positions: record each one to simulate")
             yield int(start), int(stop)
 
-    def outcomes(self, width: int, depth_budget: int, verify_widths: Sequence[int]) -> Outcomes:
-        """Return accepted lengths and expected tokens of every verify width for one (width, depth budget).
-
-        Verify width W_v keeps the root and the W_v - 1 best nodes; equal scores keep the earlier attached node.
-        """
-        if not 0 <= depth_budget <= self.max_depth:
-            raise ValueError(f"depth budget must be in [0, {self.max_depth}], got {depth_budget}")
-        if min(verify_widths) < 1:
-            raise ValueError(f"verify widths must be at least 1, got {list(verify_widths)}")
-        num_nodes = depth_budget * width
-        num_kept = min(max(verify_widths) - 1, num_nodes)
-        scores = self.scores[width][:, :num_nodes]
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :num_kept]
-        hit_depth = np.take_along_axis(self.depth[width] * self.hit[width], best, axis=1)
-        reached = np.zeros((self.num_positions, num_kept + 1), dtype=np.int8)
-        np.maximum.accumulate(hit_depth, axis=1, out=reached[:, 1:])
-        accepted = reached[:, [min(verify_width - 1, num_kept) for verify_width in verify_widths]]
-        acceptance = np.exp(np.take_along_axis(scores, best, axis=1), dtype=np.float64)
-        return Outcomes(accepted, expected_tokens_by_width(acceptance, verify_widths).astype(np.float32))
-
-    def accepted_length(self, width: int, depth_budget: int, verify_width: int) -> npt.NDArray[np.int64]:
-        """Return the accepted length [P], the bonus token not counted."""
-        return self.outcomes(width, depth_budget, (verify_width,)).accepted[:, 0].astype(np.int64)
+    def accepted_length(self, width: int) -> npt.NDArray[np.int64]:
+        """Return the accepted length [P] of the whole trees of draft width ``width``, without the bonus token."""
+        lengths: npt.NDArray[np.int64] = (self.depth[width] * self.hit[width]).max(axis=1).astype(np.int64)
+        return lengths
 
     def edges(self, width: int) -> tuple[Float32Array, BoolArray]:
         """Return (log-probability, accepted) of every edge whose parent was accepted, to fit a calibration on."""

@@ -1,14 +1,13 @@
 """Costs of the stages by variant and size, in milliseconds, from measured samples. Uses pandas, no torch.
 
-Costs are means without the lowest and highest 5 %, because means add up to an iteration and medians do not. Quantiles
-are stored for the spread.
+Costs are means without the lowest and highest 5 %, because means add up to an iteration and medians do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,6 @@ LOOP = "loop"  # time of an iteration between stages
 TIMES = ("iteration", LOOP, *STAGES)  # milliseconds; NaN for a stage that did not run
 COLUMNS = ("context", "cycle", "schedule", "width", "depth", "verify_width", *TIMES)  # one row per iteration
 _MEASURE = "run `yggdrasil search` with --prompts and --measure-again to measure it"
-_QUANTILES = np.linspace(0.0, 1.0, 21)
 
 
 def _any_shape(_: TreeShape) -> tuple[int, ...]:
@@ -43,13 +41,6 @@ _SIZES: dict[str, Callable[[TreeShape], tuple[int, ...]]] = {
 }
 _NO_COST = ("tail_draft=superset",)
 _DERIVED = {"tail_draft=conditional": "tail_draft=ahead"}  # a share of another cost
-
-
-class Spread(NamedTuple):
-    """A measured cost: trimmed mean and quantiles."""
-
-    mean_ms: float
-    quantiles_ms: Array  # [21], from the minimum to the maximum
 
 
 def schedule_code(schedule: Schedule) -> str:
@@ -72,9 +63,9 @@ def cost_key(schedule: Schedule, stage: str) -> str:
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Cost tables: key -> sizes -> spread. The executor's overhead between stages has the key "loop"."""
+    """Cost tables: key -> sizes -> milliseconds. The executor's overhead between stages has the key "loop"."""
 
-    tables: Mapping[str, Mapping[tuple[int, ...], Spread]]
+    tables: Mapping[str, Mapping[tuple[int, ...], float]]
     plain_ms: float
     source: str = "the profile"  # the samples' source, for error messages
 
@@ -104,74 +95,58 @@ class StageCosts:
                     size = _SIZES.get(key, _any_shape)(shape)
                     collected.setdefault(key, {}).setdefault(size, []).append(ran.to_numpy())
         tables = {
-            key: {size: _spread(np.concatenate(parts)) for size, parts in sorted(sizes.items())}
+            key: {size: _trimmed_mean(np.concatenate(parts)) for size, parts in sorted(sizes.items())}
             for key, sizes in collected.items()
         }
-        return cls(tables, _spread(plain.to_numpy()).mean_ms, source)
+        return cls(tables, _trimmed_mean(plain.to_numpy()), source)
 
     def knows(self, schedule: Schedule) -> bool:
         """Return whether all costs of its stages were measured. With a draft head, no ahead-of-time variant is."""
         keys = {cost_key(schedule, stage) for stage in schedule.predecessors} - {*_NO_COST}
         return {_DERIVED.get(key, key) for key in keys} <= self.tables.keys()
 
-    def durations(
-        self, schedule: Schedule, shapes: Sequence[TreeShape], leaf_shares: Array, quantile: Array | None = None
-    ) -> dict[str, Array]:
+    def durations(self, schedule: Schedule, shapes: Sequence[TreeShape], leaf_shares: Array) -> dict[str, Array]:
         """Return the milliseconds [N] of every stage, and of ``LOOP``, for every shape.
 
-        Args:
-            leaf_shares: [N] probability that the accepted path ends on the last level, so that a conditional tail
-                draft runs.
-            quantile: [S] in 0 .. 1; if given, there must be one shape, and the result has S draws, each with one
-                quantile per stage.
+        ``leaf_shares`` [N] are the probabilities that the accepted path ends on the last level, so that a conditional
+        tail draft runs.
 
         Raises:
             YggdrasilError: a cost was not measured.
         """
-        draws = None if quantile is None else np.asarray(quantile)
         stages = [stage.name for stage in schedule.stages]
-        durations = {}
-        for i, stage in enumerate([*stages, LOOP]):
-            at = None if draws is None else np.roll(draws, 7 * i)  # decorrelates the stages
-            durations[stage] = self._stage(schedule, stage, shapes, leaf_shares, at)
-        return durations
+        return {stage: self._stage(schedule, stage, shapes, leaf_shares) for stage in [*stages, LOOP]}
 
-    def _stage(
-        self, schedule: Schedule, stage: str, shapes: Sequence[TreeShape], leaf_shares: Array, at: Array | None
-    ) -> Array:
+    def _stage(self, schedule: Schedule, stage: str, shapes: Sequence[TreeShape], leaf_shares: Array) -> Array:
         key = LOOP if stage == LOOP else cost_key(schedule, stage)
         if key in _NO_COST:
-            return np.zeros(len(shapes) if at is None else len(at))
+            return np.zeros(len(shapes))
         if key in _DERIVED:
             narrowest = [shape._replace(width=min(self._sizes(_DERIVED[key]))[0]) for shape in shapes]
-            return leaf_shares * self._values(_DERIVED[key], narrowest, at)
-        values = self._values(key, shapes, at)
+            return leaf_shares * self._values(_DERIVED[key], narrowest)
+        values = self._values(key, shapes)
         if key == "head_draft=ahead" and schedule.variants["tail_draft"] == "superset":
-            values = values + self._values("tail_draft=ahead", shapes, at)
+            values = values + self._values("tail_draft=ahead", shapes)
         return values
 
-    def _values(self, key: str, shapes: Sequence[TreeShape], at: Array | None) -> Array:
+    def _values(self, key: str, shapes: Sequence[TreeShape]) -> Array:
         table, size_of = self._sizes(key), _SIZES.get(key, _any_shape)
         try:
             if key == "draft_steps":
-                spreads = [_along_depth(table, shape) for shape in shapes]
-            else:
-                spreads = [table[size_of(shape)] for shape in shapes]
+                return np.array([_along_depth(table, shape) for shape in shapes])
+            return np.array([table[size_of(shape)] for shape in shapes])
         except KeyError as missing:
             raise YggdrasilError(
                 f"{self.source} has no cost of {key!r} at {missing.args[0]}, only at {sorted(table)}; {_MEASURE}"
             ) from None
-        if at is None:
-            return np.array([spread.mean_ms for spread in spreads])
-        return np.interp(at, _QUANTILES, spreads[0].quantiles_ms)
 
-    def _sizes(self, key: str) -> Mapping[tuple[int, ...], Spread]:
+    def _sizes(self, key: str) -> Mapping[tuple[int, ...], float]:
         if key not in self.tables:
             raise YggdrasilError(f"{self.source} has no cost of {key!r}; {_MEASURE}")
         return self.tables[key]
 
 
-def _along_depth(table: Mapping[tuple[int, ...], Spread], shape: TreeShape) -> Spread:
+def _along_depth(table: Mapping[tuple[int, ...], float], shape: TreeShape) -> float:
     """Interpolate linearly between the shallowest and the deepest measured draft of the shape's width.
 
     Raises:
@@ -182,20 +157,16 @@ def _along_depth(table: Mapping[tuple[int, ...], Spread], shape: TreeShape) -> S
         raise KeyError((shape.width, shape.depth))
     low, high = min(depths), max(depths)
     first, last = table[shape.width, low], table[shape.width, high]
-    share = (shape.depth - low) / (high - low) if high > low else 0.0
     if high == low:  # only one depth measured: cost proportional to the levels
-        scale = max(shape.depth - 1, 0.2) / max(low - 1, 0.2)
-        return Spread(first.mean_ms * scale, first.quantiles_ms * scale)
-    floor = 0.2 * first.mean_ms / low  # extrapolated costs must stay positive
-    mean = max(first.mean_ms + share * (last.mean_ms - first.mean_ms), floor)
-    near = first if abs(shape.depth - low) < abs(shape.depth - high) else last
-    return Spread(mean, near.quantiles_ms * (mean / near.mean_ms))
+        return first * max(shape.depth - 1, 0.2) / max(low - 1, 0.2)
+    share = (shape.depth - low) / (high - low)
+    return max(first + share * (last - first), 0.2 * first / low)  # extrapolated costs must stay positive
 
 
-def _spread(samples: Array) -> Spread:
+def _trimmed_mean(samples: Array) -> float:
     ordered = np.sort(samples)
     cut = len(ordered) // 20
-    return Spread(float(ordered[cut : len(ordered) - cut].mean()), np.quantile(ordered, _QUANTILES))
+    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def _schedule_of(code: str) -> Schedule:
