@@ -96,7 +96,7 @@ def test_the_command_opens_the_plans_beside_it(decoder, monkeypatch, tmp_path):
         opened.append((source, dtype, force_machine))
         return SimpleNamespace(plan=SimpleNamespace(name=f"plan {source}", dtype="bfloat16"))
 
-    monkeypatch.setattr("yggdrasil.cli.benchmarks.command.open_decoder", open_decoder)
+    monkeypatch.setattr("yggdrasil.cli.bench.open_decoder", open_decoder)
     monkeypatch.setattr(compare, "open_decoder", open_decoder)
     monkeypatch.setattr(compare, "compare_with_plain", lambda *_, **options: compared.update(options))
     words = ["bench", "a", "--beside", "b", "--beside", "c", "--dtype", "float32", "--force-machine"]
