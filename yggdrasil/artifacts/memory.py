@@ -12,7 +12,7 @@ from threading import Thread
 
 _COLLAPSE = 25  # MADV_COLLAPSE (Linux 6.1): resident pages become huge pages at once
 _POPULATE = 23  # MADV_POPULATE_WRITE (Linux 5.14): pages become resident as if they were written
-_STEP = 16 << 20  # bytes that one call makes resident
+_STEP = 2 << 20  # bytes that one call makes resident; the importing thread cannot map memory meanwhile
 _ROOM = 64 << 20  # address space beyond the expected size, for alignment and padding; it takes no memory until used
 
 

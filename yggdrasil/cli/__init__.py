@@ -13,10 +13,12 @@ _DECODING = ("chat", "generate", "serve")
 
 def main() -> None:
     """Run the command line. An expected error prints one sentence to standard error and exits with code 2."""
-    from yggdrasil.cli.start_up import load_torch_libraries
-
     if sys.argv[1:2] and sys.argv[1] in _DECODING and "--help" not in sys.argv:
+        from yggdrasil.cli.late_imports import import_late
+        from yggdrasil.cli.start_up import load_torch_libraries
+
         load_torch_libraries()
+        import_late()
     from yggdrasil.cli.exit_codes import run_guarded
 
     run_guarded(_program, "yggdrasil")

@@ -2,7 +2,6 @@
 
 import platform
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -31,6 +30,8 @@ def make_app(only: str | None = None) -> typer.Typer:
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
+        from importlib.metadata import version  # imported late: it takes long
+
         beside = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
         print(f"yggdrasil {yggdrasil.__version__} ({beside}, Python {platform.python_version()})")
         raise typer.Exit

@@ -1,16 +1,12 @@
-"""Progress and tables on the terminal."""
+"""Progress and tables on the terminal. Rich is imported when something is shown by it, since that takes long."""
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from threading import Event, Thread
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from yggdrasil.bench.spread import describe
 
@@ -67,11 +63,18 @@ class ProgressLines:
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
+    from rich.progress import Progress
 
     from yggdrasil.bench.compare import Comparison
     from yggdrasil.bench.memory import MemoryUse
 
-_console = Console(stderr=True)
+
+@cache
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=True)
 
 
 class PhaseProgress:
@@ -81,14 +84,8 @@ class PhaseProgress:
     """
 
     def __init__(self) -> None:
-        self._lines = None if _console.is_terminal else ProgressLines()
-        self._progress = Progress(
-            TextColumn("{task.description:<48}", markup=False),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=_console,
-        )
+        self._lines = None if sys.stderr.isatty() else ProgressLines()
+        self._shown: Progress | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -102,19 +99,31 @@ class PhaseProgress:
         """Stop drawing, until another phase begins."""
         if self._lines is not None:
             self._lines.close()
-        if self._progress.live.is_started:
-            self._progress.stop()
+        if self._shown is not None and self._shown.live.is_started:
+            self._shown.stop()
 
     def phase(self, title: str) -> Callable[[float], None]:
         if self._lines is not None:
             return self._lines.phase(title)
-        self._progress.start()
-        task = self._progress.add_task(title, total=1.0)
-        return lambda fraction: self._progress.update(task, completed=fraction)
+        if self._shown is None:
+            self._shown = _bars()
+        bars = self._shown
+        bars.start()
+        task = bars.add_task(title, total=1.0)
+        return lambda fraction: bars.update(task, completed=fraction)
 
     def tell(self, line: str) -> None:
         """Print a line above the progress bars."""
-        self._progress.console.print(line, highlight=False, soft_wrap=True, markup=False)
+        _console().print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _bars() -> "Progress":
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description:<48}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        console=_console(),
+    )  # fmt: skip
 
 
 def show_comparison(result: "Comparison") -> None:
@@ -122,7 +131,7 @@ def show_comparison(result: "Comparison") -> None:
     tree, plain = result.tree.metrics, result.plain.metrics
     same = "same tokens" if result.divergence is None else f"DIFFERENT TOKENS ({result.divergence.verdict})"
     ratio = f"{result.decode_ratio:5.2f}" if tree.iterations else f"{'-':>5}"  # the first token is the prefill's
-    _console.print(
+    _console().print(
         f"{result.id:<28.28} plain {plain.tpot_ms:7.3f} ms  tree {tree.tpot_ms:7.3f} ms  {ratio} x  "
         f"AAL {tree.aal:4.2f}  repeats {result.repeats:4.0%}  {same}",
         markup=False,
@@ -131,6 +140,9 @@ def show_comparison(result: "Comparison") -> None:
 
 def show_summary(summary: dict[str, Any]) -> None:
     """Print the summary as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("figure", "value", title="Yggdrasil and plain decoding")
     for name, value in summary.items():
         if isinstance(value, dict):
@@ -145,6 +157,10 @@ def show_summary(summary: dict[str, Any]) -> None:
 
 def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
     """Print a table of results with one row for each category of the prompts."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table("category", "same tokens", "AAL", "plain ms", "ours ms", "speed-up (quartiles)", "in all", "repeats")
     for name, summary in categories.items():
         table.add_row(
@@ -162,6 +178,8 @@ def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
 
 def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
     """Print a table with one row per plan, ``first`` above the ``others`` that it was compared with."""
+    from rich.table import Table
+
     columns = ("plan", "same tokens", "AAL", "ms per token", "speed-up", "in all", f"time over {first}", "in all")
     table = Table(*columns)
     for name, row in [(first, summary), *others.items()]:
@@ -181,7 +199,7 @@ def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Map
 
 def show_memory(use: "MemoryUse") -> None:
     """Print one line about memory use."""
-    _console.print(
+    _console().print(
         f"memory: {use.peak:.0f} MB at the peak beyond {use.imports:.0f} MB of imports, {use.ratio:.2f} x the models' "
         f"weights ({use.weights:.0f} MB) and caches ({use.caches:.0f} MB)"
     )
@@ -189,13 +207,17 @@ def show_memory(use: "MemoryUse") -> None:
 
 def show_table(title: str, frame: "pd.DataFrame") -> None:
     """Print a table, with numbers of four significant digits."""
+    from rich.table import Table
+
     table = Table(*[column.replace("_", " ") for column in frame.columns], title=title)
     for row in frame.itertuples(index=False):
         table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
     wide_console().print(table)
 
 
-def wide_console() -> Console:
+def wide_console() -> "Console":
     """Return a console on standard output; a pipe gets a width of 180, so that no number is cut."""
+    from rich.console import Console
+
     console = Console()
     return console if console.is_terminal else Console(width=180)

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
-from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.errors import YggdrasilError
 
 _LAZY = 1  # RTLD_LAZY
@@ -52,6 +51,7 @@ def without_collections() -> Iterator[None]:
 
 def reserve_memory(source: str) -> None:
     """Reserve memory for the weights of a GGUF file or checkpoint folder, see ``artifacts.memory``."""
+    from yggdrasil.artifacts.gguf import is_gguf
     from yggdrasil.artifacts.homes import expanded
     from yggdrasil.artifacts.memory import reserve
     from yggdrasil.artifacts.models import packed_bytes
