@@ -31,7 +31,7 @@ from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, StageCosts, schedule_code
 from yggdrasil.scheduling.plan import ModelRef, Plan
 from yggdrasil.scheduling.search import AcceptedLengths, Space, search
-from yggdrasil.scheduling.stages import NAMED_VARIANTS, NAMED_WITH_STATES, STAGES, Schedule
+from yggdrasil.scheduling.stages import NAMED_VARIANTS, NAMED_WITH_STATES, STAGES, Schedule, named_variants
 from yggdrasil.tree.shape import TreeShape
 
 FEW = replace(SHAPES, draft_widths=(1, 2), max_depth=3, verify_widths=(1, 2, 4))
@@ -160,6 +160,19 @@ def test_with_a_head_nothing_is_searched_that_would_read_ahead_of_the_target(run
     ]
 
 
+def test_on_a_gpu_only_schedules_that_accept_there_are_searched(run, tmp_path):
+    path = write_artifacts(tmp_path, device="cuda")
+    code, _, err = run("search", "made-up", "--top", 4)
+    plan = Plan.load(path)
+
+    assert (code, err) == (0, "")
+    assert set(NAMED_VARIANTS) <= {entry.name for entry in plan.search.entries}
+    assert {Schedule.parse(entry.stages).variants["accept"] for entry in plan.search.entries} == {"device"}
+    assert {entry.backend for entry in plan.search.entries} == {"cudagraph"}
+    # The host's bookkeeping takes a millisecond, which the device's pass hides.
+    assert Schedule.parse(plan.stages).variants["bookkeeping"] == "overlapped"
+
+
 def test_what_cannot_be_searched_is_said(run, tmp_path):
     write_artifacts(tmp_path, "lookup", drafters=[NGramOptions()])
     path = write_artifacts(tmp_path)
@@ -201,16 +214,24 @@ def decoder(pair):
     return pair.decoder(PLAIN_POLICY, FEW, other_stages=[schedule.labels for schedule in MEASURED])
 
 
-def test_measured_stages_are_enough_to_search_with(decoder):
+@pytest.mark.parametrize("executor", ["in-order", "captured"])
+def test_measured_stages_are_enough_to_search_with(pair, decoder, executor):
+    measured = MEASURED
+    if executor == "captured":
+        measured = measured_schedules(named_variants(reads_states=False, is_captured=True))
+        orders = [schedule.labels for schedule in measured]
+        decoder = pair.decoder(PLAIN_POLICY, FEW, other_stages=orders, backend="cudagraph")
     frame = schedules.measure_stage_costs(
-        decoder.assembly, lambda: open_ended(byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], 1, lambda _: None
-    )
+        decoder.assembly, lambda: open_ended(byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], 1, lambda _: None,
+        measured,
+    )  # fmt: skip
     costs = StageCosts.from_samples(frame)
     tables = {width: np.full((3, 3, 3), 0.5) for width in FEW.draft_widths}
     lengths = AcceptedLengths(np.full(3, 0.9), tables, FEW.verify_widths)
 
-    best = search(Space.of(lengths, "in-order"), {"one": costs}, lengths)[0]
+    best = search(Space.of(lengths, executor), {"one": costs}, lengths)[0]
     assert best.iteration_ms > 0
+    decoder.assembly.engine.use(best.stages)  # raises if captured steps do not support it
     # What lies between stages is what an iteration takes beyond them.
     drafted = frame[frame["depth"] > 0]
     assert drafted[[*STAGES, LOOP]].sum(axis=1).to_numpy() == pytest.approx(drafted["iteration"].to_numpy(), abs=1e-4)
@@ -219,7 +240,7 @@ def test_measured_stages_are_enough_to_search_with(decoder):
     assert set(frame["context"]) == {10, 15}
     for _, cycle in frame.groupby("cycle"):
         assert cycle["context"].nunique() == 1
-        assert set(cycle[cycle["depth"] > 0]["schedule"]) == {schedule_code(schedule) for schedule in MEASURED}
+        assert set(cycle[cycle["depth"] > 0]["schedule"]) == {schedule_code(schedule) for schedule in measured}
         assert len(cycle[["width", "depth", "verify_width"]].drop_duplicates()) == 2
         assert cycle.loc[cycle["depth"] == 0, "iteration"].median() == pytest.approx(usual, abs=1e-4)
 

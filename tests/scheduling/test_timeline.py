@@ -40,6 +40,15 @@ def test_in_order_is_one_after_the_other():
     assert begun["tail_draft"] == 31.0
 
 
+def test_captured_steps_overlap_with_the_host_alone():
+    """Both models share one stream; bookkeeping of the iteration before runs beside the pass."""
+    begun, makespan = starts(Schedule.of({"tail_draft": "ahead", "bookkeeping": "overlapped"}), "captured")
+
+    assert begun["bookkeeping"] < begun["verify"]
+    assert begun["verify"] == begun["tail_draft"] + 3.0 or begun["tail_draft"] == begun["verify"] + 20.0
+    assert makespan == 39.0 - 4.0
+
+
 def test_a_conditional_tail_leaves_nothing_to_overlap():
     begun, makespan = starts(Schedule.of({"tail_draft": "conditional"}))
 

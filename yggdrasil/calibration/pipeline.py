@@ -28,7 +28,13 @@ from yggdrasil.calibration.documents import open_ended, record_all, usable_texts
 from yggdrasil.calibration.draft_vocabulary import among_frequent
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.measurement.passes import PASS
-from yggdrasil.calibration.measurement.stages import COLUMNS, costs_from, measure_stages, useful_verify_widths
+from yggdrasil.calibration.measurement.stages import (
+    COLUMNS,
+    costs_from,
+    measure_stages,
+    on_device_clock,
+    useful_verify_widths,
+)
 from yggdrasil.calibration.measurement.threads import COLUMNS as thread_columns
 from yggdrasil.calibration.measurement.threads import best_threads, thread_counts, time_threads
 from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
@@ -214,9 +220,10 @@ def _measure(job: Job) -> pd.DataFrame:
         if read_or_drop(file, _read_stages) is None:
             report = job.reporter.phase(f"measuring stages at context {context}")
             text = (stream * (context // len(stream) + 1))[:context]
-            frame = measure_stages(
-                job.assembly, lambda: open_ended(job.tokenizer), text, job.settings.effort.samples, report
-            )
+            with on_device_clock(job.assembly):
+                frame = measure_stages(
+                    job.assembly, lambda: open_ended(job.tokenizer), text, job.settings.effort.samples, report
+                )
             write_csv(file, "stage-samples", SAMPLES_VERSION, frame)
         frames.append(_read_stages(file))
     return pd.concat(frames, ignore_index=True)

@@ -22,7 +22,7 @@ from yggdrasil.calibration.measurement.schedules import (
     measured_schedules,
     summarise_plans,
 )
-from yggdrasil.calibration.measurement.stages import rounded
+from yggdrasil.calibration.measurement.stages import on_device_clock, rounded
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.checkpoints.facts import load_tokenizer
@@ -37,10 +37,10 @@ from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
 from yggdrasil.scheduling.costs import COLUMNS, StageCosts
 from yggdrasil.scheduling.plan import Costs, ModelRef, Plan, Searched, SearchResult, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predict_ms, search
-from yggdrasil.scheduling.stages import NAMED_VARIANTS, NAMED_WITH_STATES, Schedule
+from yggdrasil.scheduling.stages import Schedule, named_variants
+from yggdrasil.scheduling.timeline import ExecutorKind
 from yggdrasil.tree.shape import TreeShape
 
-BACKEND = "inductor"  # name of a CPU's backend in search results
 SAMPLES_FILE, RANKING_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_ranking.csv", "schedule_measured.csv"
 SAMPLES_VERSION, VERSION = 2, 1
 
@@ -77,9 +77,23 @@ class _Subject(NamedTuple):
     reads_states: bool  # whether its drafter is a head that reads the target's hidden states
 
     @property
+    def is_captured(self) -> bool:
+        """Whether its steps are captured, as on a GPU."""
+        return self.plan.device == "cuda"
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend in search results."""
+        return "cudagraph" if self.is_captured else "inductor"
+
+    @property
+    def executor(self) -> ExecutorKind:
+        return "captured" if self.is_captured else "in-order"
+
+    @property
     def named(self) -> Mapping[str, Mapping[str, str]]:
-        """The paper's plans that the drafter supports, by name: stage -> variant."""
-        return NAMED_WITH_STATES if self.reads_states else NAMED_VARIANTS
+        """The paper's plans that the drafter and the device support, by name: stage -> variant."""
+        return named_variants(reads_states=self.reads_states, is_captured=self.is_captured)
 
 
 class _Bench(NamedTuple):
@@ -96,7 +110,7 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     Samples, ranking and measurements are written to the profile. Equal profiles give equal rankings.
 
     Raises:
-        YggdrasilError: the plan has no draft model or is for a GPU, or stage costs or prompts are missing.
+        YggdrasilError: the plan has no draft model, or stage costs or prompts are missing.
     """
     subject = _open(settings)
     bench = _set_up(subject, settings, reporter) if settings.prompts is not None else None
@@ -104,8 +118,8 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
         _stage_samples(subject, settings, bench, reporter), shown(subject.profile / SAMPLES_FILE)
     )
     reads_head = subject.plan.depth_from == "head"
-    space = Space.of(subject.lengths, "in-order", reads_head=reads_head, reads_states=subject.reads_states)
-    best = search(space, {BACKEND: costs}, subject.lengths, settings.objective, keep=settings.top)
+    space = Space.of(subject.lengths, subject.executor, reads_head=reads_head, reads_states=subject.reads_states)
+    best = search(space, {subject.backend: costs}, subject.lengths, settings.objective, keep=settings.top)
     entries = [_entry(f"top {i}", candidate) for i, candidate in enumerate(best, start=1)]
     entries += _named_entries(best[0], costs, subject, entries)
     if bench is not None:
@@ -145,8 +159,6 @@ def _open(settings: SearchSettings) -> _Subject:
     path = resolve_plan(settings.profile, machine, force=settings.force_machine)
     plan = Plan.load(path)
     check_plan(plan, machine, force_machine=settings.force_machine)
-    if plan.device == "cuda":
-        raise YggdrasilError(f"{path}: schedules are searched on a CPU only so far; take a CPU's plan")
     if not isinstance(plan.drafter, ModelRef):
         raise YggdrasilError(f"{plan.name} drafts without a model, which has no stages to schedule; take a draft model")
     predictor = path.parent / plan.predictor
@@ -192,7 +204,8 @@ def _stage_samples(
     report = reporter.phase("measuring the stages of every variant")
     new_stream = partial(open_ended, bench.tokenizer, settings.tokens)
     schedules = measured_schedules(subject.named)
-    frame = measure_stage_costs(bench.assembly, new_stream, bench.texts, settings.cost_rounds, report, schedules)
+    with on_device_clock(bench.assembly):
+        frame = measure_stage_costs(bench.assembly, new_stream, bench.texts, settings.cost_rounds, report, schedules)
     write_csv(file, "schedule-samples", SAMPLES_VERSION, frame)
     return frame
 
@@ -213,8 +226,8 @@ def _named_entries(best: Candidate, costs: StageCosts, subject: _Subject, taken:
         schedule = Schedule.of({**variants, "depth_prediction": depth})
         is_taken = any(entry.stages == schedule.labels and entry.shape == tuple(shape) for entry in taken)
         if name != "default" or not is_taken:
-            ms = float(predict_ms(schedule, [shape], costs, lengths, "in-order")[0])
-            entries.append(_entry(name, Candidate(BACKEND, schedule.labels, shape, lengths.aal(shape), ms)))
+            ms = float(predict_ms(schedule, [shape], costs, lengths, subject.executor)[0])
+            entries.append(_entry(name, Candidate(subject.backend, schedule.labels, shape, lengths.aal(shape), ms)))
     return entries
 
 
@@ -244,7 +257,8 @@ def _measured(
         frame = pd.concat([frame, more.assign(round=more["round"] + settings.rounds)], ignore_index=True)
     write_csv(subject.profile / MEASURED_FILE, "schedule-measured", VERSION, frame)
     figures = {row["plan"]: row for row in summarise_plans(frame, plain_ms).to_dict("records")}
-    plain = Searched(PLAIN, Schedule.of({}).labels, (0, 0, 1), BACKEND, 1.0, rounded(plain_ms), rounded(plain_ms))
+    ms = rounded(plain_ms)
+    plain = Searched(PLAIN, Schedule.of({}).labels, (0, 0, 1), subject.backend, 1.0, ms, ms)
     return [
         replace(
             entry,

@@ -211,7 +211,8 @@ class DecodeLoop:
         self._choice.decide(state)
         executor.run(self._schedule, self._actions, state, trace.stage_ns)
         if self._is_captured:  # the verify stage only launches the pass; accept waits for it
-            trace.stage_ns["verify"] += trace.stage_ns.pop("accept", 0)
+            trace.stage_ns["verify"] += trace.stage_ns["accept"]
+            trace.stage_ns["accept"] = 0
         pass_ns = trace.stage_ns["verify"] - verified_ns
         if state.shape.depth == 0:
             trace.call_plain(verified_ns)

@@ -78,7 +78,8 @@ class Space:
         """Return the space of all variants and all calibrated shapes with a verify width above 1.
 
         ``reads_head``: the depth predictor reads the head draft's candidates, so only schedules with the head draft
-        first are included. ``reads_states``: the drafter is a draft head on the target's hidden states.
+        first are included. ``reads_states``: the drafter is a draft head on the target's hidden states. Captured steps
+        accept on the device.
         """
         shapes = tuple(
             TreeShape(width, depth, verify_width)
@@ -88,7 +89,12 @@ class Space:
             if verify_width > 1
         )
         variants = all_variants(reads_states=reads_states)
-        fitting = (each for each in variants if (each["depth_prediction"] == "informed") == reads_head)
+        fitting = (
+            each
+            for each in variants
+            if (each["depth_prediction"] == "informed") == reads_head
+            and not (executor == "captured" and each["accept"] == "host")
+        )
         return cls(shapes, tuple(fitting), executor)
 
     def schedules(self) -> Iterator[Schedule]:

@@ -212,3 +212,12 @@ NAMED_VARIANTS = {
 # Variants of a draft head on the target's hidden states: the serial iteration only.
 _WITH_STATES = {"head_draft": "after", "tail_draft": "superset"}
 NAMED_WITH_STATES = {"naive": {**_SERIAL, **_WITH_STATES}}
+
+
+def named_variants(*, reads_states: bool, is_captured: bool) -> dict[str, dict[str, str]]:
+    """Return the paper's schedules that a drafter and the device support, by name: stage -> variant.
+
+    ``reads_states``: the drafter is a head on the target's hidden states. Captured steps accept on the device.
+    """
+    named = NAMED_WITH_STATES if reads_states else NAMED_VARIANTS
+    return {name: {**variants, **({"accept": "device"} if is_captured else {})} for name, variants in named.items()}

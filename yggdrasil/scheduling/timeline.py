@@ -1,7 +1,8 @@
 """Predicts the timeline of a schedule's iteration from the durations of its stages (paper section 5.2).
 
 Each resource runs its stages one at a time, in the schedule's order. A stage starts when its resource is free and its
-inputs exist. An in-order executor has one resource for all stages. Durations are milliseconds, as floats or numpy
+inputs exist. An in-order executor has one resource for all stages; captured steps have two, the host's thread and one
+stream of the device for both models. Durations are milliseconds, as floats or numpy
 arrays that broadcast, for a whole grid of shapes or many draws of measured durations. Imports no torch.
 """
 
@@ -12,11 +13,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.scheduling.stages import Schedule
+from yggdrasil.scheduling.stages import Schedule, Stage
 
 Milliseconds: TypeAlias = float | npt.NDArray[np.floating[Any]]
-ExecutorKind = Literal["in-order", "parallel"]
+ExecutorKind = Literal["in-order", "captured", "parallel"]
 THREAD = "thread"  # the one resource of an in-order executor
+STREAM = "stream"  # of captured steps, for the stages of both models
 
 
 class Event(NamedTuple):
@@ -43,7 +45,7 @@ def lay_out(schedule: Schedule, durations: Mapping[str, Milliseconds], executor:
     events = []
     makespan: Milliseconds = 0.0
     for stage in schedule.stages:
-        resource = THREAD if executor == "in-order" else stage.resource
+        resource = _resource(stage, executor)
         start = free.get(resource, 0.0)
         for predecessor in sorted(schedule.predecessors[stage.name]):
             start = _later(start, ends[predecessor])
@@ -65,6 +67,12 @@ def critical_path(schedule: Schedule, durations: Mapping[str, Milliseconds]) -> 
         ends[stage.name] = start + durations[stage.name]
         longest = _later(longest, ends[stage.name])
     return longest
+
+
+def _resource(stage: Stage, executor: ExecutorKind) -> str:
+    if executor == "in-order":
+        return THREAD
+    return STREAM if executor == "captured" and stage.resource != "host" else stage.resource
 
 
 def _later(first: Milliseconds, second: Milliseconds) -> Milliseconds:

@@ -6,7 +6,8 @@ reference, and the relative cost of widths is measured by quicker alternation (`
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -116,6 +117,19 @@ def measured_shapes(shapes: Shapes, *, with_model_free: bool) -> list[TreeShape]
     return [*pairs, *(model_free if with_model_free else ())]
 
 
+@contextmanager
+def on_device_clock(assembly: Assembly) -> Iterator[None]:
+    """Time stages within the context by CUDA events on a GPU, where launches return early, else by the host's clock."""
+    engine = assembly.engine
+    before = engine.executor
+    if assembly.target.loaded.device.type == "cuda":
+        engine.executor = EventExecutor(partial(torch.cuda.Event, enable_timing=True))
+    try:
+        yield
+    finally:
+        engine.executor = before
+
+
 def measure_stages(
     assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int], samples: int, progress: Progress
 ) -> pd.DataFrame:
@@ -134,8 +148,6 @@ def measure_stages(
     wanted = policy.length * (-(-samples // (STREAK - WARM_UP)) + 1)
     rows: list[tuple[object, ...]] = []
     done = 0
-    if assembly.target.loaded.device.type == "cuda":
-        assembly.engine.executor = EventExecutor(partial(torch.cuda.Event, enable_timing=True))
     while done < wanted:
         trace = Trace()
         request = assembly.engine.decode(text, stream(), policy, trace)
