@@ -236,9 +236,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "acceptance correction of model-free drafts": {
         "policy.acceptance:AcceptanceCorrection.observe": lambda self, estimated, accepted: None
     },
-    "survival correction of drafted trees": {
-        "policy.acceptance:SurvivalCorrection.corrected": lambda self, survival: survival
-    },
     "tokens that drafting adds, a typical tree instead": {
         "policy.acceptance:DraftedTrees.typically": lambda self, here, model_free: self._typical[here]
     },

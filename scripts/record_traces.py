@@ -3,9 +3,10 @@
 
     scripts/record_traces.py --target model.gguf --out traces/qwen chat.jsonl code.jsonl
     scripts/record_traces.py --target model.gguf --drafter small.gguf --out traces/pair chat.jsonl
+    scripts/record_traces.py --target model.gguf --drafter my/head --out traces/head chat.jsonl
 
 Everything runs eagerly, nothing is compiled or timed. ``documents.jsonl`` holds a prompt and an answer a line, as
-tokens; ``trees.safetensors`` the trees of the draft model, where there is one.
+tokens; ``trees.safetensors`` the trees of the draft model or head, where there is one.
 """
 
 import json
@@ -18,13 +19,16 @@ import typer
 from rich.progress import track
 
 from yggdrasil.artifacts import write_atomic
+from yggdrasil.artifacts.homes import expanded
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.row_writer import RowWriter, Task
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import run_script
-from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.drafters.heads.kinds import is_head
+from yggdrasil.drafters.heads.loading import load_head
+from yggdrasil.drafters.shipped_assets import whole_name
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.native import is_native
@@ -41,7 +45,7 @@ def main(  # noqa: PLR0913
     files: Annotated[list[Path], typer.Argument(help="Prompt files, JSON lines with a prompt field.")],
     target: Annotated[str, typer.Option(help="Folder, .gguf file or hub id of the target model.")],
     out: Annotated[Path, typer.Option(help="Folder to write the traces to.")],
-    drafter: Annotated[str | None, typer.Option(help="A draft model with the target's tokenizer.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="A draft model with the target's tokenizer, or a head.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Prompts of each file.")] = 8,
     tokens: Annotated[int, typer.Option(min=16, help="Tokens of an answer at most.")] = 96,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens kept of a prompt, the last ones.")] = 192,
@@ -72,9 +76,11 @@ def main(  # noqa: PLR0913
         max_length=prompt_tokens + tokens + 64, draft_widths=draft_widths, max_depth=depth,
         candidates=draft_widths[-1], verify_widths=(1, 2, 4, 8, 16, 32), prefill_widths=(16, 64),
     )  # fmt: skip
-    assembly = assemble(loaded, _open(drafter, threads), shapes, "eager")
+    name = whole_name(drafter)
+    second = load_head(expanded(name), loaded, threads) if is_head(name) else _open(name, threads)
+    assembly = assemble(loaded, second, shapes, "uncompiled")
     grower = assembly.engine.drafter
-    assert isinstance(grower, DraftModel)
+    assert grower is not None
     parts = []
     for number, document in enumerate(track(documents, "recording trees")):
         parts.append(record_document(assembly, grower, document.prompt, document.answer, number))

@@ -105,10 +105,6 @@ NOT_PLAYED = {  # what else has a number there
         "NICENESS": "a process priority",
     },
     "tree.growth": {"MIN_LOG_PROBABILITY": "the lowest value that the calibration fits"},
-    "policy.acceptance": {
-        "_TINY": "prevents division by zero",
-        "DraftedTrees._TYPICAL_EVERY": "iterations between recomputations of a table, each of 0.1 ms",
-    },
     "drafters.statistics.best_first": {"_ROUNDING": "the rounding of float32 scores"},
     "policy.costs": {
         "LatencyScales.FARTHEST": "a limit of the first step's effect",

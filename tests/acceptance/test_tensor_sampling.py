@@ -7,10 +7,10 @@ from scipy import stats
 
 from yggdrasil.acceptance.coins import SeededCoins, draw_key
 from yggdrasil.acceptance.processors import build_processors
-from yggdrasil.acceptance.random_numbers import _uniform, gumbel_noise, random_words, uniform_number
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.tensor_sampling import SamplingTensors, counts_on_path, draw, kind_on_device, process
+from yggdrasil.native.random_numbers import _uniform, gumbel_noise, random_words, uniform_number
 
 SIZE, PROMPT, PATH = 300, [5, 9, 9, 40], [7, 40, 7]
 SETTINGS = {

@@ -65,7 +65,6 @@ def test_a_candidate_adds_its_levels_up() -> None:
     table_of_shapes, values = ShapeTable(costs, ratios), []
     for shape in table_of_shapes.shapes:
         levels = ratios[shape.width][shape.depth - 1][:, costs.verify_widths.index(shape.verify_width)]
-        np.testing.assert_allclose(table_of_shapes.level_ratios(shape), np.trim_zeros(levels, "b"))
         tokens = 1.0 + levels @ survival
         assert table_of_shapes.expected_tokens(survival)[table_of_shapes.shapes.index(shape)] == pytest.approx(tokens)
         values.append(tokens / costs.iteration_ms(*shape))

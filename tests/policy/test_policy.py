@@ -317,24 +317,6 @@ def test_costs_that_change_are_followed_and_so_is_the_choice():
     assert policy.prune(drafted, [1.0, 1.1, 1.2, 1.3], 100).milliseconds > 1.1 * costs_ms
 
 
-def test_trees_become_shallow_where_deep_levels_are_not_accepted():
-    """Survival of 0.9 a level is predicted; of this text one token is right, whatever is drafted, then all is again."""
-    costs = StepCosts(0.2, {1: 0.2}, {1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2}, 0.05, 1.0)
-    ratios = {1: LEVELS * [0.0, 1.0, 1.0, 1.0]}  # the root alone gives nothing
-    policy = new_policy({100: costs}, ratios, np.full(MAX_DEPTH, 0.1), SURE)
-
-    def depths(count, accepted):
-        """Of trees that take what was predicted."""
-        for _ in range(count):
-            decision = choose(policy, 100, HERE)
-            policy.settle(decision, 1 + accepted(decision.shape), decision.milliseconds)
-            yield decision.shape.depth
-
-    narrow, deep = list(depths(100, lambda shape: 1)), list(depths(100, lambda shape: shape.depth))
-    assert (narrow[0], narrow[-1]) == (MAX_DEPTH, 1)
-    assert deep[-1] > 1
-
-
 def test_the_first_trees_after_unread_tokens_do_not_set_the_latency_scale():
     """The drafter has to read the prompt, or what model-free drafts covered."""
     ratios, survival = made_up_tables(3)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from yggdrasil.acceptance.random_numbers import gumbel_noise, key_of, uniform_number
+from yggdrasil.native.random_numbers import gumbel_noise, key_of, uniform_number
 
 FloatArray = npt.NDArray[np.float64]
 Purpose = Literal["target", "draft"]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.coins import draw_key
-from yggdrasil.acceptance.random_numbers import gumbel_noise
 from yggdrasil.acceptance.sampling import GREEDY, MAX_TOP_LOGPROBS, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, Speculation
+from yggdrasil.native.random_numbers import gumbel_noise
 
 DeviceRule = Literal["match", "typical", "relaxed"]
 

@@ -64,10 +64,10 @@ class DraftModel(LevelDrafter):
         self._num_nodes = tree.num_nodes
         self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level, whose KV entries are not computed
         self._text = runner.text  # committed tokens, and how many of them have KV entries
-        super().__init__(self.head_widths[0])
+        super().__init__(self.head_widths[0], tree)
         steps = DraftSteps(runner, self.knots, self.head, self.place_at, self)
         self.capabilities = Capabilities(steps=steps, plants_root=True)
-        tree_buffers = tree.tensors()
+        tree_buffers = tree.draft_tensors()
         rows = torch.arange(max(widths), device=device)
         for width in self.prefill_widths:
             inputs = [self._tokens.tensor[:width], self._span.tensor[:1], self._last.tensor]
@@ -158,6 +158,7 @@ class DraftModel(LevelDrafter):
         sources = [root + row for row in rows]
         if guess is not None:
             self._last.write(guess)
+            self._note_length(self._text.num_rows)
             self._headed = self._text.num_rows  # committed tokens after the next ``extend``
             if isinstance(self._move, CapturedMover):  # deferred: the next draft's capture begins with it
                 self._move.write(sources, root + 1)

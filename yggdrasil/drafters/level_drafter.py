@@ -3,9 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
+from yggdrasil.acceptance.coins import draw_key
 from yggdrasil.drafters.protocol import Budget, Step
+from yggdrasil.drafters.statistics.draws import NOTHING_DRAWN, draft_weights
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.graphs import Capture, Launch
 from yggdrasil.runtime.runner import ModelRunner
@@ -83,12 +86,24 @@ class LevelDrafter(ABC):
 
     levels: LevelSteps
 
-    def __init__(self, head_width: int) -> None:
+    def __init__(self, head_width: int, tree: TokenTree) -> None:
         self._head_width = head_width  # rows of the head draft as ``cost`` prices it
         self._headed: int | None = None  # committed tokens at the last head draft; None if the tree has grown since
+        self._tree, self._draw_weights = tree, NOTHING_DRAWN
+
+    def follow_draws(self, seed: int | None, temperature: float) -> None:
+        """Draft what the target will draw with ``seed`` at ``temperature``; None for a greedy target."""
+        weights = NOTHING_DRAWN if seed is None else draft_weights(temperature)
+        if weights != self._draw_weights:
+            self._draw_weights = weights
+            assert self._tree.draw_weights is not None
+            self._tree.draw_weights.copy_(torch.tensor(weights))
+        if seed is not None and self._tree.draws is not None:
+            self._tree.draws[0] = draw_key(seed)
 
     def head(self) -> None:
         """Run the pending committed tokens, plant the last one as root, and put its candidates into the tree."""
+        self._note_length(self._num_certain)
         self._draft_head()
         self._headed = self._num_certain
 
@@ -103,6 +118,11 @@ class LevelDrafter(ABC):
         if self._headed != self._num_certain:
             self.head()
         self._headed = None
+
+    def _note_length(self, num_certain: int) -> None:
+        """Note the number of committed tokens at the next root: the target's draws depend on positions."""
+        if self._draw_weights is not NOTHING_DRAWN and self._tree.draws is not None:
+            self._tree.draws[1] = num_certain - 1
 
     def cost(self, budget: Budget) -> Sequence[Step]:
         """Return the steps of a proposal: head, a grow step per level but the last, finish."""

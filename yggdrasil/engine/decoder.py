@@ -253,9 +253,8 @@ class Decoder:
             )
         else:
             prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
-        if (counts := self._table.counts) is not None:
-            follow = partial(counts.follow_draws, prepared.report.seed, sampling.temperature)
-            prepared = replace(prepared, follow_draws=follow)
+        follow = partial(self.assembly.engine.follow_draws, prepared.report.seed, sampling.temperature)
+        prepared = replace(prepared, follow_draws=follow)
         if self.plan is None or sampling.is_greedy or not prepared.is_planned:
             return prepared
         return replace(prepared, report=replace(prepared.report, calibrated_temperature=0.0))

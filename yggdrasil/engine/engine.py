@@ -5,7 +5,9 @@ from time import perf_counter_ns
 
 import torch
 
+from yggdrasil.drafters.level_drafter import LevelDrafter
 from yggdrasil.drafters.protocol import Drafter, DrafterGroup, num_kept
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.engine.loop import DecodeLoop
 from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable
 from yggdrasil.engine.targets.target import Outcome, Target
@@ -55,6 +57,12 @@ class Engine:
             check_capturable(schedule)
         self.schedule = schedule
         self.loop.use(schedule)
+
+    def follow_draws(self, seed: int | None, temperature: float) -> None:
+        """Let the drafters of the next request know the draws of its target; ``seed`` is None if that is greedy."""
+        for drafter in (self.drafter, *(self.model_free.drafters if self.model_free else ())):
+            if isinstance(drafter, LevelDrafter | StatisticsDrafter):
+                drafter.follow_draws(seed, temperature)
 
     def decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
         """Yield text as it becomes final. ``prompt`` must not be empty and must be shorter than ``max_length``.

@@ -16,7 +16,7 @@ import torch
 from .build import load_native
 from .calls import SCHEMAS, SHAPES
 from .operators import native_functions, native_operators
-from .portable import PORTABLE, keep_rows
+from .portable import PORTABLE, keep_rows, reweigh
 from .portable_quantised import ON_GPUS
 
 __all__ = ["has_triton", "is_native"]
@@ -58,7 +58,7 @@ for _name, _shape in SHAPES.items():
 
 _native = load_native()
 if _native:
-    for _name, _function in native_operators().items():
+    for _name, _function in {**native_operators(), "reweigh": reweigh}.items():
         _library.impl(_name, _function, "CPU")
     for _name, _function in native_functions().items():
         _library.impl(_name, _function, "CompositeExplicitAutograd")

@@ -219,6 +219,7 @@ _ALL = (
     "Tensor[] decays, int[] slots, int num_threads) -> ()",
     "best_tokens(Tensor logits, int num_threads) -> (Tensor, Tensor)",
     "top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)",
+    "reweigh(Tensor likely, Tensor edges, Tensor tokens, Tensor levels, Tensor draws, Tensor weights) -> Tensor",
     "keep_stack(Tensor[] tensors, int[] kinds, int[] places, int[] code, int[] code_sizes, float[] numbers, "
     "int[] sizes) -> int",  # ``layer_stack.h``
     "run_stack(int number, Tensor carried, Tensor[] shared, int[] kept, int num_threads) -> Tensor[]",
@@ -261,6 +262,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "bounded_argmax": lambda x, *_: _chosen(x),
     "best_tokens": lambda logits, _: _chosen(logits),
     "top_candidates": lambda values, k: _chosen(values, k),
+    "reweigh": lambda likely, *_: likely.new_empty(likely.shape),
     "tree_attention": lambda query, *_: query.new_empty((1, query.shape[2], query.shape[1], query.shape[3])),
     "rows_attention": lambda query, *_: query.new_empty(query.shape),
     "tree_convolution": lambda x, *_: x.new_empty(x.shape),

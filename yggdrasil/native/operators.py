@@ -13,7 +13,7 @@ from yggdrasil.native.calls import SCHEMAS, SHAPES, call_of, check
 _PANEL, _TILE_PAIRS = 16, 16  # outputs per panel; bfloat16 panels are padded to a multiple of this many input pairs
 _WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words", "commit_states")
 # Operators that are not a single C call: implemented in PyTorch, or by functions below.
-_NOT_CALLS = {"packed_shape", "quantised_shape", "has_byte_products", "keep_rows", "keep_stack"}
+_NOT_CALLS = {"packed_shape", "quantised_shape", "has_byte_products", "keep_rows", "keep_stack", "reweigh"}
 _stacks: dict[int, Sequence[Tensor]] = {}  # tensors of each registered stack of layers, which keeps them alive
 
 

@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 from yggdrasil.native.portable_recurrence import commit_states, tree_convolution, tree_recurrence
+from yggdrasil.native.random_numbers import gumbel_noise
+
+_LEAST_REST = 1e-3  # probability left to tokens that are no candidates
+_LEAST_EDGE = -12.0  # lower log-probabilities count as this one
+_MOST = -1e-4  # log-probability of a candidate: a child's score stays below its parent's
 
 
 def packed_shape(weight: Tensor) -> list[int]:
@@ -193,6 +198,32 @@ def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best, index
 
 
+def reweigh(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
+    """Do what ``reweighed`` does. On a CPU, a greedy target's draws take no time."""
+    if likely.is_cpu and not float(weights[0]):
+        return likely.clone()
+    return reweighed(likely, edges, tokens, levels, draws, weights)
+
+
+def reweighed(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
+    """Return log-probabilities of candidates, [W, K], given the noise with which the target draws.
+
+    Args:
+        likely: [W, K], returned where the target is greedy.
+        edges: [W, K], the drafter's own log-probabilities.
+        tokens: [W, K] int64, the candidates.
+        levels: [W] int64, the levels of the nodes that they follow.
+        draws: [2] int64: key of the random numbers, the root's index in the text.
+        weights: [3] float32: of ``edges``, of the noise, and the logarithm of that of all other tokens; 0 where the
+            target is greedy.
+    """
+    noise = gumbel_noise(draws[:1], (draws[1] + 1 + levels)[:, None], tokens)
+    others = (1.0 - edges.exp().sum(-1, keepdim=True)).clamp(min=_LEAST_REST).log() + weights[2]
+    found = weights[0] * edges.clamp(min=_LEAST_EDGE) + weights[1] * noise
+    found = found - torch.cat([found, others], dim=-1).logsumexp(-1, keepdim=True)
+    return torch.where(weights[0] > 0, found.clamp(max=_MOST), likely)
+
+
 def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
     for cache in caches:
         cache[:, destination : destination + len(sources)] = cache[:, sources]
@@ -237,6 +268,7 @@ PORTABLE: dict[str, Callable[..., Any]] = {
         rows_attention,
         best_tokens,
         top_candidates,
+        reweigh,
         move_rows,
         rank_nodes,
         read_words,

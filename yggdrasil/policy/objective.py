@@ -59,7 +59,6 @@ class Decision(NamedTuple):
     tokens: float = 1.0  # expected, bonus token included
     milliseconds: float = 0.0
     is_drafting: bool = False  # features were read or the head draft ran, even if the shape is a plain step
-    survival: npt.NDArray[np.float64] | None = None  # [D], of the depth predictor, uncorrected
     estimated: float = 1.0  # tokens estimated by a model-free tree's scores, uncorrected
 
     @property
@@ -159,9 +158,7 @@ class ShapeTable:
             for depth in range(1, self.max_depth + 1):
                 self.shapes += [TreeShape(width, depth, verify_width) for verify_width in costs.verify_widths]
                 columns.append(by_budget[depth - 1])
-        self._index = {shape: index for index, shape in enumerate(self.shapes)}
         self._ratios = np.ascontiguousarray(np.concatenate(columns, axis=1))  # [D, N]
-        self._levels: dict[TreeShape, list[float]] = {}
         milliseconds = np.array([costs.iteration_ms(*shape) for shape in self.shapes])
         self._value = objective_value(np.ones_like(milliseconds), milliseconds, objective)  # [N], of a token
 
@@ -178,12 +175,6 @@ class ShapeTable:
         values = expected * self._value
         best = int(values.argmax())
         return Candidate(self.shapes[best], float(expected[best]), float(values[best]))
-
-    def level_ratios(self, shape: TreeShape) -> list[float]:
-        """Return the survival of each level of ``shape`` as a share of the predicted one, up to the last above 0."""
-        if (levels := self._levels.get(shape)) is None:
-            levels = self._levels[shape] = np.trim_zeros(self._ratios[:, self._index[shape]], "b").tolist()
-        return levels
 
 
 def _check_table(costs: StepCosts, ratios: Mapping[int, FloatArray]) -> None:

@@ -1,7 +1,7 @@
 """The run-time policy: chooses among plain steps, model-free drafts and drafted trees, with online estimates.
 
 ``choose`` maximises equation 3 before drafting, ``prune`` over the verify widths of a drafted tree. ``settle`` updates
-latency scales, acceptance corrections and regret budgets.
+latency scales, the acceptance correction and regret budgets.
 
 Dims: D depth levels, V verify widths.
 """
@@ -138,8 +138,8 @@ class ObjectivePolicy:
     def _with_features(self, features: Features, plain: Decision) -> Decision:
         """Return the best drafted tree for ``features``, or a plain step if that is better."""
         assert self._drafted is not None, "there is nothing to draft"
-        tree, survival = self._drafted.best(features, self._here)
-        drafted = self._priced(tree.shape, tree.tokens)._replace(survival=survival)
+        tree = self._drafted.best(features, self._here)
+        drafted = self._priced(tree.shape, tree.tokens)
         if self._value(drafted) > self._plain_value(plain):
             return drafted
         head_ms = self._costs[self._here].head_ms * self._scales.factors[-1] if self._is_head_first else 0.0
@@ -165,7 +165,7 @@ class ObjectivePolicy:
     def _verified_at(self, decision: Decision, expected: Sequence[float], index: int) -> Decision:
         """Return ``decision`` with the verify width at ``index``."""
         shape = decision.shape._replace(verify_width=self._costs[self._here].verify_widths[index])
-        return self._priced(shape, expected[index])._replace(survival=decision.survival)
+        return self._priced(shape, expected[index])
 
     def _priced(self, shape: TreeShape, tokens: float) -> Decision:
         """Return a drafted tree's decision, with its milliseconds at the present latency scale."""
@@ -203,8 +203,6 @@ class ObjectivePolicy:
             self._correction.observe(decision.estimated - 1.0, tokens - 1)
         else:
             self._correction.decay()
-        if self._drafted is not None:
-            self._drafted.settle(decision, self._here, tokens)
         is_cold = self._steps == 0
         if kind == "plain":
             self._scales.observe(0, plain_ms, milliseconds, is_cold=is_cold)
@@ -223,7 +221,6 @@ class ObjectivePolicy:
             "scales": self._scales.state(),
             "model_free": self._correction.state(),
             "budgets": {kind: budget.state() for kind, budget in self._budgets.items()},
-            "drafted": None if self._drafted is None else self._drafted.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -232,6 +229,4 @@ class ObjectivePolicy:
         self._correction.restore(state["model_free"])
         for kind, budget in self._budgets.items():
             budget.restore(state["budgets"][kind])
-        if self._drafted is not None and state["drafted"] is not None:
-            self._drafted.restore(state["drafted"])
         self._scaled = -1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
+from yggdrasil.native.portable import reweighed
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 MIN_LOG_PROBABILITY = -12.0
@@ -62,11 +63,15 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor) -> None:
     """Add candidates below ``nodes`` [W] to the pool: their log-probabilities ``edges`` and ``tokens``, [W, K].
 
-    Their scores are those of ``nodes`` plus the calibrated log-probabilities (``calibrated`` with ``knots``).
+    Their scores are those of ``nodes`` plus the calibrated log-probabilities (``calibrated`` with ``knots``), or
+    where the target draws at random, those that follow from its draws.
     """
-    k = tree.candidates
+    k, likely = tree.candidates, calibrated(edges, knots)
+    if tree.draws is not None:
+        reweigh = torch.ops.yggdrasil.reweigh if edges.is_cpu else reweighed  # compiled steps for a GPU fuse it
+        likely = reweigh(likely, edges, tokens, tree.depths[nodes], tree.draws, tree.draw_weights)
     entries = (nodes[:, None] * k + torch.arange(k, device=nodes.device)).flatten()
-    tree.pool_scores[entries] = (tree.scores[nodes][:, None] + calibrated(edges, knots)).flatten()
+    tree.pool_scores[entries] = (tree.scores[nodes][:, None] + likely).flatten()
     tree.pool_edges[entries] = edges.flatten()
     tree.pool_tokens[entries] = tokens.flatten()
 

@@ -38,6 +38,8 @@ class TokenTree:
     pool_scores: Tensor  # [P] float32, score that a candidate would have as a node; -inf if attached or absent
     pool_edges: Tensor  # [P] float32
     pool_tokens: Tensor  # [P] int64; the candidates of node i are entries i*K .. i*K+K-1
+    draws: Tensor | None = None  # [2] int64: key of the target's random draws, the root's index in the text
+    draw_weights: Tensor | None = None  # [3] float32, see ``reweighed``; 0 for a greedy target
 
     @classmethod
     def allocate(cls, num_nodes: int, candidates: int, device: torch.device) -> "TokenTree":
@@ -62,6 +64,8 @@ class TokenTree:
             pool_scores=floats(pool, NO_SCORE),
             pool_edges=floats(pool, 0.0),
             pool_tokens=integers(pool),
+            draws=integers(2),
+            draw_weights=floats(3, 0.0),
         )
 
     @classmethod
@@ -85,8 +89,14 @@ class TokenTree:
         return [self.tokens, self.parents, self.depths, self.scores, self.edges, self.ancestors]
 
     def tensors(self) -> list[Tensor]:
-        """Return all buffers of the tree in field order, the order in which compiled steps take them."""
+        """Return the buffers of nodes and pool in field order, the order in which compiled steps take them."""
         return [*self.node_tensors(), self.pool_scores, self.pool_edges, self.pool_tokens]
+
+    def draft_tensors(self) -> list[Tensor]:
+        """Return all buffers, as inputs of the steps that offer candidates."""
+        assert self.draws is not None
+        assert self.draw_weights is not None
+        return [*self.tensors(), self.draws, self.draw_weights]
 
     def take_nodes(self, other: "TokenTree") -> None:
         """Copy the nodes of ``other``, a tree of the same capacity, but not its pool."""

@@ -35,7 +35,12 @@ class Marginals:
     ) -> None:
         device, size = knots.device, (num_depths, num_candidates or tree.candidates)
         table = [torch.zeros(size, device=device), torch.zeros(size, dtype=torch.int64, device=device)]
-        self.written = [*table, *more, knots, *tree.tensors()]  # inputs of the pass, which writes table, more and tree
+        self.written = [
+            *table,
+            *more,
+            knots,
+            *tree.draft_tensors(),
+        ]  # inputs of the pass, which writes table, more and tree
         place = HostBuffer(2, device)
         self.levels = LevelSteps(runner, place)
         rows = torch.arange(max(widths), device=device)

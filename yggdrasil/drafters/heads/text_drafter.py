@@ -11,6 +11,7 @@ from yggdrasil.native import is_native
 from yggdrasil.native.direct import Mailbox, direct, native_state_rows
 from yggdrasil.runtime.layer_rows import LayerRows
 from yggdrasil.runtime.runner import ModelRunner
+from yggdrasil.tree.token_tree import TokenTree
 
 
 class WaitingStates:
@@ -103,9 +104,15 @@ class TextHeadDrafter(LevelDrafter):
     """Base class of drafters whose head has a KV cache. The cache omits the first token, which no state precedes."""
 
     def __init__(
-        self, runner: ModelRunner, waiting: WaitingStates, layers: tuple[int, ...], knots: Tensor, head_width: int
+        self,
+        runner: ModelRunner,
+        waiting: WaitingStates,
+        layers: tuple[int, ...],
+        knots: Tensor,
+        head_width: int,
+        tree: TokenTree,
     ) -> None:
-        super().__init__(head_width)
+        super().__init__(head_width, tree)
         self.runner = runner
         self.knots = knots
         self._waiting = waiting

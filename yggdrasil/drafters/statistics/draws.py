@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from yggdrasil.acceptance.coins import draw_key
-from yggdrasil.acceptance.random_numbers import gumbel_noise
+from yggdrasil.native.random_numbers import gumbel_noise
 
 _NOISE, _OTHERS = 0.65, 1.28  # at temperature 1
 _LEAST_REST = 1e-3
@@ -49,3 +49,13 @@ class Draws(NamedTuple):
 
 
 NO_DRAWS = Draws(0, 0.0, 0.0)
+
+NOTHING_DRAWN = (0.0, 0.0, 0.0)
+
+
+def draft_weights(temperature: float) -> tuple[float, float, float]:
+    """Return the weights (``native.portable.reweighed``) of what heads and draft models propose at ``temperature``.
+
+    The target takes the token with the highest log p / T + noise, and these drafters learned p itself.
+    """
+    return 1.0 / temperature, 1.0, _OTHERS * min(temperature, _HOTTEST) ** 4

@@ -43,7 +43,7 @@ class BlockDrafter(TextHeadDrafter):
         self.read_widths = sorted({*(min(short, read_width) for short in SHORT_HEADS), read_width, *prefill_widths})
         size = settings.layer.num_states * settings.layer.target_hidden_size
         states = torch.zeros(self.read_widths[-1], size, dtype=loaded.dtype, device=device)
-        super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), head_width=1)
+        super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), 1, tree)
         self._token, self._start, self._root = (HostBuffer(1, device) for _ in range(3))
         call = BlockCall(loaded, min(settings.num_guesses, read_width - 1))  # the maximum depth of a tree
         for width in self.read_widths:

@@ -45,12 +45,13 @@ class HeadDrafter(TextHeadDrafter):
         self._tokens = HostBuffer(self.head_widths[-1], device)
         size = settings.num_states * settings.target_hidden_size
         states = torch.zeros(self.head_widths[-1], size, dtype=dtype, device=device)
-        super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), self.head_widths[0])
+        waiting = WaitingStates(head.layers, states)
+        super().__init__(runner, waiting, head.layers, knots.to(device), self.head_widths[0], tree)
         self._features = torch.zeros(tree.num_nodes, settings.hidden_size, dtype=dtype, device=device)
         self._span, self._place = HostBuffer(2, device), HostBuffer(2, device)
         self.levels = LevelSteps(runner, self._place)
         call, rows = HeadCall(loaded), torch.arange(max(widths), device=device)
-        shared = [self.knots, self._features, *tree.tensors()]
+        shared = [self.knots, self._features, *tree.draft_tensors()]
         for width in self.head_widths:
             inputs = [self._tokens.tensor[:width], states[:width], self._span.tensor, *shared]
             runner.define("head", width, HeadStep(call), inputs)

@@ -25,7 +25,7 @@ class MedusaDrafter(LevelDrafter):
         loaded, settings = head.loaded, head.settings
         assert isinstance(settings, MedusaSettings)
         device = loaded.device
-        super().__init__(head_width=1)
+        super().__init__(1, tree)
         self.name = f"heads {loaded.name}"
         self.opened = head
         self.runner = runner
