@@ -40,6 +40,23 @@ def folder_of(place, model_type, kind):
     return place
 
 
+def test_a_tokenizer_opened_ahead_is_used_once_and_not_for_a_replaced_folder(tmp_path, cache):
+    folder = folder_of(tmp_path / "model", "llama", "TokenizersBackend")
+    kept_tokenizer.open_ahead(folder)  # nothing is stored yet
+    known = load_tokenizer(folder).backend_tokenizer.to_str()
+    kept_tokenizer.open_ahead(folder)
+    ahead = kept_tokenizer.open_tokenizer(folder)
+    assert ahead is not kept_tokenizer.open_tokenizer(folder)
+    assert ahead.backend_tokenizer.to_str() == known
+
+    kept_tokenizer.open_ahead(folder)
+    folder.rename(tmp_path / "old")
+    folder_of(tmp_path / "model", "llama", "TokenizersBackend")
+    template = folder / "chat_template.jinja"
+    template.write_text("another")
+    assert kept_tokenizer.open_tokenizer(folder).chat_template == "another"
+
+
 @pytest.mark.parametrize(
     ("model_type", "kind"), [("llama", "TokenizersBackend"), ("qwen2", "Qwen2Tokenizer"), ("gpt2", "GPT2TokenizerFast")]
 )

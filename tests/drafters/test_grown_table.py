@@ -266,6 +266,17 @@ def test_a_table_is_taken_up_when_its_file_changes(tmp_path):
     assert not first.exists()
 
 
+def test_a_table_in_use_is_not_loaded_again(tmp_path):
+    file, used = tmp_path / "table", []
+    Table.of([([], [1, 2])]).save(file)
+    watched = WatchedTable((file,), used.append, file)
+    assert watched.look()
+    assert not used
+    Table.of([([], [3, 4])]).save(file)
+    assert watched.look()
+    assert [read(each) for each in used] == [read(Table.of([([], [3, 4])]))]
+
+
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     """Of a tiny model, with a table that knows nothing of what it says."""

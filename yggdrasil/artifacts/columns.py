@@ -47,6 +47,7 @@ def unpack_column(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     except (struct.error, zlib.error) as error:
         raise ValueError(f"a packed column is damaged: {error}") from error
     values = np.zeros((count, 8), dtype=np.uint8)
-    values[:, :width] = np.frombuffer(planes, dtype=np.uint8).reshape(width, count).T
+    for place, plane in enumerate(np.frombuffer(planes, dtype=np.uint8).reshape(width, count)):
+        values[:, place] = plane  # one by one: NumPy copies the transpose of all at a third of the speed
     numbers: npt.NDArray[np.int64] = values.view("<i8").reshape(count).astype(np.int64, copy=False)
     return numbers

@@ -38,6 +38,15 @@ _BUILT = "built_tokenizer.json"  # the record that ``write_tokenizer`` writes
 _THEIRS = "transformers."  # a class named in the cache is imported only from these modules
 
 
+_ahead: dict[tuple[Path, int], Tokenizer] = {}  # (folder, its inode) -> what ``open_tokenizer`` will return
+
+
+def open_ahead(folder: Path) -> None:
+    """Open the tokenizer of ``folder`` for a later ``open_tokenizer``, if it can be opened without transformers."""
+    if (found := _by_record(folder)[0]) is not None:
+        _ahead[folder, folder.stat().st_ino] = found
+
+
 def open_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of ``folder``, equivalent to that of ``AutoTokenizer``.
 
@@ -47,12 +56,11 @@ def open_tokenizer(folder: Path) -> Tokenizer:
         YggdrasilError: if the files crash the parser, or take too much time or memory.
         Exception: what ``AutoTokenizer`` raises.
     """
-    built = _read(folder / _BUILT)
-    if built is not None and (ours := _kept_tokenizer(folder, folder / "tokenizer.json", built)) is not None:
-        return ours
-    kept = cache_root() / "tokenizers" / f"{_digest(folder)}.json"
-    record = _read(kept)
-    if record is None:
+    if (ahead := _ahead.pop((folder, folder.stat().st_ino), None)) is not None:
+        return ahead
+    found, record = _by_record(folder)
+    if found is None and record is None:
+        kept = _kept_file(folder)
         from transformers import AutoTokenizer  # noqa: F401 - this process needs it too, and the fork inherits it
 
         if not ends_within(lambda: _keep(folder, kept), _CPU_SECONDS, _MEGABYTES):
@@ -60,9 +68,22 @@ def open_tokenizer(folder: Path) -> Tokenizer:
                 f"its files break the parser, or take more than {_CPU_SECONDS} s or {_MEGABYTES} MB to open; fetch "
                 "them again"
             )
-        record = _read(kept)
-    found = None if record is None else _kept_tokenizer(folder, _rules(kept), record)
+        found, record = _by_record(folder)
     return found or _of(_by_transformers(folder, record))
+
+
+def _by_record(folder: Path) -> tuple[Tokenizer | None, dict[str, Any] | None]:
+    """Return (tokenizer, record in the cache) as far as an earlier opening stored them."""
+    built = _read(folder / _BUILT)
+    if built is not None and (ours := _kept_tokenizer(folder, folder / "tokenizer.json", built)) is not None:
+        return ours, None
+    kept = _kept_file(folder)
+    record = _read(kept)
+    return (None if record is None else _kept_tokenizer(folder, _rules(kept), record)), record
+
+
+def _kept_file(folder: Path) -> Path:
+    return cache_root() / "tokenizers" / f"{_digest(folder)}.json"
 
 
 def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, facts: Mapping[str, Any]) -> None:

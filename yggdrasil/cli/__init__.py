@@ -15,9 +15,7 @@ def main() -> None:
     """Run the command line. An expected error prints one sentence to standard error and exits with code 2."""
     if sys.argv[1:2] and sys.argv[1] in _DECODING and "--help" not in sys.argv:
         from yggdrasil.cli.late_imports import import_late
-        from yggdrasil.cli.start_up import load_torch_libraries
 
-        load_torch_libraries()
         import_late()
     from yggdrasil.cli.exit_codes import run_guarded
 

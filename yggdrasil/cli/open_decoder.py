@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from yggdrasil.cli.shared_options import Dtype
-from yggdrasil.cli.start_up import reserve_memory, without_collections
+from yggdrasil.cli.start_up import open_tokenizer_ahead, reserve_memory, without_collections
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def open_decoder(
     check_source(source, chat=chat)
     if device != "cuda":
         reserve_memory(source)
+    open_tokenizer_ahead(source)
     with without_collections():
         from yggdrasil.cli.progress import PhaseProgress
         from yggdrasil.pretrained import Decoder

@@ -25,6 +25,23 @@ def load_torch_libraries() -> None:
             Thread(target=ctypes.CDLL(None).dlopen, args=(library, _LAZY), daemon=True).start()
 
 
+def open_tokenizer_ahead(source: str) -> None:
+    """Open the tokenizer of a known model while a thread loads PyTorch's libraries, which needs no Python code."""
+    from yggdrasil.artifacts.gguf import is_gguf
+    from yggdrasil.artifacts.homes import expanded
+    from yggdrasil.artifacts.models import model_fingerprint
+    from yggdrasil.checkpoints.kept_tokenizer import open_ahead
+    from yggdrasil.checkpoints.prepared import prepared_root
+
+    folder = expanded(source)
+    with suppress(OSError, YggdrasilError):  # the loader raises what is wrong
+        if is_gguf(folder):
+            folder = prepared_root() / model_fingerprint(folder) / "facts"
+        if is_first() and (folder / "config.json").is_file():
+            load_torch_libraries()
+            open_ahead(folder)
+
+
 def is_first() -> bool:
     """Return whether this process has not imported PyTorch yet."""
     return "torch" not in sys.modules

@@ -17,13 +17,14 @@ class LiveTable:
         each_of = [] if model_free is None else model_free.drafters
         self.counts = next((each for each in each_of if isinstance(each, StatisticsDrafter)), None)
         self.base: Path | None = None  # file of the table without answers
+        self._loaded: Path | None = None  # the file whose table the statistics had when they were loaded
         self._watched: WatchedTable | None = None
         self._answers: AnswerCounts | None = None
 
     def open_in(self, folder: Path) -> None:
         """Note the file of the table that the statistics loaded from ``folder``."""
         if self.counts is not None and self.counts.has_table:
-            self.base = folder / TABLE_FILE
+            self.base = self._loaded = folder / TABLE_FILE
 
     def use_shipped_text(self, tokenizer: Path, fingerprint: str) -> None:
         """Count the shipped text in the background, and draft from its table as soon as that is written.
@@ -44,7 +45,7 @@ class LiveTable:
         assert self.base is not None
         assert self.counts is not None
         self._answers = AnswerCounts(folder, self.base)
-        self._watched = WatchedTable((self._answers.merged, self.base), self.counts.set_table)
+        self._watched = WatchedTable((self._answers.merged, self.base), self.counts.set_table, self._loaded)
         return self._answers.keep
 
     def look_first(self) -> None:

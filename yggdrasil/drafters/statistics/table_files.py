@@ -21,11 +21,14 @@ def tables_folder() -> Path:
 
 
 class WatchedTable:
-    """Watcher of table files: ``look`` passes the table in the first existing file to ``use`` if it is new."""
+    """Watcher of table files: ``look`` passes the table in the first existing file to ``use`` if it is new.
 
-    def __init__(self, files: tuple[Path, ...], use: Callable[[Table], None]) -> None:
+    ``used`` is the file whose table is in use already, if any.
+    """
+
+    def __init__(self, files: tuple[Path, ...], use: Callable[[Table], None], used: Path | None = None) -> None:
         self._files, self._use = files, use
-        self._used: tuple[Path, int, int] | None = None
+        self._used = None if used is None else _version(used)
         self._has_looked = False
 
     def look_first(self) -> None:
@@ -37,11 +40,9 @@ class WatchedTable:
         """Load the table if it has changed, and return whether one is in use. Damaged files are removed."""
         self._has_looked = True
         for file in self._files:
-            try:
-                status = file.stat()
-            except OSError:
+            if (version := _version(file)) is None:
                 continue
-            if (version := (file, status.st_mtime_ns, status.st_ino)) == self._used:
+            if version == self._used:
                 return True
             try:
                 table = Table.load(file)
@@ -53,6 +54,15 @@ class WatchedTable:
             give_back()  # the arrays, which are larger than what is kept of them
             return True
         return self._used is not None
+
+
+def _version(file: Path) -> tuple[Path, int, int] | None:
+    """Return what differs between two contents of ``file``; None if there is no such file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return file, status.st_mtime_ns, status.st_ino
 
 
 def start_process(module: str, *arguments: object) -> None:
