@@ -174,9 +174,8 @@ def test_what_counts_guess_in_its_place_leaves_a_heads_rows_as_they_were(case):
     assert_guesses(seen, case.expected_edge)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
-    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=40.0, seed=seed)
+def test_sampling_with_a_seed_is_what_the_target_alone_samples(case):
+    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=40.0, seed=1)
 
 
 @pytest.mark.parametrize("variants", all_variants(reads_states=True), ids=lambda each: " ".join(each.values()))

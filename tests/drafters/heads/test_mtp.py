@@ -90,9 +90,8 @@ def test_every_guess_is_what_the_format_says(case, backend, monkeypatch):
     assert_guesses(seen, case.expected_edge)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
-    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=20.0, seed=seed)
+def test_sampling_with_a_seed_is_what_the_target_alone_samples(case):
+    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=20.0, seed=1)
 
 
 def test_the_target_decodes_without_its_module(case):

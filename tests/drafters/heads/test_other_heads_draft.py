@@ -133,9 +133,8 @@ def test_a_later_turn_drafts_as_a_fresh_one(case):
     assert_guesses([([*prompt, second.tokens[0]], guesses)], case.expected_edge)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
-    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=40.0, seed=seed)
+def test_sampling_with_a_seed_is_what_the_target_alone_samples(case):
+    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=40.0, seed=1)
 
 
 def test_recorded_trees_are_those_of_decoding(case):
