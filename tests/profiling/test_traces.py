@@ -51,10 +51,9 @@ def test_recorded_trees_are_sound_and_faults_are_named(make_traces: "MakeTraces"
 
 def test_offers_of_another_shape_are_refused(make_traces: "MakeTraces") -> None:
     traces = make_traces(max_depth=2).traces
-    raw = np.array([-0.5, -np.inf, -3.0], dtype=np.float32)
-    offered = {1: np.tile(raw, (traces.num_positions, 2, 1))}
-    tokens, falls = {1: np.zeros(offered[1].shape, dtype=np.int32)}, {1: np.full_like(offered[1], -9.0)}
-    given = replace(traces, offered_token=tokens, offered_log_probability=offered, offered_fall=falls)
+    shape = (traces.num_positions, 2, 3)
+    tokens, falls = {1: np.zeros(shape, dtype=np.int32)}, {1: np.full(shape, -9.0, dtype=np.float32)}
+    given = replace(traces, offered_token=tokens, offered_fall=falls)
 
     with pytest.raises(ValueError, match=r"offered_fall\[1\] must be of"):
         replace(given, offered_fall={1: falls[1][:, :1]})

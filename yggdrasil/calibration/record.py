@@ -63,8 +63,7 @@ def record_document(
 
 
 _FIELDS = (
-    "scores", "depth", "hit", "edge_log_probability", "parent", "token",
-    "offered_token", "offered_log_probability", "offered_fall",
+    "scores", "depth", "hit", "edge_log_probability", "parent", "token", "offered_token", "offered_fall",
 )  # fmt: skip
 
 
@@ -89,14 +88,12 @@ def _tree_row(tree: TokenTree, size: int, continuation: Sequence[int]) -> dict[s
 
 def _offered_row(tree: TokenTree, read: int) -> dict[str, np.ndarray]:
     """Return the candidates below the first ``read`` nodes that were not attached."""
-    tokens, edges, scores = (
-        pool.view(tree.num_nodes, tree.candidates)[:read].numpy()
-        for pool in (tree.pool_tokens, tree.pool_edges, tree.pool_scores)
+    tokens, scores = (
+        pool.view(tree.num_nodes, tree.candidates)[:read].numpy() for pool in (tree.pool_tokens, tree.pool_scores)
     )
     exists, above = np.isfinite(scores), tree.scores[:read, None].numpy()
     return {
         "offered_token": np.where(exists, tokens, 0).astype(np.int32),
-        "offered_log_probability": np.where(exists, edges, -np.inf).astype(np.float32),
         "offered_fall": np.where(exists, scores - np.where(exists, above, 0.0), -np.inf).astype(np.float32),
     }
 

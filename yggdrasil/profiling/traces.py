@@ -25,13 +25,13 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 KIND = "traces"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 ROOT = -1
 NO_PATH_SCORE = -30.0  # log-score for "no drafted node is that deep" where a finite number is needed
 
 _PER_POSITION = ("hidden", "repetition", "head", "document", "position", "root")
 _PER_NODE = ("scores", "depth", "hit", "edge_log_probability", "parent", "token")
-_PER_CANDIDATE = ("offered_token", "offered_log_probability", "offered_fall")
+_PER_CANDIDATE = ("offered_token", "offered_fall")
 _PER_WIDTH = (*_PER_NODE, *_PER_CANDIDATE)
 
 
@@ -60,7 +60,6 @@ class TraceSet:
     token: dict[int, npt.NDArray[np.int32]]  # width -> [P, N]
     # Candidates below the expanded nodes that were not attached; empty for drafters that do not keep candidates.
     offered_token: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)  # width -> [P, E, C]
-    offered_log_probability: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, E, C], -inf: none
     offered_fall: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, E, C], score minus the node's
 
     def __post_init__(self) -> None:
