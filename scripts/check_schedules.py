@@ -131,7 +131,7 @@ def _fault(expected: list[int], in_order: _Run, on_threads: _Run) -> str:
         return f"a stage failed ({on_threads.failure})"
     if not in_order.tokens == on_threads.tokens == expected:
         return "other tokens"
-    ours, theirs = ((run.trace.shapes, run.trace.accepted_by_depth) for run in (on_threads, in_order))
+    ours, theirs = ((run.trace.shapes, run.trace.accepted) for run in (on_threads, in_order))
     return "" if ours == theirs else OTHER_TREES
 
 

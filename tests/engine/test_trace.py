@@ -51,13 +51,6 @@ def test_free_guesses_are_counted_apart():
     assert (metrics.proposed, metrics.accepted) == (17 + 7, 4 + 5)
 
 
-def test_accepted_by_depth_counts_iterations_that_came_so_far():
-    trace = hand_made_trace()
-
-    assert dict(trace.accepted_by_depth) == {1: 2, 2: 1, 3: 1}
-    assert trace.last_shape == TreeShape(1, 3, 4)
-
-
 def test_an_empty_trace_has_figures_too():
     metrics = Trace(prefill_ns=5_000_000).metrics()
 
@@ -82,6 +75,5 @@ def test_a_request_counts_what_it_emitted(perfect_pair):
 
     assert (metrics.iterations, trace.tokens, metrics.accepted) == (9, 43, 8 * 4 + 2)
     assert metrics.proposed == 9 * 7
-    assert dict(trace.accepted_by_depth) == {1: 9, 2: 9, 3: 8, 4: 8}
     assert set(metrics.stage_ms) == set(trace.stage_ns)
     assert 0 < sum(metrics.stage_ms.values()) <= metrics.tpot_ms * 43

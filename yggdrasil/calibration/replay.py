@@ -197,7 +197,7 @@ def replay(
             else:
                 unread += step.accepted + 1
             policy.settle(step.decision, step.accepted + 1, milliseconds)
-            tally.add(shape, step.accepted, milliseconds)
+            tally.add(shape, milliseconds)
             committed = answer[index : index + step.accepted + 1]
             extend_text(model_free, committed)
             index += len(committed)

@@ -74,7 +74,6 @@ class Trace:
     tokens: int = 0  # from iterations, without the prefill's token
     proposed: int = 0  # verified drafted tokens
     accepted: int = 0
-    accepted_by_depth: Counter[int] = field(default_factory=Counter)  # iterations by least depth accepted
     stage_ns: Counter[str] = field(default_factory=Counter)
     expected_tokens: float = 0.0  # expected before verification, bonus included
     predicted_ms: float = 0.0  # predicted time of all iterations
@@ -99,8 +98,6 @@ class Trace:
             self.model_free_trees += shape.width == 0
             self.proposed += shape.verify_width - 1
             self.accepted += tokens - 1
-            for depth in range(1, tokens):
-                self.accepted_by_depth[depth] += 1
 
     def note_pass(self, nanoseconds: int) -> None:
         """Add the time of the last iteration's target pass."""

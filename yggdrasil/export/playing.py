@@ -52,10 +52,10 @@ def predict(drafts: Drafts, costs: StepCosts, verified: int | None = None) -> Pr
     """Predict the speed of a simulated setting by ``costs``. ``verified``: the width of all passes if it is fixed."""
     tally = ShapeTally()
     tally.begin()  # passes are counted over all documents together
-    for (drafted, accepted), passes in sorted(drafts.counts.items()):
+    for (drafted, _), passes in sorted(drafts.counts.items()):
         shape = TreeShape(0, drafted, verified or drafted + 1) if drafted or verified else PLAIN_STEP
         milliseconds = costs.verify_ms[verified] if verified else costs.iteration_ms(*shape)
         for _ in range(passes):
-            tally.add(shape, accepted, milliseconds)
+            tally.add(shape, milliseconds)
     result = tally.result(drafts.tokens)
     return Prediction(result.aal, result.ms_per_token, costs.plain_ms / result.ms_per_token)
