@@ -19,30 +19,25 @@ MIN_POSITIONS = 20
 MAX_SLOPE = 10.0
 
 
-def calibrate_heads(
-    predictor: DepthPredictor, features: Float32Array, lengths: IntArray
-) -> tuple[DepthPredictor, list[str]]:
-    """Return the predictor with calibrated outputs, and a note for each depth that could not be calibrated.
+def calibrate_heads(predictor: DepthPredictor, features: Float32Array, lengths: IntArray) -> DepthPredictor:
+    """Return the predictor with calibrated outputs; depths with too few positions keep theirs.
 
     ``features`` [n, F] and ``lengths`` [n] are the validation positions. A slope and a shift per depth d are fitted on
     the positions with length >= d - 1 and folded into the weights.
     """
     logits = predictor.conditional_logits(features)  # [n, D]
     slopes, shifts = np.ones(predictor.max_depth), np.zeros(predictor.max_depth)
-    notes: list[str] = []
     for depth in range(1, predictor.max_depth + 1):
         asked = lengths >= depth - 1
         reached = lengths[asked] >= depth
         if len(reached) < MIN_POSITIONS or reached.all() or not reached.any():
-            notes.append(f"head {depth} not calibrated: {int(reached.sum())} of {len(reached)} validation positions")
             continue
         slopes[depth - 1], shifts[depth - 1] = fit_platt(logits[asked, depth - 1], reached)
-    calibrated = replace(
+    return replace(
         predictor,
         head_weight=(predictor.head_weight * slopes).astype(np.float32),
         head_bias=(predictor.head_bias * slopes + shifts).astype(np.float32),
     )
-    return calibrated, notes
 
 
 def fit_platt(logits: FloatArray, reached: npt.NDArray[np.bool_]) -> tuple[float, float]:

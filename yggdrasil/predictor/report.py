@@ -67,17 +67,13 @@ class CalibrationPoint:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """The data split, losses and held-out scores of a training; ``notes`` lists what too little data left out."""
+    """The data split and held-out scores of a training."""
 
     split: DocumentSplit
-    training_positions: int
-    validation_positions: int
     held_out_positions: int
     epochs: int
     best_epoch: int  # 0: no epoch beat the constant rates on the validation documents
-    validation_loss: float | None  # negative log-likelihood of the length, nats per position
     scores: list[DepthScore]
-    notes: list[str] = field(default_factory=list)
     calibration: list[CalibrationPoint] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:

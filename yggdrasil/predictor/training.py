@@ -19,7 +19,6 @@ from yggdrasil.predictor.depth import DepthPredictor, Float32Array
 from yggdrasil.predictor.features import FeatureSizes
 from yggdrasil.predictor.platt import calibrate_heads
 from yggdrasil.predictor.report import (
-    DocumentSplit,
     FloatArray,
     IntArray,
     LabelledLengths,
@@ -58,7 +57,7 @@ def train_depth_predictor(
     ``features`` are [n, F] float32 (see ``features``), ``lengths`` [n] accepted lengths, ``documents`` [n] document
     numbers. With ``sizes`` the hidden state is scaled down by ``HIDDEN_WEIGHT``: otherwise its many values overfit
     before the few other features are used. ``confidence`` [n, D], the drafted tree's best-path log-score at each depth,
-    adds a baseline to the report. What too little data does not support is left out and listed in ``report.notes``.
+    adds a baseline to the report. What too little data does not support is left out.
 
     Raises:
         ValueError: shapes disagree, features are not finite, or there are no positions.
@@ -68,10 +67,8 @@ def train_depth_predictor(
     parts = {name: np.flatnonzero(np.isin(documents, getattr(split, name))) for name in split._fields}
     fit = _fit(features, lengths, parts["training"], parts["validation"], _FitSettings(max_depth, seed, sizes))
     predictor = fit.predictor
-    notes = _data_notes(split, lengths[parts["training"]], max_depth)
     if len(parts["validation"]):
-        predictor, more_notes = calibrate_heads(predictor, features[parts["validation"]], lengths[parts["validation"]])
-        notes += more_notes
+        predictor = calibrate_heads(predictor, features[parts["validation"]], lengths[parts["validation"]])
 
     def labelled(rows: npt.NDArray[np.intp]) -> LabelledLengths:
         return LabelledLengths(lengths[rows], None if confidence is None else confidence[rows])
@@ -80,14 +77,10 @@ def train_depth_predictor(
     predicted, reached = predictor.survival(features[held_out]), labelled(held_out)
     report = TrainingReport(
         split=split,
-        training_positions=len(parts["training"]),
-        validation_positions=len(parts["validation"]),
         held_out_positions=len(held_out),
         epochs=fit.epochs,
         best_epoch=fit.best.epoch,
-        validation_loss=fit.best.loss if len(parts["validation"]) else None,
         scores=score_depths(predicted, labelled(known), reached),
-        notes=notes,
         calibration=calibration_points(predicted, reached),
     )
     return predictor, report
@@ -116,21 +109,6 @@ def _check_inputs(
     ]
     if faults:
         raise ValueError("; ".join(faults))
-
-
-def _data_notes(split: DocumentSplit, training_lengths: IntArray, max_depth: int) -> list[str]:
-    """Return a note for each part that the data are too few for."""
-    notes: list[str] = []
-    if not split.held_out:
-        notes.append("only one document: nothing held out, so no scores")
-    if not split.validation:
-        notes.append(f"too few documents to validate on: {EPOCHS_WITHOUT_VALIDATION} epochs, heads not calibrated")
-    for depth in range(1, max_depth + 1):
-        asked = int((training_lengths >= depth - 1).sum())
-        reached = int((training_lengths >= depth).sum())
-        if reached in (0, asked):
-            notes.append(f"head {depth} saw one class only: {reached} of {asked} training positions reach it")
-    return notes
 
 
 class _FitSettings(NamedTuple):

@@ -210,8 +210,6 @@ def summarise_plans(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
                 "plan": name,
                 "iteration_ms": float(part["iteration_ms"].median()),
                 "ms_per_token": float(part["decode_ms"].sum() / part["tokens"].sum()),
-                "ms_per_token_low": float(each[name].quantile(0.25)),
-                "ms_per_token_high": float(each[name].quantile(0.75)),
                 "aal": float(part["tokens"].sum() / part["iterations"].sum()),
                 "speedup": float((each[PLAIN] / each[name]).median()),
             }
