@@ -196,8 +196,8 @@ def summarise_plans(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
     """Return one row per plan, in the order measured, scaled by ``at_profiles_speed``.
 
     Every value is first a median over rounds, which ignores pauses of the machine. Then ``iteration_ms`` is the median
-    over prompts, ``ms_per_token`` the ratio of sums over prompts (``_low`` and ``_high``: quartiles over prompts), and
-    ``speedup`` the median over prompts of the ratio to plain decoding of the same prompt.
+    over prompts, ``ms_per_token`` the ratio of sums over prompts, and ``speedup`` the median over prompts of the ratio
+    to plain decoding of the same prompt.
     """
     figures = ["iteration_ms", "decode_ms", "tokens", "iterations"]
     usual = at_profiles_speed(frame, plain_ms).groupby(["plan", "prompt"], sort=False)[figures].median()
