@@ -20,7 +20,14 @@ from transformers import (
 )
 
 from yggdrasil import native
-from yggdrasil.checkpoints.facts import check_same_tokenizer, load_config, load_tokenizer, refuse_unverifiable
+from yggdrasil.checkpoints import facts
+from yggdrasil.checkpoints.facts import (
+    check_drafter_tokenizer,
+    check_same_tokenizer,
+    load_config,
+    load_tokenizer,
+    refuse_unverifiable,
+)
 from yggdrasil.checkpoints.families import cache_name
 from yggdrasil.checkpoints.outline import Outline, longest_text
 from yggdrasil.checkpoints.packing import PackedLinear
@@ -269,6 +276,17 @@ def test_a_padded_vocabulary_passes(tmp_path):
         tiny_tokenizer(WORDS).save_pretrained(tmp_path / name)
 
     check_same_tokenizer(load_tokenizer(tmp_path / "target"), load_tokenizer(tmp_path / "drafter"), ("a", "b"))
+
+
+def test_the_tokenizer_of_a_drafter_is_opened_only_if_its_files_differ(tmp_path, monkeypatch):
+    for name, words in (("target", WORDS), ("same", WORDS), ("other", [*WORDS[:4], "y", *WORDS[5:]])):
+        tiny_llama_config().save_pretrained(tmp_path / name)
+        tiny_tokenizer(words).save_pretrained(tmp_path / name)
+    target = load_tokenizer(tmp_path / "target")
+    with pytest.raises(YggdrasilError, match="token 4 is 'x' in the first and 'y' in the second"):
+        check_drafter_tokenizer(target, str(tmp_path / "target"), str(tmp_path / "other"))
+    monkeypatch.setattr(facts, "load_tokenizer", None)
+    check_drafter_tokenizer(target, str(tmp_path / "target"), str(tmp_path / "same"))
 
 
 @pytest.mark.parametrize(

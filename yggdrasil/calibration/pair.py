@@ -8,7 +8,7 @@ import torch
 from yggdrasil.artifacts import check_weights, current_machine
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.calibration.measurement.threads import on_threads
-from yggdrasil.checkpoints.facts import check_same_tokenizer, load_config, load_tokenizer
+from yggdrasil.checkpoints.facts import check_drafter_tokenizer, load_config, load_tokenizer
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
@@ -60,10 +60,10 @@ def check_pair(source: "PairSource") -> Tokenizer:
                 f"--max-length {source.shapes.max_length} is more than the {context} positions of {model.given}; "
                 f"give at most {context}"
             )
-    tokenizers = [load_tokenizer(model) for model in found]
-    if len(tokenizers) == 2:
-        check_same_tokenizer(tokenizers[0], tokenizers[1], (names[0], names[1]))
-    return tokenizers[0]
+    tokenizer = load_tokenizer(found[0])
+    if len(found) == 2:
+        check_drafter_tokenizer(tokenizer, *found)
+    return tokenizer
 
 
 def _check_head(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Load a model's configuration and tokenizer, and reject unsupported models before their weights are read."""
 
+import filecmp
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,18 @@ def load_tokenizer(source: str | Path | Source) -> Tokenizer:
         load_config(found)  # raises if the configuration, which tokenizers read too, is at fault
         raise YggdrasilError(f"{found.given}: the tokenizer could not be loaded: {one_line(error)}") from error
     return tokenizer
+
+
+def check_drafter_tokenizer(tokenizer: Tokenizer, target: str | Source, drafter: str | Source) -> None:
+    """Check that ``drafter`` has the ``tokenizer`` of ``target``; the drafter's is opened only if its files differ.
+
+    Raises:
+        YggdrasilError: if it has not, or its tokenizer cannot be loaded.
+    """
+    one, other = Source.find(target), Source.find(drafter)
+    files = [(one.folder / name, other.folder / name) for name in ("tokenizer.json", "tokenizer_config.json")]
+    if not all(a.is_file() and b.is_file() and filecmp.cmp(a, b, shallow=False) for a, b in files):
+        check_same_tokenizer(tokenizer, load_tokenizer(other), (one.given, other.given))
 
 
 def check_same_tokenizer(target: Tokenizer, drafter: Tokenizer, names: tuple[str, str]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.homes import expanded
-from yggdrasil.checkpoints.facts import check_same_tokenizer, load_tokenizer
+from yggdrasil.checkpoints.facts import check_drafter_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.drafters.heads.convention import settled
@@ -128,7 +128,7 @@ def planned_drafter(
     if is_head(source):
         head = load_head(expanded(source), target, plan.drafter.threads, planned_vocabulary(plan, folder))
         return settled(head, target, plan.target.fingerprint)
-    check_same_tokenizer(tokenizer, load_tokenizer(source), (plan.target.path(), source))
+    check_drafter_tokenizer(tokenizer, plan.target.path(), source)
     weights = plan.weights_in(dtype, plan.drafter)
     return shared_model(
         Source.find(source), target.dtype, target.device, plan.drafter.threads, weights,
