@@ -38,6 +38,15 @@ _MAMBA = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4,
     "mamba_expand": 2, "mamba_chunk_size": 8,
 }  # fmt: skip
+_NEMOTRON = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "conv_kernel": 4,
+    "chunk_size": 8,
+    "head_dim": 16,
+}
 RECURRENT = {
     "lfm2": ("Lfm2Config", {**_CONVOLUTION, "block_auto_adjust_ff_dim": False}),
     "lfm2_moe": ("Lfm2MoeConfig", {**_CONVOLUTION, **_EXPERTS, "num_dense_layers": 1}),
@@ -50,14 +59,29 @@ RECURRENT = {
         {**_MAMBA, **_LINEAR, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 96,
          "embedding_multiplier": 5.0},
     ),
+    "granite_dense": (
+        "GraniteMoeHybridConfig",
+        {**_MAMBA, **_LINEAR, "num_local_experts": 0, "shared_intermediate_size": 96, "embedding_multiplier": 5.0,
+         "residual_multiplier": 0.6, "logits_scaling": 2.0, "attention_multiplier": 0.2},
+    ),
+    "nemotron_dense": (
+        "NemotronHConfig",
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]},
+    ),
     "bamba": ("BambaConfig", {**_MAMBA, "attn_layer_indices": [1]}),
     "falcon_h1": ("FalconH1Config", {**_MAMBA, "mamba_d_ssm": 128, "head_dim": 16}),
+    "falcon_scaled": (
+        "FalconH1Config",
+        {**_MAMBA, "mamba_d_ssm": 128, "head_dim": 16, "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5,
+         "key_multiplier": 0.75, "attention_in_multiplier": 1.25, "attention_out_multiplier": 0.8,
+         "ssm_in_multiplier": 1.5, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+         "mlp_multipliers": [0.9, 0.7], "mamba_rms_norm": True},
+    ),
     "nemotron_h": (
         "NemotronHConfig",
-        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
-         "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4,
-         "chunk_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-         "moe_shared_expert_intermediate_size": 32, "head_dim": 16},
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "moe_shared_expert_intermediate_size": 32},
     ),
 }  # fmt: skip
 

@@ -75,7 +75,7 @@ class Layers:
 
         code = [
             *linears(0, -1, "first_norm", -1, "query", "key", "value"),
-            1, query, key, value, -1, -1, -1, -1, place["keys"], place["values"], 2, 1, self.window, 0, 0, 0,
+            1, query, key, value, -1, -1, -1, -1, place["keys"], place["values"], -1, 2, 1, self.window, 0, 0, 0,
             *linears(attended, -1, None, 0, "output"),
             *linears(after, -1, "second_norm", -1, "gate", "up"),
             *linears(up, gate, None, -1, "down"),

@@ -44,7 +44,7 @@ YGG_API int32_t yggdrasil_quantised_experts(View input, View chosen, View shares
                                             int64_t num_clamp, int64_t num_threads, View out) {
   return guarded([&] {
     quantised_experts(of(input), of(chosen), of(shares), all_of(packed, num_packed), ints(formats, num_formats), inner_features,
-                      {all_of(biases, num_biases), gelu, doubles(clamp, num_clamp)}, num_threads, of(out));
+                      all_of(biases, num_biases), gelu, doubles(clamp, num_clamp), num_threads, of(out));
   });
 }
 

@@ -24,10 +24,12 @@ struct Around {
   bool is_best = false;     // of the outputs only the greatest of each row and its place are wanted
 };
 
+enum class Activation : int64_t { silu, gelu, relu };  // gelu by tanh
+
 template <typename T>
 struct GateOf {
   const T* rows;  // null: there is none
-  bool gelu;
+  Activation kind;
   float limit = 0.0f, alpha = 0.0f;  // above 0: gate and rows are clamped, as gpt-oss does it
 
   // (row + 1) * gate * sigmoid(alpha * gate), of a gate of at most the limit and a row within it.
@@ -47,9 +49,15 @@ struct GateOf {
 #endif
 
   // The gelu of x is x / (1 + e^-slope), as its silu is x / (1 + e^-x).
-  float slope(float x) const { return gelu ? x * (kLinear + kCubic * x * x) : x; }
+  float active(float x) const {
+    if (kind == Activation::relu) return std::max(0.0f, x);
+    return x / (1.0f + std::exp(kind == Activation::gelu ? -x * (kLinear + kCubic * x * x) : -x));
+  }
 #ifdef YGG_AVX2
-  Lanes slope(Lanes x) const { return gelu ? x * fused(spread(kCubic), x * x, spread(kLinear)) : x; }
+  Lanes active(Lanes x) const {
+    if (kind == Activation::relu) return larger(zeros(), x);
+    return x / (spread(1.0f) + exp16(zeros() - (kind == Activation::gelu ? x * fused(spread(kCubic), x * x, spread(kLinear)) : x)));
+  }
 #endif
 
  private:
@@ -105,7 +113,7 @@ struct InputRows {
     const T* weights = norm.weight ? norm.weight + first : nullptr;
     int64_t k = 0;
 #ifdef YGG_AVX2
-    const Lanes factor = spread(inverse), one = spread(1.0f), offset = spread(norm.offset()), zero = zeros();
+    const Lanes factor = spread(inverse), offset = spread(norm.offset());
     const bool rounds_once = norm.rounds_once();
     for (; k + 16 <= count; k += 16) {
       Lanes some = load16(values + k);
@@ -115,7 +123,7 @@ struct InputRows {
       }
       if (gates) {
         const Lanes given = load16(gates + k);
-        some = gate.limit > 0.0f ? gate.clamped(given, some) : round_to<T>(round_to<T>(given / (one + exp16(zero - gate.slope(given)))) * some);
+        some = gate.limit > 0.0f ? gate.clamped(given, some) : round_to<T>(round_to<T>(gate.active(given)) * some);
       }
       store16(to + k, some);
     }
@@ -128,7 +136,7 @@ struct InputRows {
       }
       if (gates) {
         const float given = widen(gates[k]);
-        one_value = gate.limit > 0.0f ? gate.clamped(given, one_value) : rounded(rounded(given / (1.0f + std::exp(-gate.slope(given)))) * one_value);
+        one_value = gate.limit > 0.0f ? gate.clamped(given, one_value) : rounded(rounded(gate.active(given)) * one_value);
       }
       to[k] = static_cast<To>(one_value);
     }
@@ -158,7 +166,7 @@ class RowsOf {
   template <typename T>
   InputRows<T> as() const {
     const auto data = [](const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr; };
-    return {x_.const_data_ptr<T>(), {data(gate_), gelu_}, {data(norm_), plus_one_, static_cast<float>(eps_)}, rows(), inputs()};
+    return {x_.const_data_ptr<T>(), {data(gate_), gelu_ ? Activation::gelu : Activation::silu}, {data(norm_), plus_one_, static_cast<float>(eps_)}, rows(), inputs()};
   }
 
  private:

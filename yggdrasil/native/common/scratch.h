@@ -8,7 +8,7 @@ namespace yggdrasil {
 
 // Who uses an area. What a program holds from stage to stage lies apart from what a chunk of work takes for itself: the
 // thread that began the program takes chunks too.
-enum class Scratch { work, rows, values, carried };
+enum class Scratch { work, rows, values, carried, experts };
 
 // A thread has one area a use, which begins on a cache line; asking again may move it.
 template <Scratch Use = Scratch::work>

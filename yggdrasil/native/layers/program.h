@@ -8,28 +8,27 @@
 #include "attention/attention_stage.h"
 #include "linear/linear_stage.h"
 #include "common/norm_stage.h"
-#include "layers/program_code.h"
-#include "layers/program_values.h"
+#include "layers/program_recurrence.h"
 #include "quantised/quantised_stage.h"
-#include "recurrence/gated_delta.h"
 
 namespace yggdrasil {
 
 // A program over rows of dtype T. Between two units all threads wait for the one that lays out the next: once stages are
 // there, only the places of values change.
 template <typename T>
-class ProgramRun : public ProgramValues<T> {
-  using Base = ProgramValues<T>;
+class ProgramRun : public ProgramRecurrence<T> {
+  using Base = ProgramRecurrence<T>;
   using typename Base::Needs;
   using Base::rows_, Base::sizes_, Base::data_, Base::at, Base::at_raw, Base::floats_at, Base::result_at, Base::norm_at, Base::tensor_at,
-      Base::check_sizes, Base::check_rows, Base::check_floats, Base::check_norms, Base::is_of_rows;
+      Base::check_sizes, Base::check_rows, Base::check_floats, Base::check_norms, Base::is_of_rows, Base::num_threads_, Base::stages, Base::memory_,
+      Base::needs_of, Base::add;
 
  public:
   using Base::size;
   // `rows` [..., K] are what the first stage reads, `tensors` those of the first run.
   // Programs that are laid out at one time have no attention of one number, counted from `first_attention`.
   ProgramRun(const Program& program, int64_t rows, const Tensors& tensors, int64_t num_threads, int64_t first_attention = 0)
-      : Base(rows, tensors), program_(program), num_threads_(num_threads), first_attention_(first_attention), end_attention_(first_attention) {
+      : Base(rows, tensors, num_threads), program_(program), first_attention_(first_attention), end_attention_(first_attention) {
     std::vector<Needs> stages;
     read_program(program, [&](const auto& code) {
       stages.push_back(needs_of(code));
@@ -49,7 +48,7 @@ class ProgramRun : public ProgramValues<T> {
   // Lays the stages out over these tensors and checks them. `given` are the values that are wanted, where they shall lie;
   // others lie in memory that outlives the call.
   void lay_out(const Tensors& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
-    packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), convolutions_.clear(), deltas_.clear(), stages_.clear(), narrow_.clear();
+    packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), narrow_.clear(), this->clear();
     widened_.assign(tensors.size(), {});
     this->place_all(tensors, given);
     memory_ = scratch_words<Scratch::rows>(stage_words_);
@@ -63,7 +62,7 @@ class ProgramRun : public ProgramValues<T> {
       const T* from = at(value);
       for (float& number : widened_[value]) number = widen(*from++);
     }
-    stages_.run(num_threads_);
+    this->run_stages();
   }
 
  private:
@@ -75,11 +74,6 @@ class ProgramRun : public ProgramValues<T> {
   }
   Needs needs_of(const AttentionCode& code) const { return {{code.query, code.key, code.value}, {size(code.query) / (code.gated ? 2 : 1)}}; }
   Needs needs_of(const NormCode& code) const { return {{code.input, code.residual}, {size(code.input)}}; }
-  Needs needs_of(const ConvolutionCode& code) const { return {{code.input, code.factor, code.gate}, {size(code.input)}}; }
-  Needs needs_of(const DeltaCode& code) const {
-    return {{code.mixed, code.decay, code.beta, code.gate}, {size(code.gate)},
-            GatedDelta<T>::words(rows_, (size(code.mixed) - size(code.gate)) / 2, size(code.beta), size(code.gate))};
-  }
 
   static std::deque<SeenKeys>& seen() {  // whose places stay where they are
     static thread_local std::deque<SeenKeys> kept;
@@ -122,28 +116,6 @@ class ProgramRun : public ProgramValues<T> {
     void write(int64_t begin, int64_t end) const { run.norm_of(code, value).write(begin, end); }
   };
 
-  struct ConvolutionWork {
-    const ProgramRun& run;
-    ConvolutionCode code;
-    TreeSlots tree;
-    int64_t taps, value;
-
-    void convolve(int64_t begin, int64_t end) const { run.convolution_of(code, tree, taps, value).convolve(begin, end); }
-  };
-
-  struct DeltaWork {
-    const ProgramRun& run;
-    DeltaCode code;
-    TreeSlots tree;
-    RecurrenceSizes sizes;
-    ColumnBuffers buffers;
-    int64_t value;
-
-    void prepare(int64_t begin, int64_t end) const { run.delta_of(*this).prepare(begin, end); }
-    void recur(int64_t begin, int64_t end) const { run.delta_of(*this).recurrence.recur(begin, end); }
-    void finish(int64_t begin, int64_t end) const { run.delta_of(*this).finish(begin, end); }
-  };
-
   // Each adds a stage, whose first output is `value`, and returns how many outputs it has.
   int64_t add(const LinearsCode& code, int64_t value, const Tensors& tensors) {
     check(code, tensors);
@@ -159,7 +131,7 @@ class ProgramRun : public ProgramValues<T> {
       work.stage.add(tensor_at(layers[4 * i], tensors), layers[4 * i + 3], work.output(i));
     }
     work.stage.move_to(work);
-    work.stage.share_out(stages_, num_threads_, stages_.is_empty());
+    work.stage.share_out(stages(), num_threads_, stages().is_empty());
   }
 
   int64_t add(const AttentionCode& code, int64_t value, const Tensors& tensors) {
@@ -171,7 +143,7 @@ class ProgramRun : public ProgramValues<T> {
     const int64_t d = keys.size(2);
     const AttentionOf<T> of{nullptr, size(code.query) / d / (code.gated ? 2 : 1), 0, 0, nullptr, nullptr, keys.size(0), keys.size(1), d, code.scale, code.softcap};
     const AttentionWork& work = attentions_.emplace_back(AttentionWork{*this, code, of, sees, value});
-    attention_of(code, of, sees, value).share_out(stages_, work, num_threads_);
+    attention_of(code, of, sees, value).share_out(stages(), work, num_threads_);
     return 1;
   }
 
@@ -181,37 +153,7 @@ class ProgramRun : public ProgramValues<T> {
     check_rows({code.input, code.residual}, tensors);
     check_norms({code.norm}, tensors);
     const NormWork& work = norms_.emplace_back(NormWork{*this, code, value});
-    norm_of(code, value).share_out(stages_, work, num_threads_, stages_.is_empty());
-    return 1;
-  }
-
-  int64_t add(const ConvolutionCode& code, int64_t value, const Tensors& tensors) {
-    const Tensor &weight = tensor_at(code.weight, tensors), &window = tensor_at(code.window, tensors), &inputs = tensor_at(code.inputs, tensors);
-    check_sizes({code.factor, code.gate, code.weight, code.bias, code.window, code.inputs}, size(code.input), "operands of a convolution have the size of the input,");
-    check_rows({code.input, code.factor, code.gate}, tensors);
-    for (const Tensor* kept : {&window, &inputs}) YGG_CHECK(is_of_rows(*kept) && kept->is_contiguous(), "a state is dense and has the dtype of the rows");
-    check_floats({code.weight, code.bias}, tensors);
-    YGG_CHECK(window.dim() == 2 && window.size(0) == weight.size(0) - 1, "a convolution's state has a row less than its weight, ", weight.sizes());
-    const TreeSlots tree(tensor_at(code.parents, tensors), tensor_at(code.offsets, tensors), rows_, inputs.size(0));
-    const ConvolutionWork& work = convolutions_.emplace_back(ConvolutionWork{*this, code, tree, weight.size(0), value});
-    convolution_of(code, tree, work.taps, value).share_out(stages_, work, num_threads_);
-    return 1;
-  }
-
-  int64_t add(const DeltaCode& code, int64_t value, const Tensors& tensors) {
-    const RecurrenceSizes sizes(tensor_at(code.state, tensors), tensor_at(code.keys, tensors), tensor_at(code.updates, tensors),
-                                tensor_at(code.decays, tensors));
-    const int64_t queries = sizes.key_heads * sizes.key_size, values = sizes.heads * sizes.value_size;
-    check_rows({code.mixed, code.decay, code.beta, code.gate}, tensors);
-    check_floats({code.bias, code.rate}, tensors);
-    check_norms({code.norm}, tensors);
-    check_sizes({code.decay, code.beta, code.bias, code.rate}, sizes.heads, "operands of a recurrence have its heads,");
-    check_sizes({code.norm}, sizes.value_size, "a gated norm has the size of a head,");
-    check_sizes({code.gate}, values, "a gate has the size of the values,");
-    check_sizes({code.mixed}, 2 * queries + values, "queries, keys and values have together the size");
-    const TreeSlots tree(tensor_at(code.parents, tensors), tensor_at(code.offsets, tensors), rows_, sizes.slots);
-    const DeltaWork& work = deltas_.emplace_back(DeltaWork{*this, code, tree, sizes, ColumnBuffers(tree.parents), value});
-    delta_of(work).share_out(stages_, work, num_threads_);
+    norm_of(code, value).share_out(stages(), work, num_threads_, stages().is_empty());
     return 1;
   }
 
@@ -227,7 +169,7 @@ class ProgramRun : public ProgramValues<T> {
 
   // What stages are made of, wherever values lie just now.
   InputRows<T> input_of(const LinearsCode& code) const {
-    return {at(code.input), {at(code.gate), code.gelu != 0}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)};
+    return {at(code.input), {at(code.gate), static_cast<Activation>(code.gelu)}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)};
   }
 
   LinearOutput output_of(const LinearsCode& code, size_t layer, int64_t value) const {
@@ -238,27 +180,13 @@ class ProgramRun : public ProgramValues<T> {
   }
 
   AttentionStage<T> attention_of(const AttentionCode& code, AttentionOf<T> of, const SeenKeys& sees, int64_t value) const {
-    of.key_cache = at(code.key_cache), of.value_cache = at(code.value_cache);
+    of.key_cache = at(code.key_cache), of.value_cache = at(code.value_cache), of.sinks = floats_at(code.sinks);
     const RotaryEmbedding<T> turn{norm_at(code.query_norm, code.plus_one, code.eps), norm_at(code.key_norm, code.plus_one, code.eps), {static_cast<Turn>(code.turn), at_raw(code.cos), at_raw(code.sin), code.cos < 0 ? 0 : size(code.cos)}};
     return {of, sees, rows_, static_cast<T*>(result_at(code.query)), at(code.key), at(code.value), turn, code.gated != 0, static_cast<T*>(result_at(value)), num_threads_};
   }
 
   NormStage<T> norm_of(const NormCode& code, int64_t value) const {
     return {{at(code.input), {}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)}, at(code.residual), static_cast<T*>(result_at(value))};
-  }
-
-  TreeConvolution<T> convolution_of(const ConvolutionCode& code, const TreeSlots& tree, int64_t taps, int64_t value) const {
-    return {tree, at(code.input), at(code.factor), at(code.gate), floats_at(code.weight), floats_at(code.bias), at(code.window),
-            static_cast<T*>(result_at(code.inputs)), static_cast<T*>(result_at(value)), size(code.input), taps, code.silu != 0};
-  }
-
-  GatedDelta<T> delta_of(const DeltaWork& work) const {
-    const DeltaCode& code = work.code;
-    float *queries = reinterpret_cast<float*>(memory_), *betas = queries + rows_ * work.sizes.key_heads * work.sizes.key_size, *rows = betas + rows_ * work.sizes.heads;
-    const TreeRecurrence of{work.sizes, work.tree, &work.buffers, queries, betas, floats_at(code.state), floats_at(code.keys), floats_at(code.decays),
-                            static_cast<float*>(result_at(code.updates)), rows};
-    return {of, at(code.mixed), at(code.decay), at(code.beta), at(code.gate), floats_at(code.bias), floats_at(code.rate),
-            norm_at(code.norm, 0, code.eps), static_cast<T*>(result_at(work.value))};
   }
 
   void check(const LinearsCode& code, const Tensors& tensors) const {
@@ -276,6 +204,8 @@ class ProgramRun : public ProgramValues<T> {
     for (const Tensor* cache : {&keys, &values}) YGG_CHECK(is_of_rows(*cache) && cache->is_contiguous(), "a cache is dense and has the dtype of the rows");
     check_sizes({code.query_norm, code.key_norm}, d, "a norm of heads has their size,");
     check_norms({code.query_norm, code.key_norm}, tensors);
+    check_sizes({code.sinks}, queries / d, "each query head has a sink,");
+    check_floats({code.sinks}, tensors);
     YGG_CHECK(code.turn >= 0 && code.turn <= 2, "attention turns in no way ", code.turn);
     check_rows({code.query, code.key, code.value}, tensors);
     if (code.turn == 0) return check_rows({code.cos, code.sin}, tensors);
@@ -283,18 +213,14 @@ class ProgramRun : public ProgramValues<T> {
   }
 
   const Program program_;
-  const int64_t num_threads_, first_attention_;
+  const int64_t first_attention_;
   int64_t end_attention_, next_attention_ = 0, stage_words_ = 0;
-  uint32_t* memory_ = nullptr;               // that stages work in, one after the other
   std::vector<int64_t> narrow_;              // biases that are not float32
   std::vector<std::vector<float>> widened_;  // of these, by value
   std::deque<LinearsWork<PackedStage<T>>> packed_;
   std::deque<LinearsWork<QuantisedStage<T>>> quantised_;
   std::deque<AttentionWork> attentions_;
   std::deque<NormWork> norms_;
-  std::deque<ConvolutionWork> convolutions_;
-  std::deque<DeltaWork> deltas_;
-  Stages stages_;
 };
 
 }  // namespace yggdrasil

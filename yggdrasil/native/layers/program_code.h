@@ -6,14 +6,16 @@
 //
 //   linears      0, input, gate, gelu, norm, plus one, residual, how many, then for each layer: packed, bias, outputs, format
 //                (-1: not quantised)
-//   attention    1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, offsets, tree mask, window, plus one, turn,
-//                gated
+//   attention    1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, sinks, offsets, tree mask, window, plus one,
+//                turn, gated
 //   norm         2, input, norm, plus one, residual
 //   convolution  3, input, factor, gate, weight, bias, text's inputs, tree's inputs, offsets, parents, silu
-//   gated delta  4, mixed, decay, beta, gate, bias, rate, norm, state, keys, updates, decays, offsets, parents
+//   recurrence   4, mixed, decay, beta, gate, bias, rate, skip, norm, state, keys, updates, decays, offsets, parents, norm first
+//   experts      5, input, logits, correction, shared, shared gate, residual, sigmoid, normed, places, inner, activation, gate, up, down,
+//                gate bias, up bias, down bias, their formats (three; -1: not quantised)
 //
-// and three floats per stage: eps of the norm, scale, softcap. The scale of linears multiplies their outputs before a residual is
-// added. `gelu` is 0 or 1, as in Around. `plus one` is 0 (the normalised value is rounded, then multiplied by the weight), 1
+// and three floats per stage: eps of the norm, scale, softcap; of a recurrence eps, least and greatest time step; of
+// experts the scale, and the limit and alpha of a clamped gate. The scale of linears multiplies their outputs before a residual is added. `gelu` is the Activation of a gate. `plus one` is 0 (the normalised value is rounded, then multiplied by the weight), 1
 // (multiplied by weight + 1, rounded once) or 2 (multiplied by the weight, rounded once). `turn` is the rotary embedding: 0 (pairs
 // (i, i + D/2), every operation rounded), 1 (the same in float32 with float32 cos and sin, rounded once) or 2 (as 1, with pairs
 // (2i, 2i + 1)). Operand numbers begin with the tensors, followed by the outputs of stages, one per linear layer or other stage;
@@ -38,7 +40,7 @@ struct LinearsCode {
 };
 
 struct AttentionCode {
-  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, offsets, mask, window, plus_one, turn, gated;
+  int64_t query, key, value, query_norm, key_norm, cos, sin, key_cache, value_cache, sinks, offsets, mask, window, plus_one, turn, gated;
   double eps, scale, softcap;
 };
 
@@ -52,10 +54,17 @@ struct ConvolutionCode {
   int64_t input, factor, gate, weight, bias, window, inputs, offsets, parents, silu;
 };
 
-// As in GatedDelta.
-struct DeltaCode {
-  int64_t mixed, decay, beta, gate, bias, rate, norm, state, keys, updates, decays, offsets, parents;
-  double eps;
+// As in RecurrentLayer.
+struct RecurrenceCode {
+  int64_t mixed, decay, beta, gate, bias, rate, skip, norm, state, keys, updates, decays, offsets, parents, norm_first;
+  double eps, least, most;
+};
+
+// As in ProgramExperts. Where the gate's number is also that of `up`, both are packed together.
+struct ExpertsCode {
+  int64_t input, logits, correction, shared, shared_gate, residual, sigmoid, normed, places, inner, activation, gate, up, down, gate_bias, up_bias, down_bias;
+  int64_t formats[3];
+  double scale, limit, alpha;
 };
 
 // Calls visit(code) for each stage, with the code of its kind.
@@ -78,15 +87,19 @@ void read_program(const Program& program, const Visit& visit) {
       at += count;
       visit(code);
     } else if (kind == 1) {
-      visit(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
+      visit(AttentionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
                           take(), numbers[0], numbers[1], numbers[2]});
     } else if (kind == 2) {
       visit(NormCode{take(), take(), take(), take(), numbers[0]});
     } else if (kind == 3) {
       visit(ConvolutionCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take()});
+    } else if (kind == 5) {
+      visit(ExpertsCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
+                        {take(), take(), take()}, numbers[0], numbers[1], numbers[2]});
     } else {
       YGG_CHECK(kind == 4, "a program has no stage of the kind ", kind);
-      visit(DeltaCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), numbers[0]});
+      visit(RecurrenceCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
+                           numbers[0], numbers[1], numbers[2]});
     }
   }
 }

@@ -18,11 +18,8 @@ struct Meeting {
 // Who chose what: choices are numbered by expert, those of an expert by their place among a row's choices.
 class Choices {
  public:
-  // chosen [W, K] int64, shares [W, K]. A choice past the last expert is none: so transformers marks what is not here.
-  Choices(const Tensor& chosen, const Tensor& shares, int64_t num_experts, bool are_tiled) : rows_(chosen.size(0)), places_(chosen.size(1)) {
-    YGG_CHECK(chosen.dtype() == DType::int64 && chosen.sizes() == shares.sizes(), "each row chooses as many experts as it has weights for");
-    const Tensor experts = chosen.contiguous(), weights = shares.floats();
-    const int64_t* expert = experts.const_data_ptr<int64_t>();
+  // expert and shares [W, K]. A choice past the last expert is none: so transformers marks what is not here.
+  Choices(const int64_t* expert, const float* shares, int64_t rows, int64_t places, int64_t num_experts, bool are_tiled) : rows_(rows), places_(places) {
     std::vector<int64_t> next(num_experts + 1, 0);  // the number of an expert's next choice
     for (int64_t i = 0; i < rows_ * places_; ++i) {
       YGG_CHECK(expert[i] >= 0 && expert[i] <= num_experts, "expert ", expert[i], " is chosen of ", num_experts);
@@ -43,7 +40,7 @@ class Choices {
         if (expert[i] == num_experts) continue;
         const int64_t choice = next[expert[i]]++;
         row_of_[choice] = row;
-        share_of_[choice] = weights.const_data_ptr<float>()[i];
+        share_of_[choice] = shares[i];
       }
     std::vector<int64_t> known(rows_, 0);
     choices_of_.assign(rows_ * places_, -1);

@@ -9,19 +9,27 @@
 
 namespace yggdrasil {
 
+// Where the weighted sums of rows go: `residual` is added to them multiplied by `scale`, or nothing.
+template <typename T>
+struct SumsTo {
+  T* out;
+  const T* residual = nullptr;
+  float scale = 1.0f;
+};
+
 // The weighted sum of what a row's experts give, rounded as transformers does it: each by itself, and after each addition.
 template <typename T>
 class WeightedSums {
  public:
   // given [choices, H] become their products with the shares.
-  WeightedSums(const Choices& choices, T* given, int64_t size, T* out) : choices_(choices), given_(given), size_(size), out_(out) {}
+  WeightedSums(const Choices& choices, T* given, int64_t size, const SumsTo<T>& to) : choices_(choices), given_(given), size_(size), to_(to) {}
 
   void share_out(Stages& stages, int64_t num_threads) const { stages.add<&WeightedSums::add_up>(*this, choices_.rows(), num_threads); }
 
  private:
   void add_up(int64_t begin, int64_t end) const {
     for (int64_t row = begin; row < end; ++row) {
-      T* to = out_ + row * size_;
+      T* to = to_.out + row * size_;
       std::fill(to, to + size_, static_cast<T>(0.0f));
       choices_.each_of(row, [&](int64_t choice) {
         T* values = given_ + choice * size_;
@@ -29,6 +37,8 @@ class WeightedSums {
         scale(values, choices_.share_of(choice));
         add(to, values);
       });
+      if (to_.scale != 1.0f) scale(to, to_.scale);
+      if (to_.residual) add(to, to_.residual + row * size_);
     }
   }
 
@@ -51,63 +61,72 @@ class WeightedSums {
   const Choices& choices_;
   T* given_;
   int64_t size_;
-  T* out_;
+  SumsTo<T> to_;
 };
 
-// What experts do beside multiplying: biases in float32, none or of gate [E, I], up [E, I] and down [E, H]; gelu, or silu; and the
-// limit and alpha of a clamped gate, none or two.
+// What experts do beside multiplying: biases in float32, none or of gate [E, I], up [E, I] and down [E, H], and the gate.
 struct ExpertsForm {
-  List<Tensor> biases;
-  bool gelu;
-  List<double> clamp;
-
-  void check(const int64_t (&sizes)[3], int64_t num_experts) const {
-    YGG_CHECK((biases.size() == 0 || biases.size() == 3) && (clamp.size() == 0 || clamp.size() == 2), "experts have three biases or none, a clamp two numbers");
-    for (size_t i = 0; i < biases.size(); ++i)
-      YGG_CHECK(biases[i].sizes() == Ints({num_experts, sizes[i]}) && biases[i].dtype() == DType::float32 && biases[i].is_contiguous(),
-                "a bias of experts is float32, of each expert as long as its outputs");
-  }
-
-  // Of a matrix of all experts; null: it has none.
-  const float* bias(size_t matrix) const { return biases.size() ? biases[matrix].const_data_ptr<float>() : nullptr; }
+  const float* biases[3];
+  Activation kind;
+  float limit, alpha;  // of a clamped gate; 0: it is not
 
   template <typename T>
   GateOf<T> gate(const T* rows) const {
-    if (clamp.size() == 0) return {rows, gelu};
-    return {rows, gelu, static_cast<float>(clamp[0]), static_cast<float>(clamp[1])};
+    return {rows, kind, limit, alpha};
   }
 };
 
-// Rows [W, H], chosen [W, K] int64 and shares [W, K]; of each choice down(silu(gate(row)) * up(row)), or gelu by tanh. The
-// matrices are gate and up, of I outputs, and down, of H, as the stage reads those of all experts.
+// The same of the operators' arguments: no biases or three, no clamp or two numbers. `sizes` are the outputs of each matrix.
+inline ExpertsForm form_of(List<Tensor> biases, bool gelu, List<double> clamp, const int64_t (&sizes)[3], int64_t num_experts) {
+  YGG_CHECK((biases.size() == 0 || biases.size() == 3) && (clamp.size() == 0 || clamp.size() == 2), "experts have three biases or none, a clamp two numbers");
+  ExpertsForm form{{}, gelu ? Activation::gelu : Activation::silu, 0.0f, 0.0f};
+  if (clamp.size()) form.limit = static_cast<float>(clamp[0]), form.alpha = static_cast<float>(clamp[1]);
+  for (size_t i = 0; i < biases.size(); ++i) {
+    YGG_CHECK(biases[i].sizes() == Ints({num_experts, sizes[i]}) && biases[i].dtype() == DType::float32 && biases[i].is_contiguous(),
+              "a bias of experts is float32, of each expert as long as its outputs");
+    form.biases[i] = biases[i].const_data_ptr<float>();
+  }
+  return form;
+}
+
+// Of each choice of `rows` down(silu(gate(row)) * up(row)), or gelu by tanh. The matrices are gate and up, of I outputs, and
+// down, of H, as the stage reads those of all experts.
+template <template <typename> class StageOf, typename T, typename Matrix>
+void run_choices(const InputRows<T>& rows, const Choices& choices, const Matrix (&matrices)[3], int64_t inner_features, const ExpertsForm& form,
+                 int64_t num_threads, const SumsTo<T>& to) {
+  using Stage = StageOf<T>;
+  const int64_t count = choices.count(), sizes[] = {inner_features, inner_features, rows.inputs};
+  int64_t places[6] = {};  // of both stages' rows, then of what is given
+  places[1] = Stage::words(choices, rows.inputs);
+  places[2] = places[1] + Stage::words(choices, inner_features);
+  for (int i = 0; i < 3; ++i) places[i + 3] = places[i + 2] + MetRows<T>::words(count, sizes[i]);
+  uint32_t* memory = scratch_words<Scratch::experts>(places[5]);
+  const auto given = [&](int i) { return reinterpret_cast<T*>(memory + places[i + 2]); };
+  Stage first(rows, choices, /*is_by_choice=*/false, memory);
+  first.add(matrices[0], given(0), inner_features, form.biases[0]);
+  first.add(matrices[1], given(1), inner_features, form.biases[1]);
+  Stage second({given(1), form.gate<T>(given(0)), {}, count, inner_features}, choices, /*is_by_choice=*/true, memory + places[1]);
+  second.add(matrices[2], given(2), rows.inputs, form.biases[2]);
+  const WeightedSums<T> sums(choices, given(2), rows.inputs, to);
+  Stages stages;
+  first.share_out(stages, num_threads, /*is_alone=*/true);
+  second.share_out(stages, num_threads, /*is_alone=*/false);
+  sums.share_out(stages, num_threads);
+  stages.run(num_threads);
+}
+
+// Rows [W, H], chosen [W, K] int64 and shares [W, K].
 template <template <typename> class StageOf, typename Matrix>
 void run_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Matrix (&matrices)[3], int64_t num_experts,
-                   int64_t inner_features, const ExpertsForm& form, int64_t num_threads, const Tensor& out) {
+                 int64_t inner_features, const ExpertsForm& form, int64_t num_threads, const Tensor& out) {
   const RowsOf x(input, {});
   YGG_CHECK(input.dim() == 2 && chosen.dim() == 2 && chosen.size(0) == input.size(0), "each row chooses experts");
+  YGG_CHECK(chosen.dtype() == DType::int64 && chosen.sizes() == shares.sizes(), "each row chooses as many experts as it has weights for");
   check_result(out, input.sizes(), input.dtype());
+  const Tensor experts = chosen.contiguous(), weights = shares.floats();
   const auto run = [&]<typename T>(const InputRows<T>& rows) {
-    using Stage = StageOf<T>;
-    const Choices choices(chosen, shares, num_experts, Stage::are_tiled());
-    const int64_t count = choices.count(), sizes[] = {inner_features, inner_features, rows.inputs};
-    form.check(sizes, num_experts);
-    int64_t places[6] = {};  // of both stages' rows, then of what is given
-    places[1] = Stage::words(choices, rows.inputs);
-    places[2] = places[1] + Stage::words(choices, inner_features);
-    for (int i = 0; i < 3; ++i) places[i + 3] = places[i + 2] + MetRows<T>::words(count, sizes[i]);
-    uint32_t* memory = scratch_words<Scratch::values>(places[5]);
-    const auto given = [&](int i) { return reinterpret_cast<T*>(memory + places[i + 2]); };
-    Stage first(rows, choices, /*is_by_choice=*/false, memory);
-    first.add(matrices[0], given(0), inner_features, form.bias(0));
-    first.add(matrices[1], given(1), inner_features, form.bias(1));
-    Stage second({given(1), form.template gate<T>(given(0)), {}, count, inner_features}, choices, /*is_by_choice=*/true, memory + places[1]);
-    second.add(matrices[2], given(2), rows.inputs, form.bias(2));
-    const WeightedSums<T> sums(choices, given(2), rows.inputs, out.mutable_data_ptr<T>());
-    Stages stages;
-    first.share_out(stages, num_threads, /*is_alone=*/true);
-    second.share_out(stages, num_threads, /*is_alone=*/false);
-    sums.share_out(stages, num_threads);
-    stages.run(num_threads);
+    const Choices choices(experts.const_data_ptr<int64_t>(), weights.const_data_ptr<float>(), rows.rows, chosen.size(1), num_experts, StageOf<T>::are_tiled());
+    run_choices<StageOf>(rows, choices, matrices, inner_features, form, num_threads, SumsTo<T>{out.mutable_data_ptr<T>()});
   };
   x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());
 }

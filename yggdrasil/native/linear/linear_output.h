@@ -117,9 +117,9 @@ inline Lanes finished_panel(const LinearOutput& to, int64_t row, int64_t panel, 
   const int64_t begin = panel * kPanel;
   Lanes whole = load16(values);
   if (to.bias) whole = whole + load16(to.bias + begin);
+  if (to.scale != 1.0f) whole = round_to<T>(whole) * spread(to.scale);
   if (!to.residual) return whole;
   whole = round_to<T>(whole);
-  if (to.scale != 1.0f) whole = round_to<T>(whole * spread(to.scale));
   return apart(whole) + load16(static_cast<const T*>(to.residual) + row * to.outputs + begin);
 }
 #endif
@@ -131,7 +131,7 @@ template <typename T>
   const auto* residual = static_cast<const T*>(to.residual);
   for (int64_t j = 0, place = row * to.outputs + begin; j < count; ++j, ++place) {
     T sum = static_cast<T>(to.bias ? values[j] + to.bias[begin + j] : values[j]);
-    if (residual && to.scale != 1.0f) sum = static_cast<T>(widen(sum) * to.scale);
+    if (to.scale != 1.0f) sum = static_cast<T>(widen(sum) * to.scale);
     out[place] = residual ? static_cast<T>(apart(widen(sum)) + widen(residual[place])) : sum;
   }
 }

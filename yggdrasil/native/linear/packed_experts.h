@@ -7,11 +7,21 @@
 
 namespace yggdrasil {
 
-// The number-th matrix of every expert, of packed [E, M, ...].
+// The number-th matrix of every expert, of packed [E, M, panels, steps, ...].
 struct PackedMatrix {
-  const Tensor& packed;
-  int64_t number;
+  const void* packed;
+  int64_t matrices, panels, panel_steps, number;
+
+  PackedMatrix(const Tensor& of, int64_t number, const void* data = nullptr)
+      : packed(data ? data : of.const_data_ptr()), matrices(of.size(1)), panels(of.size(2)), panel_steps(of.size(3)), number(number) {}
 };
+
+// Refuses `packed` unless it has so many matrices of so many outputs for each expert.
+inline void check_packed(const Tensor& packed, int64_t num_experts, int64_t matrices, int64_t outputs) {
+  YGG_CHECK(packed.is_contiguous() && packed.dim() >= 5 && packed.size(0) == num_experts && packed.size(1) == matrices &&
+                packed.size(2) == (outputs + kPanel - 1) / kPanel,
+            "experts are packed one beside the other");
+}
 
 // One product of every choice: a stage that makes the rows, and one that multiplies them by their experts' weights.
 template <typename T>
@@ -30,17 +40,16 @@ class PackedExpertsStage {
   PackedExpertsStage(const PackedExpertsStage&) = delete;
 
   // out [choices, N]; biases [E, N], nullable.
-  void add(const PackedMatrix& matrix_of_each, T* out, int64_t outputs, const float* biases) {
-    const auto& [packed, number] = matrix_of_each;
-    const int64_t panel_steps = packed.size(3), words = packed.size(2) * panel_steps * kPanel;
-    const uint32_t* matrices = Met::words_of(packed);
+  void add(const PackedMatrix& of, T* out, int64_t outputs, const float* biases) {
+    const int64_t words = of.panels * of.panel_steps * kPanel;
+    const auto* matrices = static_cast<const uint32_t*>(of.packed);
     for (const Meeting& meeting : choices_.meetings()) {
       const float* bias = biases ? biases + meeting.expert * outputs : nullptr;
       const LinearOutput output{nullptr, out + meeting.first * outputs, bias, nullptr, outputs, std::is_same_v<T, BFloat16>};
       const uint32_t *x = nullptr, *tiled = nullptr;
       Met::are_tiled() ? tiled = tiled_of(meeting) : x = reinterpret_cast<const uint32_t*>(made() + meeting.first * input_.inputs);
-      const uint32_t* matrix = matrices + (meeting.expert * packed.size(1) + number) * words;
-      products_.add(Met::job(matrix, panel_steps, x, tiled, meeting.rows, input_.inputs, output), meeting.shares);
+      const uint32_t* matrix = matrices + (meeting.expert * of.matrices + of.number) * words;
+      products_.add(Met::job(matrix, of.panel_steps, x, tiled, meeting.rows, input_.inputs, output), meeting.shares);
     }
   }
 
@@ -80,14 +89,13 @@ class PackedExpertsStage {
 
 // The operator: packed are gate_up [E, 2, ...] of I outputs and down [E, 1, ...] of H.
 inline void packed_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Tensor& gate_up, const Tensor& down,
-                             int64_t inner_features, const ExpertsForm& form, int64_t num_threads, const Tensor& out) {
-  const auto is_of = [&](const Tensor& packed, int64_t matrices, int64_t outputs) {
-    return packed.is_contiguous() && packed.dim() >= 5 && packed.size(0) == down.size(0) && packed.size(1) == matrices &&
-           packed.size(2) == (outputs + kPanel - 1) / kPanel;
-  };
-  YGG_CHECK(is_of(gate_up, 2, inner_features) && is_of(down, 1, input.size(-1)), "experts are packed one beside the other");
+                           int64_t inner_features, List<Tensor> biases, bool gelu, List<double> clamp, int64_t num_threads, const Tensor& out) {
+  const int64_t num_experts = down.size(0), sizes[] = {inner_features, inner_features, input.size(-1)};
+  check_packed(gate_up, num_experts, 2, inner_features);
+  check_packed(down, num_experts, 1, input.size(-1));
+  YGG_CHECK(gate_up.dtype() == input.dtype() && down.dtype() == input.dtype(), "input and packed weights must have one dtype");
   const PackedMatrix matrices[] = {{gate_up, 0}, {gate_up, 1}, {down, 0}};
-  run_experts<PackedExpertsStage>(input, chosen, shares, matrices, down.size(0), inner_features, form, num_threads, out);
+  run_experts<PackedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, form_of(biases, gelu, clamp, sizes, num_experts), num_threads, out);
 }
 
 }  // namespace yggdrasil

@@ -12,9 +12,15 @@ namespace yggdrasil {
 
 // A matrix of every expert: packed [E, pairs of panels, bytes] in one format.
 struct QuantisedMatrix {
-  Tensor packed;
+  const void* packed;
   int64_t format;
 };
+
+// Refuses `packed` unless it has the experts' weights [E, N, K] in a format.
+inline void check_quantised(const Tensor& packed, int64_t format, int64_t num_experts, int64_t outputs, int64_t inputs) {
+  YGG_CHECK(packed.is_contiguous() && packed.dim() == 3 && packed.size(0) == num_experts && packed.size(1) == num_pairs(outputs) && packed.size(2) == pair_bytes(format, inputs),
+            "weights were not packed for these experts");
+}
 
 // One product of every choice: a stage that rounds the rows, and one that multiplies them by their experts' weights.
 template <typename T>
@@ -41,7 +47,7 @@ class QuantisedExpertsStage {
     for (const Meeting& meeting : choices_.meetings()) {
       const float* bias = biases ? biases + meeting.expert * outputs : nullptr;
       const LinearOutput output{nullptr, out + meeting.first * outputs, bias, nullptr, outputs, std::is_same_v<T, BFloat16>};
-      const uint8_t* packed = matrix.packed.const_data_ptr<uint8_t>() + meeting.expert * bytes;
+      const uint8_t* packed = static_cast<const uint8_t*>(matrix.packed) + meeting.expert * bytes;
       products_.add({packed, matrix.format, inputs, output}, rounded + meeting.first_tiled * rounded_bytes(inputs), meeting.rows);
     }
   }
@@ -88,18 +94,14 @@ class QuantisedExpertsStage {
 };
 
 // The operator: packed are gate and up, of I outputs, and down, of H, each in its format.
-inline void quantised_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, List<Tensor> packed, Ints formats,
-                                int64_t inner_features, const ExpertsForm& form, int64_t num_threads, const Tensor& out) {
+inline void quantised_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, List<Tensor> packed, Ints formats, int64_t inner_features,
+                              List<Tensor> biases, bool gelu, List<double> clamp, int64_t num_threads, const Tensor& out) {
   YGG_CHECK(packed.size() == 3 && formats.size() == 3, "experts are a gate, what it multiplies, and what reads both");
-  const int64_t num_experts = packed[0].size(0), hidden = input.size(-1);
-  const auto matrix = [&](size_t i, int64_t outputs, int64_t inputs) -> QuantisedMatrix {
-    const Ints sizes = packed[i].sizes();
-    YGG_CHECK(packed[i].is_contiguous() && sizes.size() == 3 && sizes[0] == num_experts && sizes[1] == num_pairs(outputs) && sizes[2] == pair_bytes(formats[i], inputs),
-                "weights were not packed for these experts");
-    return {packed[i], formats[i]};
-  };
-  const QuantisedMatrix matrices[] = {matrix(0, inner_features, hidden), matrix(1, inner_features, hidden), matrix(2, hidden, inner_features)};
-  run_experts<QuantisedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, form, num_threads, out);
+  const int64_t num_experts = packed[0].size(0), hidden = input.size(-1), sizes[] = {inner_features, inner_features, hidden};
+  for (size_t i = 0; i < 3; ++i) check_quantised(packed[i], formats[i], num_experts, sizes[i], i < 2 ? hidden : inner_features);
+  const auto matrix = [&](size_t i) { return QuantisedMatrix{packed[i].const_data_ptr(), formats[i]}; };
+  const QuantisedMatrix matrices[] = {matrix(0), matrix(1), matrix(2)};
+  run_experts<QuantisedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, form_of(biases, gelu, clamp, sizes, num_experts), num_threads, out);
 }
 
 }  // namespace yggdrasil

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from yggdrasil.runtime.native_steps.packed import Linear
 
-_LINEARS, _ATTENTION, _NORM, _CONVOLUTION, _DELTA = range(5)  # stage kinds
+_LINEARS, _ATTENTION, _NORM, _CONVOLUTION, _RECURRENCE, _EXPERTS = range(6)  # stage kinds
 NOTHING = -1  # tensor number of an absent operand
 # Tensor numbers common to all layers: hidden states, then the step's inputs. Cosines and sines follow, then the parents
 # of rows if there are recurrent layers.
@@ -68,14 +68,15 @@ class Writer:
         norm_kind: int = 0,
         eps: float = 0.0,
         gate: int = NOTHING,
-        is_gelu: bool = False,
+        activation: int = 0,
         residual: int = NOTHING,
         scale: float = 1.0,
     ) -> list[int]:
         """Write linear layers over one input, quantised ones and others as separate stages; return output numbers.
 
-        ``norm``: RMS norm applied to the input. ``gate``: tensor whose activation multiplies the input. ``residual``:
-        tensor added to the outputs, which are multiplied by ``scale`` before.
+        ``norm``: RMS norm applied to the input. ``gate``: tensor whose ``activation``, of this
+        number, multiplies the input. ``residual``:
+        tensor added to the outputs, which are multiplied by ``scale``.
         """
         given: dict[int, int] = {}
         for is_quantised in (True, False):
@@ -83,7 +84,7 @@ class Writer:
             if not chosen:
                 continue
             self._code.append(_LINEARS)
-            self._add([source, gate], [int(is_gelu)])
+            self._add([source, gate], [activation])
             self._add([self.tensor(norm)], [norm_kind])
             self._add([residual], [len(chosen)])
             for i in chosen:
@@ -112,9 +113,27 @@ class Writer:
         """Write a causal convolution along paths over the operands ``values``; return its output's number."""
         return self._stage(_CONVOLUTION, values, [int(is_silu)], [0.0] * 3)
 
-    def gated_delta(self, values: Sequence[int], eps: float) -> int:
-        """Write the recurrence and norm of a gated delta network over ``values``; return its output's number."""
-        return self._stage(_DELTA, values, [], [eps, 0.0, 0.0])
+    def recurrence(self, values: Sequence[int], numbers: Sequence[float], *, is_normed_first: bool = False) -> int:
+        """Write the recurrence and norm of a gated delta network or Mamba-2; return its output's number.
+
+        ``numbers`` are eps of the norm, and the least and greatest time step.
+        """
+        return self._stage(_RECURRENCE, values, [int(is_normed_first)], numbers)
+
+    def experts(
+        self,
+        values: Sequence[int],
+        plain: Sequence[int],
+        packed: Sequence[int],
+        formats: Sequence[int],
+        numbers: Sequence[float],
+    ) -> int:
+        """Write a mixture of experts over the operands ``values``; return its output's number.
+
+        ``plain`` say how the router chooses, I and the activation; ``packed`` are the experts' weights and biases;
+        ``numbers`` are a factor of their sum, and limit and alpha of a clamped gate.
+        """
+        return self._stage(_EXPERTS, values, [*plain, *packed, *formats], numbers)
 
     def _stage(self, kind: int, values: Sequence[int], plain: Sequence[int], numbers: Sequence[float]) -> int:
         self._code.append(kind)

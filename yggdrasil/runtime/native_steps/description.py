@@ -1,5 +1,6 @@
 """Describe the computation of a decoder from its configuration as plain JSON, without importing model code."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -7,11 +8,14 @@ from typing import Any
 
 from yggdrasil.checkpoints.recurrent import Recurrence
 from yggdrasil.runtime.native_steps.families import (
+    BOTH,
     CONVOLUTION,
     DELTA,
+    DENSE,
     FAMILIES,
     FULL,
     SLIDING,
+    SPACE,
     Config,
     Family,
     NormKind,
@@ -19,19 +23,40 @@ from yggdrasil.runtime.native_steps.families import (
     turning_layers,
     with_defaults,
 )
+from yggdrasil.runtime.native_steps.mixtures import Mixture
 
-_GELU, _SILU = ("gelu_pytorch_tanh",), ("silu", "swish")
+# The kernels' numbers of activations; relu2 is relu(x) * x.
+_ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "relu2": 2}
 # Configuration fields whose models are not covered.
-_UNSERVED = ("use_bidirectional_attention", "quantization_config", "use_bidirectional")
+_UNSERVED = ("use_bidirectional_attention", "use_bidirectional")
 
 
 @dataclass(frozen=True)
 class LayerShape:
     """Properties that differ between the layers of a model."""
 
-    kind: str  # FULL, SLIDING, CONVOLUTION or DELTA
+    kind: str  # one of those of ``families.py``
     window: int  # sliding window: number of keys on its path that a row sees, its own included; 0: all
     rope: str | None  # name of the rotary table in ``Description.ropes``; None: no rotary embedding
+
+
+@dataclass(frozen=True)
+class StateSpace:
+    """What Mamba-2 layers do beside their recurrence."""
+
+    limits: tuple[float, float]  # of time steps
+    is_normed_first: bool  # outputs are normalised before their gate, if there is a norm
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Factors of a layer's outputs: Granite's before they are added to the residual, and Falcon-H1's."""
+
+    attention: float = 1.0
+    state: float = 1.0  # of Mamba-2
+    mlp: float = 1.0
+    gate: float = 1.0  # of the MLP
+    inputs: tuple[float, ...] = (1.0,) * 5  # of Mamba-2: its gate, values, keys, queries and time steps
 
 
 @dataclass(frozen=True)
@@ -46,13 +71,13 @@ class Description:
     head_size: int
     norm_eps: float
     norm_kind: NormKind
-    is_gelu: bool  # the MLP's gate is tanh-approximated GELU, else SiLU
+    activation: int  # of the MLP: 0 SiLU, 1 tanh-approximated GELU, both of its gate; 2 squared ReLU, without a gate
     turn: Turn
     scale: float  # of attention scores
     softcap: float  # of attention scores; 0: none
     embedding_scale: float
     is_scale_rounded: bool  # whether ``embedding_scale`` is rounded to the rows' dtype first
-    residual_scale: float  # factor of the outputs of attention and MLP before they are added to the residual
+    scales: Scales
     logit_divisor: float
     logit_softcap: float  # 0: none
     ropes: Mapping[str, Config]  # transformers' ``rope_parameters`` by name
@@ -60,7 +85,9 @@ class Description:
     max_positions: int
     rotary_size: int  # numbers of a head that are rotated, from its first
     is_gated: bool  # whether each query head has a gate, whose sigmoid multiplies the head's output
-    recurrence: Recurrence | None  # of the layers without attention
+    recurrence: Recurrence | None
+    state_space: StateSpace | None  # of Mamba-2 layers
+    mixture: Mixture | None  # of layers whose MLP is one
 
 
 def describe(config: Config) -> Description | None:
@@ -71,10 +98,7 @@ def describe(config: Config) -> Description | None:
     family = FAMILIES[full["model_type"]]
     ropes = _ropes(full, family)
     types, turning = list(family.types(full)), _turning(full)
-    is_served = full["hidden_act"] in _GELU + _SILU and not any(full.get(name) for name in _UNSERVED)
-    recurrent = {"conv_L_cache": CONVOLUTION, "linear_num_value_heads": DELTA}
-    kinds = {FULL, next((kind for name, kind in recurrent.items() if name in full), SLIDING)}
-    if ropes is None or not is_served or set(types) - kinds or len(types) != full["num_hidden_layers"]:
+    if ropes is None or not _is_served(full, types):
         return None
     has_two = set(ropes) == {FULL, SLIDING}
     window = int(full.get("sliding_window") or 0)
@@ -83,21 +107,71 @@ def describe(config: Config) -> Description | None:
         for kind, turns in zip(types, turning(types), strict=True)
     )
     size = int(full["head_dim"])
-    scale = float(full.get("query_pre_attn_scalar") or size) ** -0.5
+    scales, scores = _scales(full)
+    scale = float(full.get("query_pre_attn_scalar") or size) ** -0.5 * scores
+    activation = _ACTIVATIONS[full["hidden_act"]]
     return Description(
         int(full["vocab_size"]), int(full["hidden_size"]), family.inner_size(full),
         int(full["num_attention_heads"]), int(full["num_key_value_heads"]), size,
-        float(full["rms_norm_eps"]), family.norm_kind, full["hidden_act"] in _GELU, family.turn,
+        float(full["rms_norm_eps"]), family.norm_kind, activation, family.turn,
         float(full["attention_multiplier"]) if "attention_multiplier" in full else scale,
         float(full.get("attn_logit_softcapping") or 0.0),
         full["hidden_size"] ** 0.5 if family.scales_embedding else float(full.get("embedding_multiplier") or 1.0),
         family.scales_embedding,
-        float(full.get("residual_multiplier") or 1.0), float(full.get("logits_scaling") or 1.0),
+        scales, float(full.get("logits_scaling") or 1.0) / float(full.get("lm_head_multiplier") or 1.0),
         float(full.get("final_logit_softcapping") or 0.0),
         ropes, layers, int(full.get("max_position_embeddings") or 1 << 20),
         int(size * _rotary_share(full, family)), family.is_gated,
-        Recurrence.of(SimpleNamespace(**full | {"layer_types": types})),
+        Recurrence.of(SimpleNamespace(**full | {"layer_types": types})), _state_space(full, types),
+        Mixture.of(full),
     )  # fmt: skip
+
+
+def _is_served(full: Config, types: Sequence[str]) -> bool:
+    """Return whether native steps run layers of ``types`` with the activation and other properties of ``full``."""
+    recurrent = {
+        "conv_L_cache": {CONVOLUTION}, "linear_num_value_heads": {DELTA}, "mamba_d_state": {SPACE, BOTH},
+        "ssm_state_size": {SPACE, DENSE},
+    }  # fmt: skip
+    kinds = {FULL} | next((kinds for name, kinds in recurrent.items() if name in full), {SLIDING})
+    # Falcon-H1 multiplies the inputs of linear layers, which we do with their outputs, biases included.
+    is_biased = full["model_type"] == "falcon_h1" and any(
+        full.get(f"{name}_bias") for name in ("mamba_proj", "projectors", "attention", "mlp")
+    )
+    return (
+        full["hidden_act"] in _ACTIVATIONS
+        and (full["hidden_act"] == "relu2") == (full["model_type"] == "nemotron_h")
+        and full.get("mamba_hidden_act", "silu") == "silu"
+        and not any(full.get(name) for name in _UNSERVED)
+        and (full.get("quantization_config") or {"quant_method": "mxfp4"}).get("quant_method") == "mxfp4"
+        and not is_biased
+        and not set(types) - kinds
+        and len(types) == full["num_hidden_layers"]
+    )
+
+
+def _scales(full: Config) -> tuple[Scales, float]:
+    """Return the factors of a layer's outputs, and that of attention scores."""
+    if full["model_type"] != "falcon_h1":
+        scale = float(full.get("residual_multiplier") or 1.0)
+        return Scales(scale, scale, scale), 1.0
+    said = {
+        name: float(full.get(f"{name}_multiplier", 1.0))
+        for name in ("attention_in", "attention_out", "key", "ssm_in", "ssm_out")
+    }
+    gate, down = full.get("mlp_multipliers") or (1.0, 1.0)
+    inputs = tuple(said["ssm_in"] * float(each) for each in full.get("ssm_multipliers") or [1.0] * 5)
+    scales = Scales(said["attention_in"] * said["attention_out"], said["ssm_out"], float(down), float(gate), inputs)
+    return scales, said["attention_in"] ** 2 * said["key"]
+
+
+def _state_space(full: Config, types: Sequence[str]) -> StateSpace | None:
+    if not {SPACE, BOTH} & set(types):
+        return None
+    least, most = full.get("time_step_limit") or (0.0, math.inf)
+    if full["model_type"] == "nemotron_h":
+        least, most = full["time_step_min"], math.inf
+    return StateSpace((float(least), float(most)), bool(full.get("mamba_norm_before_gate", False)))
 
 
 def _turning(config: Config) -> Callable[[Sequence[str]], Sequence[int]]:
@@ -106,6 +180,10 @@ def _turning(config: Config) -> Callable[[Sequence[str]], Sequence[int]]:
         return lambda types: turning_layers(config)
     if config["model_type"] == "exaone4" and config.get("sliding_window"):
         return lambda types: [int(kind == SLIDING) for kind in types]
+    if config["model_type"] == "nemotron_h" or (
+        config["model_type"] == "granitemoehybrid" and config.get("position_embedding_type") != "rope"
+    ):
+        return lambda types: [0] * len(types)
     return lambda types: [1] * len(types)
 
 
@@ -119,7 +197,7 @@ def _ropes(config: Config, family: Family) -> Mapping[str, Config] | None:
         name: dict(said[name]) for name in (FULL, SLIDING) if isinstance(said.get(name), Mapping)
     }
     if not named:
-        whole = {**(config.get("rope_scaling") or {}), **said}
+        whole = {**said, **(config.get("rope_scaling") or {})}
         whole.setdefault("rope_theta", config.get("rope_theta", family.theta))
         named = {FULL: whole}
     if config["model_type"] == "gemma3_text":
@@ -134,7 +212,7 @@ def _ropes(config: Config, family: Family) -> Mapping[str, Config] | None:
             if config.get(name) is not None:
                 rope.setdefault(name, config[name])
         is_partial = family.rotary_share == 1.0 and _rotary_share({**config, "rope_parameters": rope}, family) != 1.0
-        if rope["rope_type"] not in ("default", "linear", "llama3", "longrope") or is_partial:
+        if rope["rope_type"] not in ("default", "linear", "llama3", "longrope", "yarn") or is_partial:
             return None
     return dict(named)
 

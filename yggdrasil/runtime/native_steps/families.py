@@ -1,9 +1,10 @@
 """Model families that native steps cover: defaults of their configurations, and properties that these do not record.
 
-Covered are model families whose layers consist of linear layers, RMS norms, rotary attention or a short convolution,
-and a gated MLP. Models with anything else are not covered by native steps and run with TorchInductor.
+Covered are model families whose layers consist of linear layers, RMS norms, rotary attention or a recurrence, and an
+MLP. Models with anything else are not covered by native steps and run with TorchInductor.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,8 +15,9 @@ NormKind = Literal[0, 1, 2]
 # Rotary embedding. 0: pairs (i, i + D / 2), every operation rounded; 1: the same pairs in float32; 2: pairs
 # (2i, 2i + 1) in float32.
 Turn = Literal[0, 1, 2]
-# Types of layers; the last two have no attention.
+# Types of layers: with attention; with a recurrence of another kind; with Mamba-2 and attention; with an MLP alone.
 FULL, SLIDING, CONVOLUTION, DELTA = "full_attention", "sliding_attention", "conv", "linear_attention"
+SPACE, BOTH, DENSE = "mamba", "hybrid", "mlp"
 _ATTENTION_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _MLP_LAYERS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
@@ -94,6 +96,21 @@ def _qwen3_5_types(config: Config) -> Sequence[str]:
     ]
 
 
+def _space_types(config: Config) -> Sequence[str]:
+    """Return the types of layers of which some are Mamba-2, under the names of several versions of transformers."""
+    given = config.get("layer_types") or config.get("layers_block_type")
+    if not given and config.get("hybrid_override_pattern"):
+        given = [{"M": SPACE, "*": FULL, "-": DENSE}.get(mark, mark) for mark in config["hybrid_override_pattern"]]
+    if not given and config.get("attn_layer_indices"):
+        given = [FULL if i in config["attn_layer_indices"] else SPACE for i in range(config["num_hidden_layers"])]
+    names = {"attention": FULL, "linear_attention": SPACE}
+    return [names.get(kind, kind) for kind in given or [SPACE] * config["num_hidden_layers"]]
+
+
+def _alternating_types(config: Config) -> Sequence[str]:
+    return config.get("layer_types") or [(FULL if i % 2 else SLIDING) for i in range(config["num_hidden_layers"])]
+
+
 def _lfm2_types(config: Config) -> Sequence[str]:
     if config.get("layer_types"):
         return list(config["layer_types"])
@@ -117,6 +134,23 @@ _LFM2_NAMES = {
     "self_attn.o_proj": "self_attn.out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm",
     "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2",
     "model.norm": "model.embedding_norm",
+}  # fmt: skip
+_FEED_FORWARD_NAMES = {
+    "mlp.": "feed_forward.",
+    "post_attention_layernorm": "pre_ff_layernorm",
+    "model.norm": "model.final_layernorm",
+}
+_DELTA = {
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_MAMBA = {
+    "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
+    "mamba_expand": 2, "time_step_limit": (0.0, math.inf),
 }  # fmt: skip
 _GEMMA = {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "tie_word_embeddings": True}
 _QWEN2 = Family({}, types=_qwen_types, biases=lambda config: _ATTENTION_LAYERS[:3])
@@ -160,18 +194,82 @@ FAMILIES: Mapping[str, Family] = {
         biases=lambda config: ("conv.in_proj", "conv.conv", "conv.out_proj") if config.get("conv_bias") else (),
     ),
     "qwen3_5_text": Family(
+        {**_DELTA, "num_key_value_heads": 4},
+        norm_kind=1, head_norms="each", types=_qwen3_5_types, rotary_share=0.25, is_gated=True, is_mapped=False,
+    ),
+    "qwen3_5_moe_text": Family(
         {
-            "head_dim": 256, "num_key_value_heads": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+            **_DELTA, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
         },
         norm_kind=1, head_norms="each", types=_qwen3_5_types, rotary_share=0.25, is_gated=True, is_mapped=False,
+        inner_size=lambda config: int(config["shared_expert_intermediate_size"]),
+    ),
+    "qwen3_moe": Family(
+        {
+            "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+        },
+        types=_qwen_types, head_norms="each", is_mapped=False,
+    ),
+    "mixtral": Family(
+        {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+        theta=1e6, types=_all_windowed, is_mapped=False,
+    ),
+    "gpt_oss": Family(
+        {
+            "rms_norm_eps": 1e-5, "head_dim": 64, "num_key_value_heads": 8, "sliding_window": 128,
+            "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_limit": 7.0, "swiglu_alpha": 1.702,
+            "rope_parameters": {
+                "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        theta=150000.0, types=_alternating_types, is_mapped=False, names={"mlp.gate.": "mlp.router."},
+    ),
+    "lfm2_moe": Family(
+        {
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "num_key_value_heads": 8, "conv_L_cache": 3,
+            "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+        },
+        theta=1e6, head_norms="each", types=_lfm2_types, is_mapped=False,
+        names=_LFM2_NAMES | {
+            "mlp.experts.": "feed_forward.experts.", "mlp.gate.": "feed_forward.gate.",
+            "mlp.expert_bias": "feed_forward.expert_bias",
+        },
+    ),
+    "granitemoehybrid": Family(
+        {**_MAMBA, "attention_multiplier": 1.0, "num_local_experts": 8, "shared_intermediate_size": 1024,
+         "num_experts_per_tok": 2},
+        types=_space_types, inner_size=lambda config: int(config["shared_intermediate_size"]), is_mapped=False,
+        names={
+            "mlp.gate_up_proj": "shared_mlp.input_linear", "mlp.down_proj": "shared_mlp.output_linear",
+            "mlp.gate.": "block_sparse_moe.router.", "mlp.experts.": "block_sparse_moe.experts.",
+        },
+    ),
+    "bamba": Family(
+        {**_MAMBA, "rms_norm_eps": 1e-5, "num_key_value_heads": 8}, types=_space_types, rotary_share=0.5,
+        is_mapped=False, names=_FEED_FORWARD_NAMES,
+    ),
+    "falcon_h1": Family(
+        {**_MAMBA, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "mamba_d_ssm": 1024, "mamba_norm_before_gate": True},
+        types=lambda config: [BOTH] * config["num_hidden_layers"], is_mapped=False, names=_FEED_FORWARD_NAMES,
+    ),
+    "nemotron_h": Family(
+        {
+            "rms_norm_eps": 1e-5, "hidden_act": "relu2", "head_dim": 128, "num_key_value_heads": 8, "conv_kernel": 4,
+            "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "time_step_min": 0.001,
+        },
+        types=_space_types, is_mapped=False,
+        names={"model.embed_tokens": "model.embeddings", "model.norm": "model.norm_f"},
     ),
 }  # fmt: skip
 _USUAL = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
 # Other names of fields: Gemma's, and LFM2's.
 _OTHER_NAMES = {
     "hidden_activation": "hidden_act", "norm_eps": "rms_norm_eps", "block_ff_dim": "intermediate_size",
-    "tie_embedding": "tie_word_embeddings",
+    "tie_embedding": "tie_word_embeddings", "mlp_hidden_act": "hidden_act", "layer_norm_epsilon": "rms_norm_eps",
 }  # fmt: skip
 
 
@@ -188,6 +286,10 @@ def with_defaults(config: Config) -> dict[str, Any] | None:
     said = {name: value for name, value in config.items() if value is not None or name == "sliding_window"}
     full = {**_USUAL, **family.defaults, **said}
     full |= {ours: said[theirs] for theirs, ours in _OTHER_NAMES.items() if theirs in said}
+    if full.get("mamba_d_head") == "auto":
+        inner = full.get("mamba_d_ssm") or full["mamba_expand"] * full["hidden_size"]
+        full["mamba_d_head"] = inner // full["mamba_n_heads"]
+    full.setdefault("num_hidden_layers", len(full.get("layers_block_type") or ()))
     full.setdefault("num_key_value_heads", full["num_attention_heads"])
     full.setdefault("head_dim", full["hidden_size"] // full["num_attention_heads"])
     return full

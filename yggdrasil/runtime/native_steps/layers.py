@@ -13,9 +13,10 @@ from yggdrasil.native.operators import drop_stack
 from yggdrasil.runtime.cache import StaticCache
 from yggdrasil.runtime.native_steps.bytecode import CARRIED, Program, Writer
 from yggdrasil.runtime.native_steps.description import Description, LayerShape
-from yggdrasil.runtime.native_steps.families import CONVOLUTION, DELTA
-from yggdrasil.runtime.native_steps.mixers import write_attention, write_gated_delta, write_short_convolution
-from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weights
+from yggdrasil.runtime.native_steps.families import BOTH, DENSE, FULL, SLIDING
+from yggdrasil.runtime.native_steps.mixers import RECURRENT, Mixed, write_attention, write_mlp
+from yggdrasil.runtime.native_steps.mixtures import write_mixture
+from yggdrasil.runtime.native_steps.packed import NotCoveredError, Weights
 
 
 def layer_program(
@@ -26,39 +27,46 @@ def layer_program(
     Raises:
         NotCoveredError: if a tensor is missing or has an unsupported layout.
     """
-    writer, kind, eps = _writer(of), of.norm_kind, of.norm_eps
-    mlp = f"{name}.mlp"
+    writer, kind, eps, scales = _writer(of), of.norm_kind, of.norm_eps, of.scales
 
     def norm(part: str) -> Tensor | None:
         return weights.tensors.get(f"{name}.{part}.weight")
 
     has_four = norm("pre_feedforward_layernorm") is not None
-    before = norm("input_layernorm")
+    alone = norm("norm")  # that of a layer with one part (Nemotron-H)
+    before = norm("input_layernorm") if alone is None else alone
     behind_mixer = norm("post_attention_layernorm") if has_four or before is None else None
     before_mlp = norm("pre_feedforward_layernorm") if has_four or before is None else norm("post_attention_layernorm")
 
-    def added(source: int, layer: Linear, residual: int, behind: Tensor | None, **reads: object) -> int:
-        """Write ``layer``, the norm ``behind`` it if there is one, and the addition to ``residual``."""
+    def added(mixed: Mixed, residual: int, scale: float, behind: Tensor | None) -> int:
+        """Write the last linear layer of a part, the norm ``behind`` it if there is one, and the addition."""
+        source, layer, reads = mixed
         if behind is None:
-            (given,) = writer.linears(source, [layer], residual=residual, scale=of.residual_scale, **reads)  # type: ignore[arg-type]
+            (given,) = writer.linears(source, [layer], residual=residual, scale=scale, **reads)
             return given
-        (given,) = writer.linears(source, [layer], **reads)  # type: ignore[arg-type]
+        (given,) = writer.linears(source, [layer], **reads)
         return writer.norm(given, behind, kind, eps, residual)
 
-    if shape.kind == CONVOLUTION:
-        mixed, output = write_short_convolution(writer, of, weights, f"{name}.conv", before, remembered)
-    elif shape.kind == DELTA:
-        mixed, output = write_gated_delta(writer, of, weights, f"{name}.linear_attn", before, remembered)
-    else:
-        mixed, output = write_attention(writer, of, shape, weights, f"{name}.self_attn", before, remembered)
-    between = added(mixed, output, CARRIED, behind_mixer)
-    if weights.has(f"{mlp}.gate_up_proj.packed"):
-        layers = weights.joined(f"{mlp}.gate_up_proj", [of.inner_size] * 2)
-    else:
-        layers = [weights.linear(f"{mlp}.{part}", of.inner_size) for part in ("gate_proj", "up_proj")]
-    gate, up = writer.linears(between, layers, norm=before_mlp, norm_kind=kind, eps=eps)
-    down = weights.linear(f"{mlp}.down_proj", of.hidden_size)
-    added(up, down, between, norm("post_feedforward_layernorm"), gate=gate, is_gelu=of.is_gelu)
+    def path(part: str) -> str:
+        return f"{name}.{part}" if alone is None else f"{name}.mixer"
+
+    between = CARRIED
+    if shape.kind in RECURRENT:
+        part, write = RECURRENT[shape.kind]
+        states = remembered[2:] if shape.kind == BOTH else remembered
+        mixed = write(writer, of, weights, path(part), before, states)
+        between = added(mixed, between, scales.state, behind_mixer)
+    if shape.kind in (FULL, SLIDING, BOTH):
+        mixed = write_attention(writer, of, shape, weights, path("self_attn"), before, remembered[:2])
+        between = added(mixed, between, scales.attention, behind_mixer)
+    if weights.has(f"{name}.mlp.experts.down_proj") and of.mixture is not None and before_mlp is not None:
+        rows = writer.norm(between, before_mlp, kind, eps)
+        write_mixture(writer, of.mixture, weights, f"{name}.mlp", rows, between, of.hidden_size, scales.mlp)
+    elif alone is None:
+        mixed = write_mlp(writer, of, weights, f"{name}.mlp", between, before_mlp)
+        added(mixed, between, scales.mlp, norm("post_feedforward_layernorm"))
+    elif shape.kind == DENSE:
+        added(write_mlp(writer, of, weights, path("mlp"), between, before), between, scales.mlp, None)
     return Program(writer.code(), writer.numbers, writer.own)
 
 

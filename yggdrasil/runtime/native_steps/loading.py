@@ -23,7 +23,7 @@ from yggdrasil.native import is_native
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.description import Description, describe
-from yggdrasil.runtime.native_steps.families import FAMILIES, FULL, SLIDING, Config, with_defaults
+from yggdrasil.runtime.native_steps.families import BOTH, FAMILIES, FULL, SLIDING, Config, with_defaults
 from yggdrasil.runtime.native_steps.weights import EMBEDDING, HEAD, is_tied, weight_shapes
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def outline_of(source: Source) -> Outline:
 def _outline(config: Config, described: Description) -> Outline:
     full = with_defaults(config)
     assert full is not None, "it was described"
-    attends = [shape.kind in (FULL, SLIDING) for shape in described.layers]
+    attends = [shape.kind in (FULL, SLIDING, BOTH) for shape in described.layers]
     return Outline.of_facts(full, described.ropes[FULL], attends, described.recurrence)
 
 

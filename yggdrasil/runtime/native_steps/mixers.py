@@ -1,17 +1,26 @@
-"""Bytecode of the parts of a layer that mix rows: attention, LFM2's short convolution, gated delta networks.
+"""Bytecode of the parts of a layer: attention, LFM2's short convolution, gated delta networks, Mamba-2, the MLP.
 
 Dims: H hidden size, C channels, K taps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from yggdrasil.runtime.native_steps.bytecode import CARRIED, FIRST_TURN, MASK, NOTHING, OFFSETS, Writer
 from yggdrasil.runtime.native_steps.description import Description, LayerShape
+from yggdrasil.runtime.native_steps.families import BOTH, CONVOLUTION, DELTA, SPACE
 from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weights
 
-Mixed = tuple[int, Linear]  # the output's number, and the linear layer that is to be applied to it
+
+class Mixed(NamedTuple):
+    """What a part of a layer leaves to be done: its last linear layer."""
+
+    rows: int  # number of the rows that the layer reads
+    layer: Linear
+    reads: Mapping[str, Any] = {}  # how it reads them, as keyword arguments of ``Writer.linears``
 
 
 def write_attention(
@@ -34,12 +43,13 @@ def write_attention(
     query, key, value = writer.linears(CARRIED, layers, norm=norm, norm_kind=of.norm_kind, eps=of.norm_eps)
     query, key, head_norms = _normed_heads(writer, of, weights, name, (query, key))
     turn = [NOTHING] * 2 if shape.rope is None else _turn_of(of, shape.rope)
-    own = [writer.tensor(cache) for cache in caches]
+    own, sinks = [writer.tensor(cache) for cache in caches], weights.tensors.get(f"{name}.sinks")
+    sinks = None if sinks is None else sinks.float()
     attended = writer.attention(
-        [query, key, value, *head_norms, *turn, *own, OFFSETS, MASK],
+        [query, key, value, *head_norms, *turn, *own, writer.tensor(sinks), OFFSETS, MASK],
         [shape.window, of.norm_kind, of.turn, int(of.is_gated)], [of.norm_eps, of.scale, of.softcap],
     )  # fmt: skip
-    return attended, weights.linear(f"{name}.o_proj", of.hidden_size)
+    return Mixed(attended, weights.linear(f"{name}.o_proj", of.hidden_size))
 
 
 def _normed_heads(
@@ -73,7 +83,7 @@ def write_short_convolution(
     factor, gate, source = writer.linears(CARRIED, layers, norm=norm, norm_kind=of.norm_kind, eps=of.norm_eps)
     taps = _taps(writer, weights, f"{name}.conv", states)
     rows = writer.convolution([source, factor, gate, *taps, OFFSETS, parents_of(of)])
-    return rows, weights.linear(f"{name}.out_proj", of.hidden_size)
+    return Mixed(rows, weights.linear(f"{name}.out_proj", of.hidden_size))
 
 
 def write_gated_delta(
@@ -91,16 +101,77 @@ def write_gated_delta(
     if bias is None or rate is None or own is None:
         raise NotCoveredError(f"{name} lacks decays or its norm")
     operands = [writer.tensor(tensor) for tensor in (bias.float(), -rate.float().exp(), own, *states[2:])]
-    rows = writer.gated_delta([mixed, decay, beta, gate, *operands, OFFSETS, parents_of(of)], of.norm_eps)
-    return rows, weights.linear(f"{name}.out_proj", of.hidden_size)
+    values = [mixed, decay, beta, gate, *operands[:2], NOTHING, *operands[2:], OFFSETS, parents_of(of)]
+    rows = writer.recurrence(values, [of.norm_eps, 0.0, 0.0])
+    return Mixed(rows, weights.linear(f"{name}.out_proj", of.hidden_size))
 
 
-def _taps(writer: Writer, weights: Weights, name: str, states: Sequence[Tensor]) -> list[int]:
-    """Register the weight [K, C] and bias [C] of convolution ``name``, both float32, and its ``states``."""
+def write_state_space(
+    writer: Writer, of: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
+) -> Mixed:
+    """Write Mamba-2 ``name`` over the layer's ``states``; ``norm`` is applied to its input."""
+    sizes, form, scales = of.recurrence, of.state_space, of.scales.inputs
+    assert sizes is not None, "the layer is recurrent"
+    assert form is not None, "the layer is Mamba-2"
+    values, keys = sizes.heads * sizes.value_size, sizes.key_heads * sizes.key_size
+    layers = weights.joined(f"{name}.in_proj", [values, sizes.conv_channels, sizes.heads])
+    read: dict[str, Any] = {"norm": norm, "norm_kind": of.norm_kind, "eps": of.norm_eps}
+    given: list[int] = []
+    if scales[0] == scales[4] == 1.0:
+        given += writer.linears(CARRIED, layers, **read)
+    else:
+        for layer, scale in zip(layers, (scales[0], 1.0, scales[4]), strict=True):
+            given += writer.linears(CARRIED, [layer], scale=scale, **read)
+    gate, mixed, time = given
+    # A convolution is linear: its taps are scaled instead of its inputs.
+    factors = torch.tensor(scales[1:4]).repeat_interleave(torch.tensor([values, keys, keys]))
+    taps = _taps(writer, weights, f"{name}.conv1d", states[:2], factors)
+    mixed = writer.convolution([mixed, NOTHING, NOTHING, *taps, OFFSETS, parents_of(of)], is_silu=True)
+    bias, rate, skip = (weights.tensors.get(f"{name}.{part}") for part in ("dt_bias", "A_log", "D"))
+    if bias is None or rate is None or skip is None:
+        raise NotCoveredError(f"{name} lacks time steps, decays or what its inputs are multiplied by")
+    own = [bias.float(), -rate.float().exp(), skip.float(), weights.tensors.get(f"{name}.norm.weight"), *states[2:]]
+    operands = [writer.tensor(tensor) for tensor in own]
+    rows = writer.recurrence(
+        [mixed, time, NOTHING, gate, *operands, OFFSETS, parents_of(of)], [of.norm_eps, *form.limits],
+        is_normed_first=form.is_normed_first,
+    )  # fmt: skip
+    return Mixed(rows, weights.linear(f"{name}.out_proj", of.hidden_size))
+
+
+def write_mlp(writer: Writer, of: Description, weights: Weights, name: str, source: int, norm: Tensor | None) -> Mixed:
+    """Write the MLP ``name`` over the rows ``source``, to which ``norm`` is applied."""
+    read: dict[str, Any] = {"norm": norm, "norm_kind": of.norm_kind, "eps": of.norm_eps}
+    down, scale = weights.linear(f"{name}.down_proj", of.hidden_size), of.scales.gate
+    if weights.has(f"{name}.gate_up_proj.packed"):
+        layers = weights.joined(f"{name}.gate_up_proj", [of.inner_size] * 2)
+    else:
+        parts = ("gate_proj", "up_proj") if weights.has(f"{name}.gate_proj.packed") else ("up_proj",)
+        layers = [weights.linear(f"{name}.{part}", of.inner_size) for part in parts]
+    if scale == 1.0:
+        given = writer.linears(source, layers, **read)
+    else:
+        given = [*writer.linears(source, layers[:1], scale=scale, **read), *writer.linears(source, layers[1:], **read)]
+    return Mixed(given[-1], down, {"gate": given[0], "activation": of.activation})
+
+
+RECURRENT: Mapping[str, tuple[str, Callable[..., Mixed]]] = {
+    CONVOLUTION: ("conv", write_short_convolution), DELTA: ("linear_attn", write_gated_delta),
+    SPACE: ("mamba", write_state_space), BOTH: ("mamba", write_state_space),
+}  # fmt: skip
+
+
+def _taps(
+    writer: Writer, weights: Weights, name: str, states: Sequence[Tensor], factors: Tensor | float = 1.0
+) -> list[int]:
+    """Register the weight [K, C] and bias [C] of convolution ``name``, both float32, and its ``states``.
+
+    The weight is multiplied by ``factors`` [C].
+    """
     weight, bias = (weights.tensors.get(f"{name}.{part}") for part in ("weight", "bias"))
     if weight is None:
         raise NotCoveredError(f"{name} has no weight")
-    own = [weight.flatten(1).t().float().contiguous(), None if bias is None else bias.float(), *states]
+    own = [(weight.flatten(1).t().float() * factors).contiguous(), None if bias is None else bias.float(), *states]
     return [writer.tensor(tensor) for tensor in own]
 
 

@@ -66,7 +66,33 @@ def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
             scale = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
         short = torch.tensor(rope["short_factor"], dtype=torch.float32)
         return 1.0 / (short * theta**shares), float(scale)
+    if kind == "yarn":
+        return _yarn(turns, rope)
     return turns, 1.0
+
+
+def _yarn(turns: Tensor, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """Divide low frequencies by a factor, keep high ones, interpolate between (YaRN); return the factor of tables."""
+    length, size = float(rope["original_max_position_embeddings"]), 2 * len(turns)
+    factor = float(rope.get("factor") or rope["max_position_embeddings"] / length)
+
+    def grown(scale: float = 1.0) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    attention, scales = rope.get("attention_factor"), (rope.get("mscale"), rope.get("mscale_all_dim"))
+    if attention is None:
+        attention = grown(scales[0]) / grown(scales[1]) if scales[0] and scales[1] else grown()
+    theta = float(rope["rope_theta"])
+    low, high = (
+        size * math.log(length / (float(rope.get(name) or usual) * 2 * math.pi)) / (2 * math.log(theta))
+        for name, usual in (("beta_fast", 32), ("beta_slow", 1))
+    )
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = (torch.arange(len(turns)).float() - low) / (high - low if high != low else 0.001)
+    share = 1 - ramp.clamp(0, 1)  # of the kept frequency
+    return turns / factor * (1 - share) + turns * share, float(attention)
 
 
 def _llama3(turns: Tensor, rope: Mapping[str, Any]) -> Tensor:
