@@ -222,7 +222,7 @@ FAMILIES: Mapping[str, Family] = {
             "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_limit": 7.0, "swiglu_alpha": 1.702,
             "rope_parameters": {
                 "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-                "original_max_position_embeddings": 4096,
+                "original_max_position_embeddings": 4096, "rope_theta": 150000.0,
             },
         },
         theta=150000.0, types=_alternating_types, is_mapped=False, names={"mlp.gate.": "mlp.router."},

@@ -34,7 +34,8 @@ class Mixture:
         if not (full.get("num_local_experts") or full.get("num_experts")):
             return None
         clamp = (float(full["swiglu_limit"]), float(full["swiglu_alpha"])) if "swiglu_limit" in full else (0.0, 0.0)
-        shared = full.get("shared_expert_intermediate_size") or full.get("shared_intermediate_size") or 0
+        names = {"qwen3_5_moe_text": "shared_expert_intermediate_size", "granitemoehybrid": "shared_intermediate_size"}
+        shared = full[names[full["model_type"]]] if full["model_type"] in names else 0
         return cls(
             int(full["num_experts_per_tok"]), int(full.get("moe_intermediate_size") or full["intermediate_size"]),
             int(shared), full["model_type"] == "lfm2_moe", bool(full.get("norm_topk_prob", True)),
