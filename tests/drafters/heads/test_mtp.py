@@ -2,11 +2,13 @@
 
 import json
 
+import gguf
 import pytest
 import torch
 from mtp_models import (
     FAMILIES,
     HIDDEN,
+    LAYERS,
     PROJECTIONS,
     QWEN,
     Reference,
@@ -35,6 +37,17 @@ from yggdrasil.tree.shape import TreeShape
 PROMPT = TEXT[:21]
 COUNT = 24
 TREE = FixedPolicy(TreeShape(2, 3, 8))
+
+
+# llama.cpp's names of a module's tensors, in the layer behind the target's own.
+IN_GGUF = {
+    "mtp.fc": "nextn.eh_proj", "mtp.pre_fc_norm_embedding": "nextn.enorm", "mtp.pre_fc_norm_hidden": "nextn.hnorm",
+    "mtp.norm": "nextn.shared_head_norm", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
 
 
 class Case:
@@ -201,3 +214,28 @@ def test_a_published_models_tensors_are_those_of_its_module(family, tmp_path, mo
         whole = {"model_type": "qwen3_5", "text_config": config}
         (tmp_path / "config.json").write_text(json.dumps(whole))
         assert open_mtp(tmp_path, torch.bfloat16).settings.key_heads == sizes.key_heads
+
+
+def test_a_gguf_file_gives_the_module_of_its_folder(tmp_path, monkeypatch):
+    """llama.cpp's converter adds one to the weights of norms."""
+    model, module = tiny_target("qwen3_5_text"), random_module("qwen3_5_text", scale=1.0)
+    folder, path = write_target(tmp_path / "target", "qwen3_5_text", model, module), tmp_path / "target.gguf"
+    writer = gguf.GGUFWriter(path, "qwen35")
+    for name, tensor in module.items():
+        stem = name.removesuffix(".weight")
+        theirs = IN_GGUF[stem if stem in IN_GGUF else stem.removeprefix("mtp.layers.0.")]
+        writer.add_tensor(f"blk.{LAYERS}.{theirs}.weight", (tensor + theirs.endswith("norm")).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    config = mtp_files.load_config(folder)
+    expected = open_mtp(folder, torch.float32).state_dict()
+    monkeypatch.setattr(mtp_files, "load_config", lambda _: config)
+
+    found = open_mtp(path, torch.float32).state_dict()
+
+    assert kind_of(path) == kind_of(folder) == "mtp"
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)

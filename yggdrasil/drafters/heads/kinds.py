@@ -8,6 +8,7 @@ from typing import Any, Literal
 from yggdrasil.artifacts import OWN_HEADS, PICKLED_HEAD, head_files, parse_json
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.drafters.heads.mtp.files import MTP_NAMES
+from yggdrasil.drafters.heads.mtp.gguf import has_mtp
 from yggdrasil.errors import ArtifactError
 
 Kind = Literal["eagle3", "eagle", "medusa", "mtp", "dflash"]
@@ -23,7 +24,9 @@ def is_head(source: str) -> bool:
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """Return the kind of head in ``folder``, or None if it holds no head of a known kind."""
+    """Return the kind of head in ``folder`` or GGUF file, or None if it holds no head of a known kind."""
+    if has_mtp(folder):
+        return "mtp"
     try:
         config = parse_json((folder / "config.json").read_bytes())
     except (OSError, ValueError):

@@ -12,6 +12,7 @@ from torch import Tensor
 from yggdrasil.checkpoints.facts import load_config
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
+from yggdrasil.drafters.heads.mtp.gguf import has_mtp, mtp_tensors
 from yggdrasil.drafters.heads.mtp.module import MtpHead
 from yggdrasil.drafters.heads.tensors import read_tensors, refuse_others
 
@@ -79,7 +80,7 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
-    """The module of the model in ``folder``, with weights in ``dtype``.
+    """The module of the model in ``folder``, or in the GGUF file of that path, with weights in ``dtype``.
 
     Raises:
         YggdrasilError: the configuration cannot be read, or the tensors are not those of its family's modules.
@@ -88,7 +89,10 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
     with torch.device("meta"):
         head = empty_mtp(config)
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    tensors = _with_experts_together(_renamed(folder, _names_of(config)))
+    if has_mtp(folder):
+        tensors = mtp_tensors(folder, config, expected)
+    else:
+        tensors = _with_experts_together(_renamed(folder, _names_of(config)))
     refuse_others(folder, tensors, expected)
     head.load_state_dict(
         {name: tensor.to(torch.float32 if name.endswith(_IN_FULL) else dtype) for name, tensor in tensors.items()},

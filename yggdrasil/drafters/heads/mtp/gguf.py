@@ -1,0 +1,57 @@
+"""The MTP module in a GGUF file: llama.cpp stores it as a layer behind the model's own, and ``nextn``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
+from yggdrasil.checkpoints.gguf.recurrent import as_in_model
+from yggdrasil.checkpoints.gguf.values import values_of
+from yggdrasil.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_ARCHITECTURES = ("qwen35", "qwen35moe")
+_AROUND = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "projection": "eh_proj", "norm": "shared_head_norm"}
+_EXPERTS = {"mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "mlp.experts.down_proj": ("ffn_down_exps",)}
+
+
+def has_mtp(path: Path) -> bool:
+    """Return whether ``path`` is a GGUF file with an MTP module of a supported architecture."""
+    if not is_gguf(path):
+        return False
+    try:
+        header = read_gguf_header(path)
+    except ArtifactError:  # reported when the target is loaded
+        return False
+    has_projection = any(name.endswith(".nextn.eh_proj.weight") for name in header.tensors)
+    return has_projection and header.architecture in _ARCHITECTURES
+
+
+def mtp_tensors(path: Path, config: "PretrainedConfig", names: Mapping[str, object]) -> dict[str, Tensor]:
+    """Return those of the module's tensors ``names`` (ours) that the file ``path`` has, dequantised."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    header, layer = read_gguf_header(path), int(config.num_hidden_layers)
+    kind = next(key for key, value in MODEL_ARCH_NAMES.items() if value == header.architecture)
+    table = get_tensor_name_map(kind, layer + 1)
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        stem, _, suffix = name.rpartition(".")
+        own = name.removeprefix("block.")
+        if stem in _AROUND:
+            theirs = [f"blk.{layer}.nextn.{_AROUND[stem]}.{suffix}"]
+        elif own in _EXPERTS:
+            theirs = [f"blk.{layer}.{part}.weight" for part in _EXPERTS[own]]
+        else:
+            found = table.get_name(f"model.layers.{layer}.{own.rpartition('.')[0]}")
+            theirs = [f"{found}.{suffix}"]
+        if all(part in header.tensors for part in theirs):
+            values = [as_in_model(config, part, values_of(header, header.tensors[part])) for part in theirs]
+            tensors[name] = torch.from_numpy(np.concatenate(values, axis=-2) if len(values) > 1 else values[0].copy())
+    return tensors
