@@ -29,6 +29,17 @@ def test_a_chat_whole_and_in_lines(server, alone):
     assert last["eval_count"] == 16
 
 
+def test_a_body_needs_no_type_unless_a_page_sends_it(server):
+    """``curl -d`` names a form's type, as Ollama's own examples do; a page's browser names its origin too."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    body = json.dumps({"model": "tiny", "messages": CHAT, "stream": False, "options": {"num_predict": 4}})
+    reply = server.client.post("/api/chat", content=body, headers=form)
+    assert reply.json()["eval_count"] == 4
+    refused = server.client.post("/api/chat", content=body, headers={**form, "origin": "https://elsewhere.example"})
+    assert refused.status_code == 400
+    assert "Content-Type: application/json" in refused.text
+
+
 def test_a_prompt_is_a_users_turn(server, alone):
     turns = [{"role": "system", "content": "Be brief"}, *CHAT]
     body = {"prompt": CHAT[0]["content"], "system": "Be brief", "options": {"num_predict": 8}}

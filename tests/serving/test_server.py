@@ -55,6 +55,7 @@ def test_bad_requests_are_refused_in_openais_shape(server, body, said):
 
 
 JSON = {"Content-Type": "application/json"}
+PAGE = {"Origin": "https://elsewhere.example"}
 HALF = b'"messages": [{"role": "user", "content": "%s"}]' % rb"\ud800"
 TOOL = rb'"tools": [{"type": "function", "function": {"name": "f", "description": "\ud800"}}]'
 ASKED = b'"messages": [{"role": "user", "content": "a"}]'
@@ -65,8 +66,8 @@ ASKED = b'"messages": [{"role": "user", "content": "a"}]'
     [
         (b"{%s}" % HALF, JSON, "message 1 has half of a surrogate pair"),
         (b"{%s, %s}" % (ASKED, TOOL), JSON, "the chat with its tools has half of a surrogate pair"),
-        (b"{%s}" % ASKED, {}, "header Content-Type: application/json"),
-        (b"{%s}" % ASKED, {"Content-Type": "text/plain"}, "header Content-Type: application/json"),
+        (b"{%s}" % ASKED, PAGE, "header Content-Type: application/json"),
+        (b"{%s}" % ASKED, {**PAGE, "Content-Type": "text/plain"}, "header Content-Type: application/json"),
         (b"{nope", JSON, "the body is not JSON: Expecting property name .* (at character 1)"),
         (b"", JSON, "the body is empty"),
         (b"[]", JSON, "the body is JSON, and no object"),

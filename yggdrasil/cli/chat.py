@@ -203,11 +203,10 @@ class Conversation:
 
     def _drop(self) -> None:
         """Drop the oldest turns until half of the context is free, then answer the question that was too long."""
-        dropped, room = 0, self._decoder.assembly.engine.max_length // 2
+        total, room = len(self._exchanges), self._decoder.assembly.engine.max_length // 2
         while self._exchanges and self._size(self._unanswered or "a") > room:
             del self._exchanges[0]
-            dropped += 1
-        say(f"{dropped} of the oldest questions are forgotten, {len(self._exchanges)} are left")
+        say(f"{total - len(self._exchanges)} of {total} questions are forgotten")
         question, self._unanswered = self._unanswered, None
         if question is not None:
             self._ask(question)

@@ -10,6 +10,7 @@ import typer
 from yggdrasil.cli import checks
 from yggdrasil.cli.open_decoder import plan_of
 from yggdrasil.cli.shared_options import ChatOption, ForceOption, ModelArgument
+from yggdrasil.errors import YggdrasilError
 
 
 def export(
@@ -41,13 +42,21 @@ def export(
     force_machine: ForceOption = False,
 ) -> None:
     """Print another engine's speculation options with the best predicted speed; remarks go to standard error."""
-    from yggdrasil.artifacts import write_atomic
+    from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
+
+    name = plan_of(plan)
+    resolve_plan(name, current_machine(), force=force_machine)
+    if costs is None and url is None:  # said before PyTorch is imported, which takes seconds
+        raise YggdrasilError(
+            "export needs what the engine's passes cost: give --costs FILE, or --url of a llama-server"
+        )
+
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.export.exporting import Exported, Request
     from yggdrasil.export.exporting import export as choose
 
     request = Request(
-        plan_of(plan), to, url, drafter_url, costs, prompts, chat=chat, limit=limit, tokens=max_new_tokens,
+        name, to, url, drafter_url, costs, prompts, chat=chat, limit=limit, tokens=max_new_tokens,
         prompt_tokens=max_prompt_tokens, force_machine=force_machine,
     )  # fmt: skip
     with PhaseProgress() as progress:

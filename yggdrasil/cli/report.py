@@ -38,17 +38,19 @@ def report(
 ) -> None:
     """Report on a plan: step costs, predictions, objective, predictor, timelines, searched plans, example trees."""
     from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
-    from yggdrasil.reports.facts import Facts
-    from yggdrasil.reports.folder import write_tables
-    from yggdrasil.reports.page import build_page, check_plotly
 
     if out is None and csv is None and not as_text:
         raise YggdrasilError("nothing to do; give --out FILE for the page, --text, or --csv DIR")
     if prompts is None and (limit is not None or chat):
         raise YggdrasilError("--limit and --chat are for the prompts of --prompts, which is not given")
+    path = resolve_plan(plan_of(name), current_machine(), force=force_machine)
+
+    from yggdrasil.reports.facts import Facts  # imported only now: PyTorch takes seconds
+    from yggdrasil.reports.folder import write_tables
+    from yggdrasil.reports.page import build_page, check_plotly
+
     if out is not None:
         check_plotly()
-    path = resolve_plan(plan_of(name), current_machine(), force=force_machine)
     facts = Facts.load(path)
     if prompts is not None:
         facts = _with_trees(facts, path, prompts, limit or USUAL_LIMIT, chat=chat, force_machine=force_machine)

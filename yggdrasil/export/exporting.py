@@ -125,10 +125,6 @@ def _by_look_ups(request: Request, plan: Plan, reporter: Reporter) -> tuple[Sett
 
 def _check(request: Request) -> None:
     """Raise YggdrasilError if arguments are missing or incompatible, before the plan is read."""
-    if request.costs is None and request.url is None:
-        raise YggdrasilError(
-            "export needs what the engine's passes cost: give --costs FILE, or --url of a llama-server"
-        )
     if request.costs is None and request.engine != "llama-server":
         raise YggdrasilError(
             f"costs are measured on llama-server only; give those of {request.engine} with --costs FILE"

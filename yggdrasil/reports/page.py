@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from yggdrasil.engine.plan_lookup import plan_name
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.reports.charts import Charts
 from yggdrasil.reports.facts import Facts
@@ -57,6 +58,7 @@ footer { color: var(--soft); font-size: 13px; padding: 4px 0 40px; }
 @media (max-width: 640px) {
   .inner { padding: 0 12px; } section { padding: 14px 12px; } h1 { font-size: 22px; }
   .cards { grid-template-columns: 1fr 1fr; gap: 8px; } td, th { padding: 4px 6px; }
+  .card:last-child:nth-child(odd) { grid-column: span 2; }
 }
 """
 
@@ -72,7 +74,7 @@ def build_page(facts: Facts) -> str:
     tables, charts = facts.tables(), Charts()
     sections = [section for section in _sections(facts, tables, charts) if section.parts]
     plan = facts.plan
-    title = f"Yggdrasil report: {plan.name}"
+    title = f"Yggdrasil report: {plan_name(plan.target.source) if plan.is_provisional else plan.name}"
     versions = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
     remarks = [] if facts.table is None else [f"{facts.table[0].upper()}{facts.table[1:]}."]
     if facts.lack is not None:
@@ -152,7 +154,7 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame], charts: Charts) -> 
                  "" if facts.plan.is_provisional else
                  "The policies that were tried and their predicted speed, simulated on held-out text.",
                  [f'<ul class="verdict">{reasons}</ul>', _table(tables["considered"], "", opened=True)]),
-        _section("latency", "Step latency", "What a step costs",
+        _section("latency", "Step costs", "What a step costs",
                  "Medians and 10-90 % bands, measured inside real iterations. The plan's costs of verify widths are "
                  f"measured by alternating quickly between all widths. {limits}" if is_measured else
                  "Milliseconds of a target pass, by the number of tokens that it verifies.",

@@ -31,7 +31,7 @@ class Guard:
         if fault is not None:
             await JSONResponse(fault.body(), fault.status)(scope, receive, send)
             return
-        await self._app(scope, self._counted(receive), send)
+        await self._app(_as_json(scope, headers), self._counted(receive), send)
 
     def _fault(self, scope: Scope, headers: Headers) -> Fault | None:
         # Against DNS rebinding: another site's page may resolve its own name to this machine.
@@ -73,6 +73,18 @@ class HeadAsGet:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asks_head = scope["type"] == "http" and scope["method"] == "HEAD"
         await self._app({**scope, "method": "GET"} if asks_head else scope, receive, send)
+
+
+def _as_json(scope: Scope, headers: Headers) -> Scope:
+    """Return ``scope`` with a body of JSON, whatever type the request names, unless a page of a site sent it.
+
+    ``curl -d`` names the type of a form, as do Ollama's own examples. A page may send a form to any site, but then its
+    browser names the page's origin.
+    """
+    if scope["method"] != "POST" or "origin" in headers or "json" in headers.get("content-type", ""):
+        return scope
+    others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
 def _name_of(host: str) -> str:
