@@ -67,7 +67,7 @@ def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: 
     where the target draws at random, those that follow from its draws.
     """
     k, likely = tree.candidates, calibrated(edges, knots)
-    if tree.draws is not None:
+    if tree.draws is not None and tree.draw_weights is not None:
         reweigh = torch.ops.yggdrasil.reweigh if edges.is_cpu else reweighed  # compiled steps for a GPU fuse it
         likely = reweigh(likely, edges, tokens, tree.depths[nodes], tree.draws, tree.draw_weights)
     entries = (nodes[:, None] * k + torch.arange(k, device=nodes.device)).flatten()
