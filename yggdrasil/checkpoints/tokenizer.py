@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
+_MOST_VALUES = 10_000_000  # characters, items or bits that one operation of a template may make
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; templates read the first
 
 
@@ -111,14 +112,30 @@ def _compiled(template: str) -> "Template":
     def fail(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_generation_block(), loopcontrols]
-    )
+    class Bounded(ImmutableSandboxedEnvironment):
+        """The sandbox bounds ``range`` only; here products and powers have a limit, too."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if _size_of(operator, left, right) > _MOST_VALUES:
+                raise jinja2.TemplateError(f"the result of {operator} is too large")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[_generation_block(), loopcontrols])
     environment.filters["tojson"] = _json
     environment.globals |= {
         "raise_exception": fail, "strftime_now": lambda layout: datetime.now().astimezone().strftime(layout),
     }  # fmt: skip
     return environment.from_string(template)
+
+
+def _size_of(operator: str, left: Any, right: Any) -> int:
+    """Return the length of a product of a sequence and a number, or the bits of a power of integers; otherwise 0."""
+    if operator == "**":
+        return left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0
+    times, values = (left, right) if isinstance(left, int) else (right, left)
+    return times * len(values) if isinstance(times, int) and isinstance(values, str | list | tuple) else 0
 
 
 def _generation_block() -> Any:

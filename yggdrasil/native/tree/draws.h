@@ -1,7 +1,7 @@
 // Reweighs candidates by the target's random draws, which are known before the target runs.
 //
 // A sampling target takes the token with the highest log p + Gumbel noise, and the noise is a function of the request's
-// key, the position and the token (acceptance/random_numbers.py). So a candidate with much noise is likelier to be drawn
+// key, the position and the token (native/random_numbers.py). So a candidate with much noise is likelier to be drawn
 // than its probability says. `drafters/statistics/draws.py` is the Python reference and has the fitted weights.
 
 #pragma once
