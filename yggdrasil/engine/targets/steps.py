@@ -3,8 +3,6 @@
 Dims: W verified nodes (root included), N tree nodes, V vocabulary, H hidden size.
 """
 
-from dataclasses import fields
-
 import torch
 from torch import Tensor
 
@@ -148,10 +146,10 @@ class AcceptStep(StepModule):
         logits: Tensor,  # [W, V] float32
         root: Tensor,  # [1] int64, the root's position
         chosen: Tensor,  # [W] int64, nodes
-        *buffers: Tensor,  # of the tree, then the fields of ``SamplingInputs``
+        *buffers: Tensor,  # ``TokenTree.tensors``, then the fields of ``SamplingInputs``
     ) -> tuple[Tensor, Tensor]:
         """Return (summary of ``VerifyStep`` [2 + 4W], ``logprob_words``); without log-probabilities no words [0]."""
-        num_tree, kind = len(fields(TokenTree)), self._kind
+        num_tree, kind = len(buffers) - len(SamplingInputs._fields), self._kind
         tree, inputs = TokenTree(*buffers[:num_tree]), SamplingInputs(*buffers[num_tree:])
         rows = rows_of(chosen, tree)
         path_counts = counts_on_path(rows.tokens, rows.ancestors, logits.shape[1]) if kind.shapes else None
