@@ -63,7 +63,7 @@ def test_figures_are_made_and_taken_up_again(context, number, monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr("yggdrasil.bench.store.run_systems", refuse)
+    monkeypatch.setattr("sample_store.run_systems", refuse)
     again = FigureContext(context.decoder, TEXTS, context.out, EFFORT)
     for figure, same in zip(made, FIGURES[number](again), strict=True):
         pd.testing.assert_frame_equal(figure.frame, same.frame)
