@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+import torch
+
+from yggdrasil.cli import late_imports
+
 _SCRIPT = """
 from yggdrasil.cli.late_imports import import_late
 
@@ -22,5 +27,19 @@ assert torch.compile(lambda x: torch.linalg.cholesky(x @ x.T), backend="aot_eage
 """
 
 
+@pytest.mark.skipif(not torch.__version__.startswith(late_imports._TESTED), reason="another PyTorch")
 def test_late_modules_are_executed_when_they_are_needed() -> None:
     subprocess.run([sys.executable, "-W", "error::ImportWarning", "-c", _SCRIPT], check=True)
+
+
+@pytest.mark.parametrize(("version", "is_late"), [("2.13.1+cpu", True), ("2.12.0+cu130", False), (None, False)])
+def test_only_tested_versions_are_imported_late(tmp_path, monkeypatch, version, is_late):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    if version is not None:
+        (tmp_path / "torch" / "version.py").write_text(f"__all__ = []\n__version__ = '{version}'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    late_imports.import_late()
+
+    assert isinstance(sys.meta_path[0], late_imports._Finder) == is_late

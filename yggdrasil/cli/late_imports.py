@@ -5,10 +5,12 @@ access to a name of theirs. Those that register something, such as shape functio
 executed before a module that may need these is imported.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,15 +19,27 @@ _LATE = frozenset((
     "torch._meta_registrations", "torch.ao", "torch.distributions", "torch.masked", "torch.nn.intrinsic",
     "torch.nn.qat", "torch.nn.quantizable", "torch.nn.quantized", "torch.quantization",
 ))  # fmt: skip
+_TESTED = "2.13."  # PyTorch's modules import each other, and the order differs by version
 _NEEDING = frozenset(("torch._dynamo", "torch._inductor", "torch.export._trace", "transformers"))
 
 
 def import_late() -> None:
     """Replace the import of PyTorch's modules in ``_LATE`` by placeholders, until a module that needs them is imported.
 
-    Call this before PyTorch is imported.
+    Call this before PyTorch is imported. Does nothing with versions of PyTorch in which this was not tested.
     """
-    sys.meta_path.insert(0, _Finder())
+    spec = PathFinder.find_spec("torch")
+    if spec is not None and spec.origin is not None and _version(Path(spec.origin).parent).startswith(_TESTED):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _version(package: Path) -> str:
+    """Return the version of the PyTorch in ``package`` without importing it; empty if it is not written there."""
+    try:
+        found = re.search(r"^__version__ = '(.*)'$", (package / "version.py").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return ""
+    return found[1] if found else ""
 
 
 class _Finder(MetaPathFinder):
