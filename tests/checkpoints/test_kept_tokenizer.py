@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 import yggdrasil
@@ -105,19 +104,6 @@ def test_templates_are_rendered_as_by_transformers(tmp_path, cache, template):
     for chat in CHATS:
         for settings in SETTINGS:
             assert rendered(ours, chat, settings) == rendered(theirs, chat, settings)
-
-
-@pytest.mark.parametrize("product", ["'a' * 4000000000", "4000000000 * [1]", "9 ** 999999999", "('ab' * 9999999)"])
-def test_a_template_makes_no_huge_values(tmp_path, cache, product):
-    folder = folder_of(tmp_path / "model", "llama", "TokenizersBackend")
-    (folder / "chat_template.jinja").write_text(
-        "{{ 3 * 2 }}{{ '-' * 3 }}{% if tools %}{{ " + product + " }}{% endif %}"
-    )
-    tokenizer = load_tokenizer(folder)
-
-    assert tokenizer.apply_chat_template(CHAT, tokenize=False) == "6"
-    with pytest.raises(TemplateError, match=r"^the result of \*\*? is too large$"):
-        tokenizer.apply_chat_template(CHAT, tokenize=False, tools=[{}])
 
 
 def rendered(tokenizer, chat, settings):
