@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 import yggdrasil
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.checkpoints import kept_tokenizer
 from yggdrasil.checkpoints.facts import load_tokenizer
+from yggdrasil.checkpoints.tokenizer import _compiled
 from yggdrasil.errors import YggdrasilError
 
 BUNDLED = Path(yggdrasil.__file__).parent / "assets" / "tiny" / "target"
@@ -104,6 +106,16 @@ def test_templates_are_rendered_as_by_transformers(tmp_path, cache, template):
     for chat in CHATS:
         for settings in SETTINGS:
             assert rendered(ours, chat, settings) == rendered(theirs, chat, settings)
+
+
+@pytest.mark.parametrize("product", ["'a' * 4000000000", "4000000000 * [1]", "9 ** 999999999", "'ab' * 9999999"])
+def test_a_template_makes_no_huge_values(product):
+    """Compiled directly: transformers, which checks a template at its first use, has no such limit."""
+    template = _compiled("{{ 3 * 2 }}{{ '-' * 3 }}{% if tools %}{{ " + product + " }}{% endif %}")
+
+    assert template.render() == "6---"
+    with pytest.raises(TemplateError, match=r"^the result of \*\*? is too large$"):
+        template.render(tools=[{}])
 
 
 def rendered(tokenizer, chat, settings):
