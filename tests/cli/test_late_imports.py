@@ -39,7 +39,8 @@ def test_only_tested_versions_are_imported_late(tmp_path, monkeypatch, version, 
     if version is not None:
         (tmp_path / "torch" / "version.py").write_text(f"__all__ = []\n__version__ = '{version}'\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    others = [finder for finder in sys.meta_path if not isinstance(finder, late_imports._Finder)]
+    monkeypatch.setattr(sys, "meta_path", others)
     late_imports.import_late()
 
     assert isinstance(sys.meta_path[0], late_imports._Finder) == is_late

@@ -7,6 +7,7 @@ import torch
 
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
 from yggdrasil.runtime.kept_text import KeptText
+from yggdrasil.tree.token_tree import TokenTree
 
 
 class Following(TextHeadDrafter):
@@ -21,7 +22,9 @@ class Following(TextHeadDrafter):
 
 @pytest.fixture
 def drafter():
-    return Following(SimpleNamespace(text=KeptText()), WaitingStates([0], torch.zeros(8, 4)), (0,), torch.zeros(2), 1)
+    tree = TokenTree.allocate(4, 2, torch.device("cpu"))
+    runner, waiting = SimpleNamespace(text=KeptText()), WaitingStates([0], torch.zeros(8, 4))
+    return Following(runner, waiting, (0,), torch.zeros(2), 1, tree)
 
 
 def states(count):
