@@ -113,7 +113,7 @@ def _compiled(template: str) -> "Template":
         raise jinja2.TemplateError(message)
 
     class Bounded(ImmutableSandboxedEnvironment):
-        """The sandbox bounds ``range`` only; here products and powers have a limit, too."""
+        """Jinja's sandbox, which limits ``range``, with a limit for products and powers."""
 
         intercepted_binops = frozenset({"*", "**"})
 

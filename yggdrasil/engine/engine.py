@@ -59,7 +59,7 @@ class Engine:
         self.loop.use(schedule)
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
-        """Let the drafters of the next request know the draws of its target; ``seed`` is None if that is greedy."""
+        """Give the drafters the target's seed and temperature in the next request; ``seed`` is None if it is greedy."""
         for drafter in (self.drafter, *(self.model_free.drafters if self.model_free else ())):
             if isinstance(drafter, LevelDrafter | StatisticsDrafter):
                 drafter.follow_draws(seed, temperature)

@@ -53,7 +53,7 @@ class PreparedRequest:
     counts: Counts | None = None
     is_planned: bool = False  # whether the decoder's own policy chooses the trees
     set_up: Callable[[], None] | None = None  # called when the request begins
-    follow_draws: Callable[[], None] | None = None  # likewise: tells drafters what the target draws by
+    follow_draws: Callable[[], None] | None = None  # likewise; gives drafters the seed and temperature of the target
 
     def begin(self) -> None:
         """Set up the target. Call this just before the request runs, as others may have been prepared since."""

@@ -214,8 +214,8 @@ def reweighed(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, dra
         tokens: [W, K] int64, the candidates.
         levels: [W] int64, the levels of the nodes that they follow.
         draws: [2] int64: key of the random numbers, the root's index in the text.
-        weights: [3] float32: of ``edges``, of the noise, and the logarithm of that of all other tokens; 0 where the
-            target is greedy.
+        weights: [3] float32: the factor of ``edges``, the factor of the noise, and the log-weight of all other tokens;
+            zeros if the target is greedy.
     """
     noise = gumbel_noise(draws[:1], (draws[1] + 1 + levels)[:, None], tokens)
     others = (1.0 - edges.exp().sum(-1, keepdim=True)).clamp(min=_LEAST_REST).log() + weights[2]

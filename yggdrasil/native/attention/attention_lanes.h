@@ -24,7 +24,7 @@ inline int64_t lane_words(const AttentionJob& job, int64_t rows) {
 }
 
 struct LaneRows : KeyHeadRows {
-  int64_t start, last_slot, length;  // slots [start, last_slot) are scored; of a row's scores
+  int64_t start, last_slot, length;  // slots [start, last_slot) are scored; floats of a row's scores
   float *block, *queries, *sums, *scores;  // [32, D] or [D, 16], [count, D] each, [count, length]
 };
 
@@ -50,7 +50,7 @@ inline void widen_keys(const BFloat16* keys, int64_t there, int64_t d, float* to
     }
 }
 
-// Adds to the sums of R rows what `count` vectors give, `stride` apart, times the rows' factors.
+// Adds `count` vectors, `stride` floats apart, to the sums of R rows, each multiplied by the row's factor for it.
 template <int R>
 inline void add_vectors(const float* vectors, int64_t count, int64_t stride, const float* factors, int64_t factors_stride, float* sums, int64_t sums_stride) {
   Lanes acc[R];
@@ -75,8 +75,8 @@ inline void add_to_rows(int64_t rows, const float* vectors, int64_t count, int64
     if (rows > 0) add_to_rows<R - 1>(rows, vectors, count, stride, factors, factors_stride, sums, sums_stride);
 }
 
-// A row's scores become weights: those of its path move behind the context, what it does not see weighs nothing. Returns one
-// over their sum.
+// Turns the scores of row i into softmax weights. Scores of the row's path in the tree move behind those of the context, and
+// slots that the row does not attend to get the weight 0. Returns the reciprocal of the weights' sum.
 inline float weigh_row(const LaneRows& rows, int64_t i) {
   const AttentionJob& job = rows.job;
   float* scores = rows.scores + i * rows.length;
@@ -90,7 +90,7 @@ inline float weigh_row(const LaneRows& rows, int64_t i) {
   return 1.0f / softmax_weights(scores + first, end - first, rows.sink_of(i));
 }
 
-// Adds `count` values, in slots that slot_of gives, to rows [first, first + some), whose weights of them begin at `position`.
+// Adds the weighted values of `count` slots, slot_of(i), to rows [first, first + some). Their weights begin at `position`.
 template <typename SlotOf>
 inline void add_values(const LaneRows& rows, int64_t first, int64_t some, int64_t position, int64_t count, const SlotOf& slot_of) {
   const int64_t d = rows.job.head_dim;

@@ -12,12 +12,12 @@ namespace yggdrasil {
 
 struct Router {
   bool sigmoid;             // shares are sigmoids of the logits, else their softmax
-  bool normed;              // shares of the chosen add up to one
-  const float* correction;  // [E], added to sigmoids where experts are chosen, not in their shares; null: none
+  bool normed;              // the shares of the chosen experts add up to one
+  const float* correction;  // [E], added to the sigmoids by which experts are chosen, but not to the shares; null: none
   int64_t experts, places;  // E, K
 };
 
-// Of each row its K experts, the best first, of equal ones the first; and their shares.
+// The K experts of each row, best first (of equal scores the lower index), and their shares.
 struct Routes {
   std::vector<int64_t> experts;  // [W, K]
   std::vector<float> shares;     // [W, K]
@@ -48,7 +48,7 @@ struct Routes {
     return widen(T(1.0f / (1.0f + std::exp(-widen(logit)))));
   }
 
-  // Of the experts that come first in the order.
+  // Computes the shares of the chosen experts, the first ones in order_.
   template <typename T>
   void share_out(const Router& router, const T* logits, float* to) const {
     const float most = widen(logits[order_[0]]);

@@ -16,11 +16,11 @@ from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weigh
 
 
 class Mixed(NamedTuple):
-    """What a part of a layer leaves to be done: its last linear layer."""
+    """The last linear layer of attention, a recurrence or an MLP, which the caller writes, and its input."""
 
-    rows: int  # number of the rows that the layer reads
+    rows: int  # number of the input rows
     layer: Linear
-    reads: Mapping[str, Any] = {}  # how it reads them, as keyword arguments of ``Writer.linears``
+    reads: Mapping[str, Any] = {}  # keyword arguments of ``Writer.linears`` for the input, such as its gate
 
 
 def write_attention(

@@ -46,7 +46,7 @@ class Mixture:
 def write_mixture(
     writer: Writer, of: Mixture, weights: Weights, name: str, rows: int, residual: int, hidden_size: int, scale: float
 ) -> int:
-    """Write the mixture ``name`` over normalised ``rows``; return the number of ``residual`` plus ``scale`` times it.
+    """Write the mixture ``name`` over normalised ``rows``; return the number of ``residual`` + ``scale`` * its output.
 
     Raises:
         NotCoveredError: if a tensor is missing or has an unsupported layout.
