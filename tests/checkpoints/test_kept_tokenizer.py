@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 from jinja2 import TemplateError
+from tokenizers import Tokenizer as TokenizersBackend
 from transformers import AutoTokenizer
 
 import yggdrasil
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts.fork import ends_within
 from yggdrasil.checkpoints import kept_tokenizer
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.tokenizer import _compiled
@@ -110,7 +112,6 @@ def test_templates_are_rendered_as_by_transformers(tmp_path, cache, template):
 
 @pytest.mark.parametrize("product", ["'a' * 4000000000", "4000000000 * [1]", "9 ** 999999999", "'ab' * 9999999"])
 def test_a_template_makes_no_huge_values(product):
-    """Compiled directly: transformers, which checks a template at its first use, has no such limit."""
     template = _compiled("{{ 3 * 2 }}{{ '-' * 3 }}{% if tools %}{{ " + product + " }}{% endif %}")
 
     assert template.render() == "6---"
@@ -118,9 +119,60 @@ def test_a_template_makes_no_huge_values(product):
         template.render(tools=[{}])
 
 
+BOMBS = {
+    "a power": "{{ 9 ** 999999999 }}",
+    "a product": "{{ 'x' * 9999999999 }}",
+    "a filter": "{{ 'x' | center(99999999999) }}",
+    "a format": "{{ '%99999999999d' % 1 }}",
+    "a setting": "{% autoescape 'x' | center(99999999999) %}{% endautoescape %}",
+    "a text that doubles": "{% set n = namespace(x='x') %}{% for _ in range(40) %}{% set n.x=n.x ~ n.x %}{% endfor %}",
+    "a loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+}
+RAISING = ("a power", "a product", "a setting")  # refused where they are rendered
+CASES = [
+    *[("a GGUF file", bomb, True) for bomb in BOMBS],
+    ("transformers' files", "a text that doubles", True),
+    *[(way, "a power", True) for way in ("transformers' files", "transformers' class")],
+    *[(way, "all", False) for way in ("transformers' files", "transformers' class", "a GGUF file")],
+]
+
+
+@pytest.mark.parametrize(("way", "bomb", "is_rendered"), CASES)
+def test_a_template_takes_little_memory_in_every_way(tmp_path, monkeypatch, way, bomb, is_rendered):
+    """The tokenizer is refused in a sentence, or its chats are rendered or raise; 1 GB or 30 s would end the fork."""
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    for name, limit in {"_CPU_SECONDS": 1, "_MEGABYTES": 256, "_TEMPLATE_MEGABYTES": 256}.items():
+        monkeypatch.setattr(kept_tokenizer, name, limit)
+    source = folder_of(tmp_path / "model", "llama", "TokenizersBackend")
+    bombs = "".join(BOMBS.values()) if bomb == "all" else BOMBS[bomb]
+    template = TEMPLATE + (bombs if is_rendered else "{% if nowhere %}" + bombs + "{% endif %}")
+    (source / "chat_template.jinja").write_text(template)
+    if way == "transformers' class":
+        monkeypatch.setattr(kept_tokenizer, "_is_alike", lambda *_: False)
+
+    def use():
+        told = "opened"
+        for _ in range(2):  # from the files, then from the cache
+            try:
+                if way == "a GGUF file":
+                    rules = TokenizersBackend.from_file(str(source / "tokenizer.json"))
+                    facts = {"special_tokens": {}, "eos_token_id": 0, "bos_token_id": 0, "chat_template": template}
+                    kept_tokenizer.write_tokenizer(source, rules, facts)
+                tokenizer = kept_tokenizer.open_tokenizer(source)
+                for settings in (*SETTINGS, {"tokenize": True}):
+                    rendered(tokenizer, CHATS[1], settings)
+            except YggdrasilError as error:
+                told = str(error)
+        (tmp_path / "told").write_text(told)
+
+    assert ends_within(use, 30, 1024)
+    told = (tmp_path / "told").read_text()
+    assert "chat template take" in told if is_rendered and bomb not in RAISING else told == "opened"
+
+
 def rendered(tokenizer, chat, settings):
     try:
-        return tokenizer.apply_chat_template(chat, tokenize=False, **settings)
+        return tokenizer.apply_chat_template(chat, **({"tokenize": False} | settings))
     except Exception as error:  # noqa: BLE001  (a template raises what it likes)
         return type(error)
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ import tokenizers
 from yggdrasil.artifacts import parse_json, write_atomic
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.fork import ends_within
-from yggdrasil.checkpoints.tokenizer import Tokenizer
+from yggdrasil.checkpoints.tokenizer import Tokenizer, render_chat, try_template
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
 if TYPE_CHECKING:
@@ -30,10 +31,8 @@ _READ = (".json", ".jinja", ".model", ".txt")  # suffixes of files that transfor
 # Limits for the first opening. Vocabularies of 262,144 tokens take 3 s and 1 GB; damaged files may never end, and some
 # make the parser in Rust panic, which is no Exception.
 _CPU_SECONDS, _MEGABYTES = 20, 3072
+_TEMPLATE_MEGABYTES = 512  # where the chat template alone is tried
 _SAMPLES = ("a b, " + 64 * "a" + 64 * " " + "\n1", " Hello, wörld 123! <b>if (x):\n\treturn</b>", "数 🙂 \u00a0x .")
-_CHAT: tuple[dict[str, Any], ...] = (
-    {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
-)  # fmt: skip
 _BUILT = "built_tokenizer.json"  # the record that ``write_tokenizer`` writes
 _THEIRS = "transformers."  # a class named in the cache is imported only from these modules
 
@@ -65,8 +64,8 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
         if not ends_within(lambda: _keep(folder, kept), _CPU_SECONDS, _MEGABYTES):
             raise YggdrasilError(
-                f"its files break the parser, or take more than {_CPU_SECONDS} s or {_MEGABYTES} MB to open; fetch "
-                "them again"
+                f"its files break the parser, or they or the chat template take more than {_CPU_SECONDS} s or "
+                f"{_MEGABYTES} MB; fetch them again"
             )
         found, record = _by_record(folder)
     return found or _of(_by_transformers(folder, record))
@@ -87,7 +86,16 @@ def _kept_file(folder: Path) -> Path:
 
 
 def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, facts: Mapping[str, Any]) -> None:
-    """Write a tokenizer to ``folder``, for ``open_tokenizer`` and transformers. ``facts`` as for ``Tokenizer``."""
+    """Write a tokenizer to ``folder``, for ``open_tokenizer`` and transformers. ``facts`` as for ``Tokenizer``.
+
+    Raises:
+        YggdrasilError: if its chat template takes too much time or memory.
+    """
+    tokenizer = Tokenizer(backend, facts, lambda: _by_transformers(folder, None))
+    if tokenizer.chat_template and not ends_within(lambda: try_template(tokenizer), _CPU_SECONDS, _TEMPLATE_MEGABYTES):
+        raise YggdrasilError(
+            f"the chat template takes more than {_CPU_SECONDS} s or {_TEMPLATE_MEGABYTES} MB for a short chat"
+        )
     rules = backend.to_str().encode()
     named = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token")) | facts["special_tokens"]
     settings = {"tokenizer_class": "TokenizersBackend", **named}  # null overrides the class's default token
@@ -106,6 +114,7 @@ def _keep(folder: Path, kept: Path) -> None:
     """
     theirs = _by_transformers(folder, None)
     theirs.decode(theirs.encode(_SAMPLES[0]))
+    try_template(theirs)
     kind = type(theirs)
     record: dict[str, Any] = {"module": kind.__module__, "name": kind.__qualname__}
     with suppress(ArtifactError):  # if the cache cannot be written, the next start opens it again
@@ -134,7 +143,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_alike(ours: Tokenizer, theirs: "PreTrainedTokenizerBase") -> bool:
-    """Return whether both tokenizers encode and decode the samples equally and render the same chats."""
+    """Return whether both tokenizers encode and decode the samples equally."""
     if not isinstance(ours.chat_template, str | None) or getattr(theirs, "split_special_tokens", False):
         return False
     for text in _SAMPLES:
@@ -145,15 +154,7 @@ def _is_alike(ours: Tokenizer, theirs: "PreTrainedTokenizerBase") -> bool:
             if any(ours.decode(tokens, skip_special_tokens=k) != theirs.decode(tokens, skip_special_tokens=k)
                    for k in (True, False)):  # fmt: skip
                 return False
-    return all(_rendered(ours, chat) == _rendered(theirs, chat) for chat in (_CHAT[:1], _CHAT))
-
-
-def _rendered(tokenizer: Any, chat: tuple[dict[str, Any], ...]) -> str | None:
-    """Return the rendered chat, None if the template raises or there is none."""
-    try:
-        return str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True))
-    except Exception:  # noqa: BLE001  (a template is a program that may raise anything)
-        return None
+    return True
 
 
 def _read(kept: Path) -> dict[str, Any] | None:
@@ -200,8 +201,9 @@ def _by_transformers(folder: Path, record: Mapping[str, Any] | None) -> "PreTrai
 
 
 def _of(theirs: "PreTrainedTokenizerBase") -> Tokenizer:
-    """Cast transformers' tokenizer, which has all methods of ``Tokenizer``, to that type."""
+    """Cast transformers' tokenizer, which has all methods of ``Tokenizer``; ``render_chat`` renders its chats."""
     ours: Any = theirs
+    ours.apply_chat_template = partial(render_chat, theirs)
     tokenizer: Tokenizer = ours
     return tokenizer
 

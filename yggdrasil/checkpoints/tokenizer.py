@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MOST_VALUES = 10_000_000  # characters, items or bits that one operation of a template may make
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG"  # behind the text that is continued
+_ENCODING = ("padding", "truncation", "max_length", "return_tensors", "return_dict")  # options of the encoding
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; templates read the first
 
 
@@ -82,17 +84,55 @@ class Tokenizer:
         return [self.backend_tokenizer.id_to_token(int(token)) for token in tokens]
 
     def apply_chat_template(self, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-        """Render a chat; the result is text if ``tokenize`` is False. Other cases are delegated to transformers."""
-        wanted = {"tokenize": True, "continue_final_message": False, "tools": None, "add_generation_prompt": False}
-        wanted |= options
-        if wanted.pop("tokenize") or wanted.pop("continue_final_message") or not self.chat_template or not turns:
-            return self.whole.apply_chat_template(
-                [dict(turn) for turn in turns], chat_template=self.chat_template, **options
-            )
-        messages = [_message(turn) for turn in turns]
-        return _compiled(self.chat_template).render(
-            **{"documents": None, **self.special_tokens_map, **wanted, "messages": messages}
-        )
+        """Render a chat as ``render_chat`` does."""
+        return render_chat(self, turns, **options)
+
+
+def render_chat(tokenizer: Any, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+    """Render a chat with the tokenizer's template in a sandbox; transformers has no limits for a template.
+
+    Args:
+        options: those of transformers' ``apply_chat_template``, and variables of the template.
+
+    Returns:
+        The text if ``tokenize`` is False, otherwise what the tokenizer returns for it.
+
+    Raises:
+        ValueError: if there is no template, or no text to continue.
+        Exception: what the template raises.
+    """
+    wanted = {"documents": None, "tools": None, "add_generation_prompt": False} | options
+    template = wanted.pop("chat_template", None) or tokenizer.chat_template
+    tokenizes, continues = wanted.pop("tokenize", True), wanted.pop("continue_final_message", False)
+    encoding = {name: wanted.pop(name) for name in _ENCODING if name in wanted}
+    if isinstance(template, dict):
+        template = template.get("tool_use" if wanted["tools"] else "default", template.get("default"))
+    if not template:
+        raise ValueError("the tokenizer has no chat template")
+    messages = [_message(turn) for turn in turns]
+    if continues:
+        if "content" not in template:
+            raise ValueError("the chat template does not read the content of messages")
+        messages[-1] |= {"content": _marked(messages[-1].get("content"))}
+    text = _compiled(template).render(**{**tokenizer.special_tokens_map, **wanted, "messages": messages})
+    if continues:
+        text, mark, rest = text.rpartition(_MARK)
+        if not mark:
+            raise ValueError("the chat template leaves out the end of the last message, which cannot be continued")
+        text = text if rest.startswith(" ") else text.rstrip()  # the template strips the texts of messages
+    return tokenizer(text, add_special_tokens=False, **encoding) if tokenizes else text
+
+
+def _marked(content: Any) -> Any:
+    """Return the content of a message with the mark at its end."""
+    if isinstance(content, str):
+        return f"{content}{_MARK} "
+    parts = [dict(part) for part in content or ()]
+    texts = [part for part in parts if "text" in part]
+    if not texts:
+        raise ValueError("the last message has no text to continue")
+    texts[-1]["text"] += f"{_MARK} "
+    return parts
 
 
 def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,19 +142,49 @@ def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 
+def try_template(tokenizer: Any) -> None:
+    """Render the chats on which templates branch, and ignore what the template raises, except MemoryError."""
+    function = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {}}}
+    system, user, answer = ({"role": role, "content": "a"} for role in ("system", "user", "assistant"))
+    called = [{**answer, "tool_calls": [call]}, {"role": "tool", "content": "c", "tool_call_id": "abcdefghi"}]
+    chats = [[user], [user, answer], [system, user, answer, user], [user, *called]]
+    for chat in chats:
+        for tools in (None, [{"type": "function", "function": function}]):
+            for begins in (True, False):
+                try:
+                    render_chat(tokenizer, chat, tools=tools, add_generation_prompt=begins, tokenize=False)
+                except MemoryError:
+                    raise
+                except Exception:  # noqa: BLE001  (a template is a program that may raise anything)
+                    pass
+
+
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> "Template":
     """Compile ``template`` in Jinja's sandbox, with the functions and filters that transformers provides."""
     import jinja2
+    from jinja2.compiler import CodeGenerator
     from jinja2.ext import loopcontrols
+    from jinja2.nodes import Impossible
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def fail(message: str) -> None:
         raise jinja2.TemplateError(message)
 
+    class Unfolded(CodeGenerator):
+        """Jinja's compiler without constant folding, which would compute a template's constants without a limit."""
+
+        def _output_child_to_const(self, *_: Any) -> str:
+            raise Impossible
+
+        def visit_EvalContextModifier(self, *_: Any) -> None:
+            raise jinja2.TemplateError("autoescape is not supported")
+
     class Bounded(ImmutableSandboxedEnvironment):
         """Jinja's sandbox, which limits ``range``, with a limit for products and powers."""
 
+        code_generator_class = Unfolded
         intercepted_binops = frozenset({"*", "**"})
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -122,7 +192,9 @@ def _compiled(template: str) -> "Template":
                 raise jinja2.TemplateError(f"the result of {operator} is too large")
             return super().call_binop(context, operator, left, right)
 
-    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[_generation_block(), loopcontrols])
+    environment = Bounded(
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_generation_block(), loopcontrols]
+    )
     environment.filters["tojson"] = _json
     environment.globals |= {
         "raise_exception": fail, "strftime_now": lambda layout: datetime.now().astimezone().strftime(layout),
