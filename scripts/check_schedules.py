@@ -78,7 +78,7 @@ def main(
         usual = [_in_order(engine, DEFAULT_ORDER, text, open_ended(tokenizer, max_new_tokens), tree) for tree in TREES]
         for place, labels in enumerate(schedules):
             at = (number + place) % len(TREES)
-            engine.use(labels)
+            engine.use_schedule(labels)
             engine.executor = threads
             run = _decode(engine, text, open_ended(tokenizer, max_new_tokens), TREES[at])
             fault = _fault(expected, usual[at], run)
@@ -110,7 +110,7 @@ def _delay(source: random.Random, usual_ms: float) -> float:
 
 
 def _in_order(engine: Engine, labels: tuple[str, ...], text: list[int], stream: TextStream, tree: TreeShape) -> _Run:
-    engine.use(labels)
+    engine.use_schedule(labels)
     engine.executor = InOrderExecutor()
     return _decode(engine, text, stream, tree)
 

@@ -27,7 +27,7 @@ from yggdrasil.drafters.statistics.shipped_table import LEAST_BYTES
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.assembly import best_device
 from yggdrasil.engine.loading import DtypeName
-from yggdrasil.engine.online_estimates import restore
+from yggdrasil.engine.online_estimates import restore_estimates
 from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.policy.costs import has_pause
@@ -218,7 +218,7 @@ def _keep_estimates(decoder: engine.Decoder, path: Path, model: Source) -> None:
     if decoder.plan is not None and decoder.plan.is_provisional:
         if sum(tensor.nbytes for tensor in decoder.assembly.target.loaded.tensors.values()) >= LEAST_BYTES:
             decoder.use_shipped_text(model.folder / "tokenizer.json", decoder.plan.tokenizer)
-        restore(path, decoder.plan, partial(_go_on, decoder.policy))
+        restore_estimates(path, decoder.plan, partial(_go_on, decoder.policy))
         decoder.keep_estimates(path)
 
 

@@ -20,7 +20,7 @@ from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
-from yggdrasil.engine.online_estimates import OnlineEstimates, refined, state_file
+from yggdrasil.engine.online_estimates import OnlineEstimates, refined_costs, state_file
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.pretrained import Decoder
@@ -184,17 +184,17 @@ def traced(*passes):
 
 def test_costs_follow_the_passes_of_their_width_and_the_others_in_proportion():
     costs = Costs(128, 1.0, {2: 1.0}, {1: 10.0, 4: 12.0, 8: 16.0}, 0.1, 10.1)
-    slower = refined(costs, traced(*[(4, 24.0)] * 640))
+    slower = refined_costs(costs, traced(*[(4, 24.0)] * 640))
 
     assert slower.verify_ms[4] == pytest.approx(12 * (64 + 640 * 2) / 704)
     assert slower.verify_ms[8] == pytest.approx(16 * (64 + 640 * 2) / 704)
     assert slower.plain_ms - slower.verify_ms[1] == pytest.approx(0.1)
     assert slower.draft_ms[2] > 1.8
-    assert refined(costs, traced()) == costs
-    one_width = refined(costs, traced(*[(1, 10.0)] * 600, *[(8, 160.0)] * 600))
+    assert refined_costs(costs, traced()) == costs
+    one_width = refined_costs(costs, traced(*[(1, 10.0)] * 600, *[(8, 160.0)] * 600))
     assert one_width.verify_ms[1] == pytest.approx(10.0)
     assert one_width.verify_ms[8] > 100
-    faster_wide = refined(costs, traced(*[(8, 11.0)] * 10_000, *[(1, 10.0)] * 10_000, *[(4, 12.0)] * 10_000))
+    faster_wide = refined_costs(costs, traced(*[(8, 11.0)] * 10_000, *[(1, 10.0)] * 10_000, *[(4, 12.0)] * 10_000))
     assert faster_wide.verify_ms[4] == faster_wide.verify_ms[8], "never dearer than a wider pass"
     faster_wide.steps()
 

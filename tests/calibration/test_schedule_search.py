@@ -231,7 +231,7 @@ def test_measured_stages_are_enough_to_search_with(pair, decoder, executor):
 
     best = search(Space.of(lengths, executor), {"one": costs}, lengths)[0]
     assert best.iteration_ms > 0
-    decoder.assembly.engine.use(best.stages)  # raises if captured steps do not support it
+    decoder.assembly.engine.use_schedule(best.stages)  # raises if captured steps do not support it
     # What lies between stages is what an iteration takes beyond them.
     drafted = frame[frame["depth"] > 0]
     assert drafted[[*STAGES, LOOP]].sum(axis=1).to_numpy() == pytest.approx(drafted["iteration"].to_numpy(), abs=1e-4)

@@ -83,7 +83,7 @@ def test_acceptance_on_the_host_is_refused(pair):
             pair.decoder(PLAIN_POLICY, backend="cudagraph", **options)
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
     with pytest.raises(YggdrasilError, match=message):
-        decoder.assembly.engine.use(stages)
+        decoder.assembly.engine.use_schedule(stages)
 
     assert decoder.generate(PROMPT, max_new_tokens=5).tokens == pair.reference(PROMPT, 5)
 

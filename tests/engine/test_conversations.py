@@ -18,7 +18,7 @@ OPENINGS = [TEXT[:21], TEXT[30:52], [*TEXT[:10], *TEXT[60:75]]]  # the last begi
 
 def turn(decoder, conversations, text, options, count=12):
     """One more answer to ``text``, which it prolongs; returns how much of it was read."""
-    conversations.turn_to(text)
+    conversations.switch_to(text)
     found = decoder.generate(text, max_new_tokens=count, **options)
     read = len(text) - found.metrics.reused_tokens
     text += found.tokens
@@ -34,7 +34,7 @@ def test_interleaved_conversations_read_only_what_is_new(pair, policy, options):
     left = {}  # rows of both models' caches when a conversation was left
     for number in range(3):
         for name, text in enumerate(texts):
-            conversations.turn_to(text)
+            conversations.switch_to(text)
             assert [runner.text.shared(text) for runner in runners] >= left.get(name, [0, 0])
             text.extend(TEXT[number : number + 3])
             prompt = list(text)
@@ -77,7 +77,7 @@ def test_the_least_recently_used_goes_first(pair):
     texts = [[start, *TEXT[:39]] for start in range(4)]
     measured = Conversations(decoder.assembly, PLENTY)
     turn(decoder, measured, list(texts[0]), {})
-    measured.turn_to(texts[1])
+    measured.switch_to(texts[1])
     assert len(measured) == 1
     decoder.forget()
 
@@ -107,13 +107,13 @@ def test_what_was_kept_ahead_is_not_copied_again(pair, monkeypatch):
     conversations = Conversations(decoder.assembly, PLENTY)
     first, second = list(OPENINGS[0]), list(OPENINGS[1])
     turn(decoder, conversations, first, {})
-    conversations.keep_ahead(lambda: False)
+    conversations.copy_ahead(lambda: False)
     assert len(conversations) == 0  # somebody came before it was done
-    conversations.keep_ahead(lambda: True)
+    conversations.copy_ahead(lambda: True)
     assert len(conversations) == 1
     with monkeypatch.context() as nothing_to_copy:
         nothing_to_copy.setattr(KeptRows, "of", None)
-        conversations.keep_ahead(lambda: True)
+        conversations.copy_ahead(lambda: True)
         turn(decoder, conversations, second, {})
     prompt = list(first)
     found, read = turn(decoder, conversations, first, {})
@@ -133,7 +133,7 @@ def test_keeping_ahead_pushes_no_other_text_out(pair):
     decoder.forget()
     for text in (list(OPENINGS[0]), list(OPENINGS[1])):
         turn(decoder, tight, text, {})
-    tight.keep_ahead(lambda: True)
+    tight.copy_ahead(lambda: True)
     assert len(tight) == 1
     assert turn(decoder, tight, first[: len(OPENINGS[0])], {})[1] <= 2
 
@@ -188,7 +188,7 @@ def test_any_turns_under_any_bound_give_what_a_fresh_decoder_does(pair):
             options, prompt = chosen.choice(kinds), list(text)
             found, _ = turn(decoder, conversations, text, options, count=8)
             if chosen.random() < 0.5:
-                conversations.keep_ahead(lambda: True)
+                conversations.copy_ahead(lambda: True)
             if chosen.random() < 0.5:
                 conversations.release_unused()
             assert found.tokens == as_fresh(pair, prompt, TREE, options, 8)
@@ -203,7 +203,7 @@ def test_what_is_kept_outlives_a_failed_request(pair, monkeypatch, kind):
     first = list(OPENINGS[0])
     turn(decoder, conversations, first, {})
     target = decoder.assembly.engine.target
-    conversations.turn_to(OPENINGS[1])
+    conversations.switch_to(OPENINGS[1])
     with monkeypatch.context() as broken:
         broken.setattr(target, "verify", lambda width: (_ for _ in ()).throw(kind()))
         with pytest.raises(kind):

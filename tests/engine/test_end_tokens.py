@@ -11,7 +11,7 @@ from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, chat_tokenizer
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
-from yggdrasil.engine.end_tokens import end_tokens, template_ends
+from yggdrasil.engine.end_tokens import end_tokens, template_end_tokens
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
@@ -296,4 +296,4 @@ def test_a_template_names_the_token_behind_an_answer(template, ends):
     tokenizer = copy.deepcopy(byte_tokenizer())
     tokenizer.chat_template = template
 
-    assert template_ends(tokenizer) == ends
+    assert template_end_tokens(tokenizer) == ends

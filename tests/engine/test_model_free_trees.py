@@ -99,7 +99,7 @@ def test_every_schedule_gives_the_same_tokens_and_drafter_rows(pair, decoder, su
     prompt, text = suggested
     engine, policy = decoder.assembly.engine, Alternating()
     decoder.policy = policy
-    engine.use(stages)
+    engine.use_schedule(stages)
     generation = decoder.generate(prompt, max_new_tokens=42)
 
     assert generation.tokens == text[20:62]
@@ -116,7 +116,7 @@ def test_every_schedule_gives_the_same_tokens_and_drafter_rows(pair, decoder, su
 
 def test_the_targets_rows_are_those_of_a_fresh_prefill(pair, decoder, suggested):
     prompt, text = suggested
-    decoder.assembly.engine.use(EVERY[0])
+    decoder.assembly.engine.use_schedule(EVERY[0])
     decoder.policy = Alternating()
     decoder.generate(prompt, max_new_tokens=42)
     target = decoder.assembly.engine.target
@@ -138,7 +138,7 @@ class Looking(Alternating):
 def test_a_look_at_free_guesses_changes_nothing_of_the_drafters(decoder, suggested, monkeypatch, stages):
     """A root that an iteration planted ahead is still there in the next one."""
     prompt, _ = suggested
-    decoder.assembly.engine.use(stages)
+    decoder.assembly.engine.use_schedule(stages)
     drafted, whole = [], SUGGESTIONS.propose
     for looks in (True, False):
         if not looks:
@@ -161,7 +161,7 @@ BOOKS = [Schedule.of({"bookkeeping": variant}).labels for variant in ("inline", 
 def test_no_more_is_guessed_than_may_still_be_emitted(decoder, suggested, count, stages):
     prompt, _ = suggested
     policy = Alternating()
-    decoder.assembly.engine.use(stages)
+    decoder.assembly.engine.use_schedule(stages)
     decoder.policy = policy
     generation = decoder.generate(prompt, max_new_tokens=count)
 
@@ -174,7 +174,7 @@ def test_no_more_is_guessed_than_may_still_be_emitted(decoder, suggested, count,
 def test_an_end_within_the_guesses_is_the_end(decoder, suggested):
     """Also where a stop string lies within a chain that stands; what follows is as if nothing had."""
     prompt, text = suggested
-    decoder.assembly.engine.use(EVERY[0])
+    decoder.assembly.engine.use_schedule(EVERY[0])
     decoder.policy, whole = Alternating(), decoder.generate(prompt, max_new_tokens=42)
     for end in (24, 26, 30, 41):
         decoder.policy = Alternating()
@@ -188,7 +188,7 @@ def test_an_end_within_the_guesses_is_the_end(decoder, suggested):
 
 def test_a_cancelled_request_leaves_nothing_behind(decoder, suggested):
     prompt, text = suggested
-    decoder.assembly.engine.use(EVERY[0])
+    decoder.assembly.engine.use_schedule(EVERY[0])
     decoder.policy = Alternating()
     for _, _ in zip(decoder.start(prompt, max_new_tokens=42), range(3), strict=False):
         pass
@@ -214,7 +214,7 @@ def test_threads_decode_the_same(pair, decoder, suggested):
     engine = decoder.assembly.engine
     try:
         for stages in (EVERY[0], EVERY[-1]):
-            engine.use(stages)
+            engine.use_schedule(stages)
             engine.executor, decoder.policy = ThreadedExecutor(lambda _: 0.0), Alternating()
             generation = decoder.generate(prompt, max_new_tokens=42)
 

@@ -16,31 +16,31 @@ class Learning(FixedPolicy):
 
 def test_each_setting_keeps_what_it_learned():
     policies, policy = PolicyPerSetting(), Learning()
-    policies.of(policy, GREEDY, MATCH).lessons += 1
-    warm = policies.of(policy, SamplingParams(temperature=0.8, seed=1), MATCH)
+    policies.policy_for(policy, GREEDY, MATCH).lessons += 1
+    warm = policies.policy_for(policy, SamplingParams(temperature=0.8, seed=1), MATCH)
 
-    assert policies.of(policy, GREEDY, MATCH) is policy
+    assert policies.policy_for(policy, GREEDY, MATCH) is policy
     assert warm.lessons == 0  # nothing that was learned when greedy
-    assert policies.of(policy, SamplingParams(temperature=0.8, seed=2), MATCH) is warm
-    assert policies.of(policy, SamplingParams(temperature=0.8), Speculation(rule="sequoia")) is not warm
+    assert policies.policy_for(policy, SamplingParams(temperature=0.8, seed=2), MATCH) is warm
+    assert policies.policy_for(policy, SamplingParams(temperature=0.8), Speculation(rule="sequoia")) is not warm
     fixed = Speculation(exactness="fixed-width", fixed_width=4)
-    assert policies.of(policy, GREEDY, fixed) is not policy  # every pass has the price of that width
-    assert policies.of(policy, GREEDY, Speculation(exactness="strict")) is policy
+    assert policies.policy_for(policy, GREEDY, fixed) is not policy  # every pass has the price of that width
+    assert policies.policy_for(policy, GREEDY, Speculation(exactness="strict")) is policy
 
 
 def test_policies_that_take_turns_keep_their_own():
     policies, one, other = PolicyPerSetting(), Learning(), Learning()
     sampling = SamplingParams(temperature=0.8)
-    first, second = policies.of(one, sampling, MATCH), policies.of(other, sampling, MATCH)
+    first, second = policies.policy_for(one, sampling, MATCH), policies.policy_for(other, sampling, MATCH)
 
     assert first is not second
-    assert policies.of(one, sampling, MATCH) is first
+    assert policies.policy_for(one, sampling, MATCH) is first
 
 
 def test_the_settings_used_last_are_kept():
     policies, policy = PolicyPerSetting(), Learning()
-    first = policies.of(policy, SamplingParams(temperature=0.5), MATCH)
+    first = policies.policy_for(policy, SamplingParams(temperature=0.5), MATCH)
     for i in range(70):
-        policies.of(policy, SamplingParams(temperature=1 + i / 100), MATCH)
+        policies.policy_for(policy, SamplingParams(temperature=1 + i / 100), MATCH)
 
-    assert policies.of(policy, SamplingParams(temperature=0.5), MATCH) is not first
+    assert policies.policy_for(policy, SamplingParams(temperature=0.5), MATCH) is not first

@@ -266,7 +266,7 @@ def test_a_constraint_is_kept_exactly(pair, pattern):
 def test_statistics_are_kept_apart_by_setting(pair):
     decoder = pair.decoder(EGT)
     policies = [
-        decoder._policies.of(decoder.policy, SamplingParams(temperature=t, seed=s), DEFAULT)
+        decoder._policies.policy_for(decoder.policy, SamplingParams(temperature=t, seed=s), DEFAULT)
         for t, s in ((0.0, 1), (0.7, 1), (0.7, 2), (1.0, 1))
     ]
 
@@ -274,9 +274,9 @@ def test_statistics_are_kept_apart_by_setting(pair):
     assert policies[1] is policies[2]
     assert len({id(policy) for policy in policies}) == 3
     for t in range(2, 65):  # the statistics used last are kept
-        assert decoder._policies.of(decoder.policy, SamplingParams(temperature=0.7), DEFAULT) is policies[1]
-        decoder._policies.of(decoder.policy, SamplingParams(temperature=t), DEFAULT)
-    assert decoder._policies.of(decoder.policy, SamplingParams(temperature=1.0), DEFAULT) is not policies[3]
+        assert decoder._policies.policy_for(decoder.policy, SamplingParams(temperature=0.7), DEFAULT) is policies[1]
+        decoder._policies.policy_for(decoder.policy, SamplingParams(temperature=t), DEFAULT)
+    assert decoder._policies.policy_for(decoder.policy, SamplingParams(temperature=1.0), DEFAULT) is not policies[3]
 
 
 @pytest.mark.parametrize(

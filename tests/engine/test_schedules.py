@@ -61,7 +61,7 @@ def perfect_decoder(perfect_pair):
 
 @pytest.mark.parametrize("stages", EVERY, ids="-".join)
 def test_every_schedule_gives_the_same_tokens(pair, decoder, stages):
-    decoder.assembly.engine.use(stages)
+    decoder.assembly.engine.use_schedule(stages)
     decoder.policy = CyclingPolicy()
 
     assert decoder.generate(PROMPT, max_new_tokens=18).tokens == pair.reference(PROMPT, 18)
@@ -69,7 +69,7 @@ def test_every_schedule_gives_the_same_tokens(pair, decoder, stages):
 
 @pytest.mark.parametrize("name", NAMED_VARIANTS)
 def test_long_accepted_paths_end_in_leaves_that_the_drafter_has_yet_to_read(perfect_pair, perfect_decoder, name):
-    perfect_decoder.assembly.engine.use(Schedule.of(NAMED_VARIANTS[name]).labels)
+    perfect_decoder.assembly.engine.use_schedule(Schedule.of(NAMED_VARIANTS[name]).labels)
     generation = perfect_decoder.generate(PROMPT, max_new_tokens=41)
 
     assert generation.tokens == perfect_pair.reference(PROMPT, 41)
@@ -80,7 +80,7 @@ def test_long_accepted_paths_end_in_leaves_that_the_drafter_has_yet_to_read(perf
 @pytest.mark.parametrize("name", [*NAMED_VARIANTS, "overlapped and late"])
 def test_a_drafters_rows_are_those_of_a_fresh_prefill(pair, decoder, name):
     overlapped = {"bookkeeping": "overlapped", "depth_prediction": "late", "tail_draft": "ahead"}
-    decoder.assembly.engine.use(Schedule.of(NAMED_VARIANTS.get(name, overlapped)).labels)
+    decoder.assembly.engine.use_schedule(Schedule.of(NAMED_VARIANTS.get(name, overlapped)).labels)
     decoder.policy = FixedPolicy(TreeShape(2, 3, 8))
     request = decoder.start(PROMPT, max_new_tokens=25)
     list(request)
@@ -101,7 +101,7 @@ def test_threads_that_honour_declared_dependencies_alone_decode_the_same(perfect
     """The same tokens in as many iterations: what a drafter read too early makes it guess wrong, not the target."""
     late = {"bookkeeping": "overlapped", "depth_prediction": "late", "head_draft": "ahead", "tail_draft": "ahead"}
     engine, source = perfect_decoder.assembly.engine, random.Random(7)
-    engine.use(Schedule.of(NAMED_VARIANTS.get(name, late)).labels)
+    engine.use_schedule(Schedule.of(NAMED_VARIANTS.get(name, late)).labels)
     in_order = perfect_decoder.generate(PROMPT, max_new_tokens=16)
     assert in_order.tokens == perfect_pair.reference(PROMPT, 16)
     try:
@@ -152,7 +152,7 @@ def test_every_dependency_that_is_forgotten_shows(perfect_pair, perfect_decoder,
     """The stress test can fail: whichever one a stage does not wait for, slowed down, something else comes out."""
     other = {"bookkeeping": "overlapped", "depth_prediction": "late", "head_draft": "ahead", "tail_draft": "ahead"}
     engine = perfect_decoder.assembly.engine
-    engine.use(Schedule.of({"default": {}, **NAMED_VARIANTS}.get(name, other)).labels)
+    engine.use_schedule(Schedule.of({"default": {}, **NAMED_VARIANTS}.get(name, other)).labels)
     expected = signature(perfect_decoder, monkeypatch)
     assert expected[0] == perfect_pair.reference(PROMPT, 31)
     unseen = []
@@ -189,7 +189,7 @@ def test_a_full_context_ends_the_text_at_its_last_place(perfect_pair, bookkeepin
 
 
 def test_an_end_found_late_drops_what_was_decoded_behind_it(pair, decoder):
-    decoder.assembly.engine.use(Schedule.of({"bookkeeping": "overlapped"}).labels)
+    decoder.assembly.engine.use_schedule(Schedule.of({"bookkeeping": "overlapped"}).labels)
     decoder.policy = FixedPolicy(TreeShape(2, 3, 8))
     for limit in range(1, 9):
         generation = decoder.generate(PROMPT, max_new_tokens=limit)

@@ -174,7 +174,7 @@ def test_conversations_take_turns(family):
     for number in range(3):
         for text in texts:
             text += TEXT[number : number + 3]
-            conversations.turn_to(text)
+            conversations.switch_to(text)
             found = decoder.generate(text, max_new_tokens=12)
             assert found.tokens == model.reference(text, 12)
             assert number == 0 or len(text) - found.metrics.reused_tokens <= 3 + APART

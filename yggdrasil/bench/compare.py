@@ -156,7 +156,7 @@ def _side_by_side(requests: Mapping[str, Request]) -> dict[str, Generation]:
 
 def _behind_prompt(request: Request) -> Iterator[str]:
     """Run the request to its first token without interruption (for its time), and return its remaining pieces."""
-    pieces = request.in_stretches(_STRETCH)
+    pieces = request.without_streaming(_STRETCH)
     while not request.tokens:
         next(pieces)
     return pieces

@@ -1,4 +1,6 @@
-"""Assembles an engine from a target, an optional drafter and the shapes that they may use."""
+"""Builds an ``Assembly``: the engine, its models' steps, caches and tree buffers, from loaded models and tree
+shapes.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,10 +40,10 @@ READ_WIDTH = 16  # prompt tokens per pass of the host-driven drafter
 
 
 def open_device(name: DeviceName) -> torch.device:
-    """Return the device named ``name``.
+    """Return the ``torch.device`` of the name "cpu" or "cuda".
 
     Raises:
-        YggdrasilError: the device is cuda, and CUDA is not available.
+        YggdrasilError: the name is "cuda", and CUDA is not available.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise YggdrasilError(
@@ -51,22 +53,29 @@ def open_device(name: DeviceName) -> torch.device:
 
 
 def best_device() -> DeviceName:
-    """Return ``"cuda"`` if CUDA is available, else ``"cpu"``."""
+    """Return "cuda" if CUDA is available, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def default_backend(device: torch.device, *, compiles: bool = True) -> Backend:
-    """Return the fastest backend on ``device``. Without ``compiles``, the CPU's backend compiles nothing."""
+    """Return the name of the backend (how a model's steps run) that is fastest on ``device``.
+
+    It is "cudagraph" on a GPU. On a CPU it is "native", or "uncompiled" if ``compiles`` is False, which never starts a
+    compiler.
+    """
     if device.type == "cuda":
         return "cudagraph"
     return "native" if compiles else "uncompiled"
 
 
 def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | None:
-    """Return the backend for ``wanted`` on ``device``: on a GPU, inductor becomes cudagraph.
+    """Return the backend that serves the request for the backend ``wanted`` on ``device``.
+
+    On a GPU, "inductor" becomes "cudagraph". Any other name, and None (no backend was requested), is returned
+    unchanged.
 
     Raises:
-        YggdrasilError: ``wanted`` is native and the device is a GPU.
+        YggdrasilError: ``wanted`` is "native" and the device is a GPU.
     """
     if device.type != "cuda":
         return wanted
@@ -76,13 +85,19 @@ def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | No
 
 
 def silent(title: str) -> Callable[[float], None]:
-    """Begin a phase whose progress is not reported."""
+    """Return a progress callback that ignores the fraction done.
+
+    ``title``, the name of the phase of work, is ignored too.
+    """
     return lambda fraction: None
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """An engine with the model runners from which it was built. ``drafter`` is None without a draft model or head."""
+    """An engine with the model runners (steps and cache of a model) of its target and drafter.
+
+    ``drafter`` is None without a draft model or draft head.
+    """
 
     engine: Engine
     target: ModelRunner
@@ -91,7 +106,9 @@ class Assembly:
 
     @property
     def second(self) -> LoadedModel | LoadedHead | Drafter | None:
-        """Return the drafter as an argument of ``assemble``."""
+        """Return the drafter in the form that ``assemble`` takes as its parameter ``drafter``; None if there is
+        none.
+        """
         drafter = self.engine.drafter
         if isinstance(drafter, HeadDrafter | MedusaDrafter | BlockDrafter):
             return drafter.opened
@@ -99,7 +116,11 @@ class Assembly:
 
     @cached_property
     def logit_target(self) -> LogitTarget:
-        """Return the target of requests that accept on the host, over the same cache. Builds its steps on first use."""
+        """Return the target for requests that choose and accept tokens on the host, from logits.
+
+        It shares the KV cache with the target that accepts on the device. The first access builds its steps. On a GPU
+        this records CUDA graphs, and the next request prefills its whole prompt.
+        """
         assert isinstance(self.engine.target, TargetModel | CapturedTarget)
         with torch.inference_mode(False):  # inference-mode buffers could not be written outside it
             target = LogitTarget(self.engine.target, self.engine.tree, self.shapes.verify_widths)
@@ -114,12 +135,15 @@ class Assembly:
 
     @property
     def has_draft_model(self) -> bool:
-        """Return whether there is a draft model, which ``expansion_drafter`` needs."""
+        """Return whether the drafter is a draft model, not a draft head or a model-free drafter."""
         return isinstance(self.engine.drafter, DraftModel)
 
     @cached_property
     def expansion_drafter(self) -> ExpansionDrafter:
-        """Return a drafter that drives the draft model from the host. Its steps are built on first use.
+        """Return a drafter that runs the draft model from the host, level by level, with fixed numbers of children per
+        node.
+
+        It drafts for acceptance rules that need drawn candidates, and k-ary trees. The first access builds its steps.
 
         Raises:
             YggdrasilError: there is no draft model.
@@ -135,12 +159,16 @@ class Assembly:
 
     @property
     def runs_own_code(self) -> bool:
-        """Return whether a model's transformers code runs its steps, compiled by TorchInductor or eagerly."""
+        """Return whether target or drafter run by their transformers code, compiled by TorchInductor or eagerly."""
         runners = [runner for runner in (self.target, self.drafter) if runner is not None]
         return any(runner.backend in ("inductor", "eager") and runner.loaded.config for runner in runners)
 
     def complete(self, phase: Phase = silent) -> None:
-        """Build every step. Steps of ``logit_target`` and ``expansion_drafter`` are built when these are first used."""
+        """Build every step of the target and the drafter: compile it, or on a GPU capture it as a CUDA graph.
+
+        ``phase`` is called with a title and returns a callback for the fraction done, 0 to 1. The steps of
+        ``logit_target`` and ``expansion_drafter`` are excluded: they are built on first access.
+        """
         if isinstance(self.engine.target, CapturedTarget):
             self._capture(phase)
             return
@@ -150,7 +178,7 @@ class Assembly:
                 runner.complete(phase(f"compiling steps of the {name}") if is_compiled else silent(""))
 
     def forget(self) -> None:
-        """Invalidate the caches of both models, so that the next request prefills its whole prompt."""
+        """Invalidate the KV caches of target and drafter. The next request then prefills its whole prompt."""
         self.engine.forget()
         if self.drafter is not None:
             self.drafter.text.forget()
@@ -185,13 +213,19 @@ def assemble(
     other_stages: Sequence[Sequence[str]] = (),
     model_free: DrafterGroup | None = None,
 ) -> Assembly:
-    """Allocate caches and tree, and define every step. Steps are compiled on first use or by ``Assembly.complete``.
+    """Build an ``Assembly``: allocate KV caches and tree buffers for ``shapes``, and define every step of both models.
+
+    No step is compiled here. Each is compiled by its first call, or all by ``Assembly.complete``.
 
     Args:
-        knots: [M] float32 calibration table of the drafter; default: its own probabilities.
-        stages: the schedule.
-        other_stages: schedules that the engine may later ``use``.
-        model_free: model-free drafters, used with or without the drafter.
+        drafter: draft model, draft head or a drafter object; None: only model-free drafters, or plain decoding.
+        shapes: the context length, and the widths and depths of trees.
+        backend: how steps run, such as "native" or "cudagraph".
+        knots: acceptance calibration, [M] float32: log acceptance probabilities at M equally spaced log-probabilities
+            of the drafter from -12 to 0. None: its probabilities are used as they are.
+        stages: labels of the schedule, the order of an iteration's stages with their variants.
+        other_stages: labels of the schedules that ``Engine.use_schedule`` may set later.
+        model_free: n-gram and other drafters without a model, used with or without ``drafter``.
 
     Raises:
         YggdrasilError: the models or the backend do not support the shapes or schedules.

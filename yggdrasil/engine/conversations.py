@@ -1,4 +1,4 @@
-"""KV cache entries of several conversations in host memory, so that each continues without a new prefill."""
+"""Copies of several conversations' KV cache entries in host memory. A conversation that returns needs no prefill."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,11 +14,11 @@ _MIN_ROWS = 16  # tokens; a prefill of fewer costs less than a copy
 
 
 class Conversations:
-    """LRU cache of the KV entries of earlier texts, at most ``most_bytes`` bytes.
+    """Host-memory LRU cache of the KV entries of earlier texts, at most ``most_bytes`` bytes. 0 disables it.
 
-    Between requests the entries of the present text count too, though they stay if they alone take more. Methods may
-    only be called while no request is being decoded. State that a drafter keeps outside of a model's cache is not
-    copied.
+    The limit includes the entries of the present text (the one in the models' caches) between requests. These are never
+    dropped, even if they alone exceed it. No method may be called while a request is decoded. State that a drafter
+    keeps outside of a model's cache is not copied.
     """
 
     def __init__(self, assembly: Assembly, most_bytes: int) -> None:
@@ -29,7 +29,7 @@ class Conversations:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of the copies in bytes."""
+        """Return the total size in bytes of the copied KV entries, without the present text in the models' caches."""
         return sum(map(_size, self._kept))
 
     @property
@@ -39,18 +39,25 @@ class Conversations:
         return max(self._most_bytes - held, 0)
 
     def release_unused(self) -> None:
-        """Drop copies for which the present text leaves no room; return the memory of cache slots behind it."""
+        """Drop the oldest copies until copies and present text fit the limit, and return memory to the system.
+
+        The memory returned is that of the cache slots behind the present text.
+        """
         self._drop_oldest(self._room)
         for runner in self._runners:
             runner.cache.release_after(runner.text.num_rows)
 
     def __len__(self) -> int:
-        """Return the number of stored texts, without the one in the caches."""
+        """Return the number of copied texts, the present text in the models' caches excluded."""
         return len(self._kept)
 
     @torch.inference_mode()
-    def turn_to(self, tokens: Sequence[int]) -> None:
-        """Restore the longest known prefix of ``tokens`` to the caches, and first store their present text."""
+    def switch_to(self, tokens: Sequence[int]) -> None:
+        """Prepare the models' caches for a request with the prompt ``tokens``.
+
+        Copy the present text to host memory, then restore the copy that shares the longest prefix with ``tokens``.
+        Either copy is left out where it would save fewer than 16 tokens of prefill.
+        """
         if not self._most_bytes:
             return
         text = self._runners[0].text
@@ -64,10 +71,11 @@ class Conversations:
                 self._restore(found, tokens)
 
     @torch.inference_mode()
-    def keep_ahead(self, is_idle: Callable[[], bool]) -> None:
-        """Store the present text of the caches ahead of time, if no other text must be dropped for it.
+    def copy_ahead(self, is_idle: Callable[[], bool]) -> None:
+        """Copy the present text of the models' caches to host memory before another request needs the caches.
 
-        Copying stops when ``is_idle`` returns False.
+        Nothing is copied if another text would have to be dropped for it. Copying is abandoned when ``is_idle`` returns
+        False.
         """
         with SingleThreadInference():
             self._read_states()

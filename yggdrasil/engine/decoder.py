@@ -1,4 +1,4 @@
-"""The public API: a decoder of one target, opened from a plan or from an assembly and a policy."""
+"""The ``Decoder``: generates text with one target, opened from a plan or built from an ``Assembly`` and a policy."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -41,9 +41,10 @@ from yggdrasil.scheduling.plan import Plan, check_plan, portable_source
 
 
 class Decoder:
-    """Decoder of one request at a time, with a fixed target, drafter, policy and set of shapes.
+    """Decoder of one request at a time, with a fixed target, drafter, policy and set of tree shapes.
 
-    Create one with ``from_plan`` (calibrated) or directly from an ``Assembly`` and a policy (anything else).
+    Create it by ``from_plan`` for a calibrated plan, or from an ``Assembly`` (engine and models), the tokenizer, a
+    policy (chooses each iteration's tree shape) and the ids of end tokens.
     """
 
     def __init__(self, assembly: Assembly, tokenizer: Tokenizer, policy: Policy, eos: frozenset[int]) -> None:
@@ -73,16 +74,20 @@ class Decoder:
         tokenizer: Tokenizer | None = None,
         phase: Phase = silent,
     ) -> "Decoder":
-        """Load the models of ``plan``, a path or the name of a plan of this machine.
+        """Load the models and drafters of a plan (the YAML file of a calibration), and return a decoder that uses them.
 
         Args:
-            dtype: replaces the plan's; its costs are then estimates, and a GGUF file's blocks are dequantised.
-            drafter: replaces the plan's.
-            backend: default: native steps on a CPU (compiled if the architecture has none), captured graphs on a GPU.
-            max_length: context length in tokens; replaces the plan's.
-            target: folder of the target, if it was moved.
+            plan: path of the plan's file, or the name of a plan of this machine.
+            dtype: arithmetic, instead of the plan's. Step costs are then estimates, and a GGUF file's blocks are
+                dequantised.
+            drafter: object that drafts instead of the plan's drafter.
+            backend: how steps run. None: native steps on a CPU (compiled if the architecture has none), CUDA graphs on
+                a GPU.
+            force_machine: accept a plan that was calibrated on another machine.
+            max_length: context length in tokens, instead of the plan's.
+            target: path of the target's checkpoint, if it was moved.
             tokenizer: the target's, if it is already loaded.
-            phase: reports the progress of building steps.
+            phase: called with a phase's title; returns a callback for the fraction done, 0 to 1.
 
         Raises:
             YggdrasilError: the plan, the checkpoints or the machine are incompatible.
@@ -114,9 +119,13 @@ class Decoder:
         phase: Phase = silent,
         check: Callable[[Assembly], None] | None = None,
     ) -> "Decoder":
-        """Open a plan in memory, as ``from_plan`` does. ``folder`` has the drafters' predictor and tables.
+        """Return a decoder for a ``Plan`` object. Its arguments mean the same as those of ``from_plan``.
 
-        ``check`` is called before steps are built from a model's transformers code.
+        Args:
+            folder: has the files that the plan's calibration learned: acceptance, depth predictor, n-gram table and
+                scorer.
+            check: called with the assembly before steps are built from a model's transformers code, to verify that
+                code.
 
         Raises:
             YggdrasilError: the plan and the checkpoints are incompatible.
@@ -134,41 +143,53 @@ class Decoder:
         return decoder
 
     def use_costs(self, plan: Plan) -> None:
-        """Replace the plan by ``plan``, which differs only in its costs. Call this before any request."""
+        """Replace the decoder's plan by ``plan``, which has new step costs and is otherwise the same.
+
+        Call this before any request.
+        """
         self.plan = plan
         self.policy = planned_policy(plan, self.learned, drafts=self.assembly.second is not None)
         if (counts := self._table.counts) is not None:
             counts.leave_out_below(least_useful_probability(entry.steps() for entry in plan.costs))
 
     def keep_estimates(self, path: Path) -> None:
-        """Refine the costs and estimates of the provisional plan in ``path`` by each request, and store them."""
+        """Refine the provisional plan in the file ``path`` by every later request, and write it there.
+
+        The estimates refined are step costs and acceptance. They are written at most every 30 s, and when the decoder
+        is deleted.
+        """
         assert self.plan is not None, "the decoder was opened by the plan"
         self._estimates = OnlineEstimates(path, self.plan, getattr(self.policy, "state", dict))
         finalize(self, self._estimates.save)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
-        """Decode to the end. The output is the target's own unless ``speculation`` has a lossy rule."""
+        """Decode a prompt (text or token ids) to its end, and return text, tokens and metrics.
+
+        The output is the target's own, except with a lossy acceptance rule in ``speculation``.
+        """
         return self.start(prompt, **options).finished()
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[str]:
-        """Yield text as it becomes final."""
+        """Decode a prompt (text or token ids), and yield each piece of text as soon as no later token can change it."""
         yield from self.start(prompt, **options)
 
     def chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Generation:
-        """Answer a chat, such as ``[{"role": "user", "content": "Hello"}]``, in the model's chat template.
+        """Answer a chat, such as ``[{"role": "user", "content": "Hello"}]``, and return text, tokens and metrics.
 
-        KV entries of earlier turns are reused.
+        The chat is rendered by the model's chat template. KV entries of earlier turns are reused.
         """
         options["begins_turn"] = True
         return self.start(self.encode_chat(messages), **options).finished()
 
     def stream_chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Iterator[str]:
-        """Yield the answer's text as it becomes final."""
+        """Answer a chat, and yield each piece of the answer's text as soon as no later token can change it."""
         options["begins_turn"] = True
         yield from self.start(self.encode_chat(messages), **options)
 
     def start(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Request:
-        """Check a request and return it. Iterate over it for text, then call its ``result``.
+        """Check a prompt (text or token ids) and its options, and return a ``Request`` that has not begun to decode.
+
+        Iterating over the request decodes and yields text. Its method ``result`` then returns text, tokens and metrics.
 
         Raises:
             YggdrasilError: the prompt is empty, too long or has an unknown token, or an option is invalid.
@@ -183,36 +204,43 @@ class Decoder:
                 before=() if settings.begins_turn else tokens, keeps_special=settings.keeps_special,
             )  # fmt: skip
             prepared = self._prepare(tokens, settings.sampling, settings.speculation, eos)
-        ended = self._has_ended if settings.speculation.is_lossless else None
-        return Request(self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch, ended=ended)
+        on_end = self._use_finished if settings.speculation.is_lossless else None
+        return Request(self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch, on_end=on_end)
 
-    def _has_ended(self, prompt: list[int], answer: list[int], trace: Trace) -> None:
+    def _use_finished(self, prompt: list[int], answer: list[int], trace: Trace) -> None:
         """Update n-gram table and estimates by a finished request with a lossless rule."""
         self._table.add(prompt, answer)
         if self._estimates is not None:
             self._estimates.add(trace)
 
     def score(self, prompt: str | Sequence[int], top: int = 0) -> Iterator[list[TokenLogprobs]]:
-        """Yield, pass by pass, log-probabilities of a prompt's tokens but the first, each with the ``top`` best."""
+        """Yield the log-probability of every token of a prompt but the first, one list per pass of the target.
+
+        Each entry also has the ``top`` likeliest tokens at its position. The prompt is text or token ids.
+        """
         tokens = self.encode(prompt)
         with self._turns.take(wait=False):
             yield from score(self.assembly, tokens, check_integer("top", top, 0, MAX_TOP_LOGPROBS))
 
     def forget(self) -> None:
-        """Invalidate the caches, so that the next request prefills its whole prompt."""
+        """Invalidate the KV caches. The next request then prefills its whole prompt."""
         with self._turns.take(wait=False):
             self.assembly.forget()
 
     def use_shipped_text(self, tokenizer: Path, fingerprint: str) -> None:
-        """Also draft from the n-gram table of the shipped text, as soon as a background process has written it.
+        """Also draft from an n-gram table of text that is shipped with the package.
 
-        ``tokenizer`` is the path of tokenizer.json and ``fingerprint`` the tokenizer's. Do nothing if there are no
-        n-gram statistics, or if they have a table.
+        A background process writes the table first. Nothing happens if the decoder has no n-gram statistics, or if they
+        already have a table.
+
+        Args:
+            tokenizer: path of the target's tokenizer.json.
+            fingerprint: the target's tokenizer fingerprint.
         """
         self._table.use_shipped_text(tokenizer, fingerprint)
 
     def pool_texts(self) -> None:
-        """Share n-gram counts between later requests.
+        """Share n-gram counts between all later requests, instead of counting each request's text alone.
 
         Outputs stay the target's own, but a fast answer may reveal that another request had the same text.
 
@@ -225,13 +253,13 @@ class Decoder:
 
     @property
     def has_table(self) -> bool:
-        """Return whether an n-gram table is used, or will be once that of the shipped text is written."""
+        """Return whether the decoder drafts from an n-gram table, or will when that of the shipped text is written."""
         return self._table.base is not None
 
     def grow_table(self) -> None:
-        """Add later answers to the n-gram table, and draft from those that earlier runs added.
+        """Add later answers to the n-gram table, and draft also from the answers that earlier processes added.
 
-        Counts of up to four consecutive tokens are stored in the user's cache. Outputs stay the target's own.
+        Counts of up to four consecutive tokens are stored in the user's cache folder. Outputs stay the target's own.
 
         Raises:
             YggdrasilError: there is no n-gram table.
@@ -245,7 +273,7 @@ class Decoder:
         self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]
     ) -> PreparedRequest:
         tolerance = near_tie_tolerance(speculation, self.tolerance)
-        policy = self._policies.of(self.policy, sampling, speculation)
+        policy = self._policies.policy_for(self.policy, sampling, speculation)
         is_captured = isinstance(self.assembly.engine.target, CapturedTarget)
         if accepts_on_device(sampling, speculation, tolerance, is_captured=is_captured):
             prepared = prepare_on_device(
@@ -268,17 +296,23 @@ class Decoder:
         return HostAcceptance(self.assembly, self._samplers)
 
     def check_constraint(self, constraint: Constraint) -> None:
-        """Check that ``constraint`` compiles within limits, also while a request runs; it is not checked again.
+        """Check that a grammar constraint compiles within the limits of time and memory.
+
+        It may be called while a request runs.
 
         Raises:
-            YggdrasilError: compiling it takes too long or too much memory, or no constraint can be compiled.
+            YggdrasilError: compiling exceeds a limit, or the decoder cannot compile any constraint.
         """
         with self._preparing:
             grammars = self._samplers.grammars
         grammars.check(constraint)
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """Tokenize a prompt, or check its token ids, and check its length."""
+        """Return the token ids of a prompt, given as text or as token ids.
+
+        Raises:
+            YggdrasilError: the prompt is empty, fills the context, or has an id outside the vocabulary.
+        """
         if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping | Message) for item in prompt):
             raise ArgumentTypeError("the prompt is a list of messages; give those to chat or stream_chat")
         tokens = (
@@ -288,10 +322,10 @@ class Decoder:
         return tokens
 
     def encode_chat(self, messages: Messages) -> list[int]:
-        """Tokenize a chat up to the point at which generation begins, and check it as ``encode`` does.
+        """Return the token ids of a chat, rendered by the chat template up to the point at which the answer begins.
 
         Raises:
-            YggdrasilError: there are no messages, or the model has no chat template.
+            YggdrasilError: there are no messages, the model has no chat template, or the chat fills the context.
         """
         with self._preparing:
             return self.encode(encode_chat(self.tokenizer, messages))

@@ -1,4 +1,4 @@
-"""Requests whose tokens are chosen and accepted within the target's steps, so that the host only reads tokens."""
+"""Prepares requests whose tokens the target's steps choose and accept, so that the host only reads token ids."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from yggdrasil.acceptance.tensor_sampling import SamplingKind, kind_on_device
 from yggdrasil.compiler.in_process import keep_code
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.engine import Engine
-from yggdrasil.engine.host_acceptance import PreparedRequest, SamplerFactory, guided
+from yggdrasil.engine.host_acceptance import PreparedRequest, SamplerFactory, with_grammar
 from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.policy.fixed import PLAIN_POLICY
@@ -22,10 +22,11 @@ from yggdrasil.policy.policy import Policy
 def accepts_on_device(
     sampling: SamplingParams, speculation: Speculation, tolerance: float, *, is_captured: bool
 ) -> bool:
-    """Return whether the target's steps can choose and accept the request's tokens.
+    """Return whether the target's steps can choose and accept a request's tokens, so that no logits go to the host.
 
-    They can for greedy requests and, if captured, for those that ``kind_on_device`` supports. The host accepts for the
-    others: sampled drafts, rules that users define, and near ties.
+    They can for greedy requests, and as CUDA graphs (``is_captured``) also for most sampling parameters. They cannot
+    for sampled drafts, acceptance rules of users, and detection of near ties. ``tolerance`` is the lead in logits below
+    which a decision is a near tie; 0 if near ties do not matter.
     """
     is_exact = speculation.exactness == "fast" or (speculation.exactness == "strict" and tolerance == 0)
     if speculation.expansion is not None or speculation.audit or not is_exact:
@@ -45,7 +46,14 @@ def prepare_on_device(
     eos: frozenset[int],
     tolerance: float,
 ) -> PreparedRequest:
-    """Prepare a request for which ``accepts_on_device`` is true.
+    """Return the engine, policy and sampler of a request for which ``accepts_on_device`` is True.
+
+    Args:
+        samplers: factory of the decoder's samplers.
+        prompt: token ids.
+        policy: chooses the tree shapes, unless ``speculation`` is off.
+        eos: ids of the tokens that end the text.
+        tolerance: lead in logits below which a decision is a near tie, for the report.
 
     Raises:
         YggdrasilError: ``logit_bias`` has a token outside the vocabulary, or the constraint is invalid.
@@ -60,7 +68,7 @@ def prepare_on_device(
     chosen = PLAIN_POLICY if speculation.rule == "off" else policy
     engine = assembly.engine
     # With a lossy rule, copied tokens could be accepted for ever, so that the text repeats itself.
-    model_free = guided(engine.model_free, sampler) if speculation.is_lossless else None
+    model_free = with_grammar(engine.model_free, sampler) if speculation.is_lossless else None
     if model_free is not engine.model_free:
         engine = Engine(
             engine.target, engine.drafter, engine.tree, assembly.shapes.verify_widths, engine.max_length,
@@ -83,7 +91,7 @@ def _prepare_captures(
     assembly: Assembly, target: CapturedTarget, kind: SamplingKind | None, sampler: Sampler | None
 ) -> None:
     with torch.inference_mode(False):  # inference-mode buffers could not be written outside it
-        captures = target.choose_by(kind, sampler)
+        captures = target.set_sampling(kind, sampler)
         if captures:  # recording runs each capture once
             assembly.forget()
             for capture in captures:

@@ -1,4 +1,4 @@
-"""The end tokens of a model."""
+"""Finds the end tokens of a model: the tokens after which its text ends."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ _ANSWER = "an answer"  # placeholder of an answer in a rendered template
 
 
 def end_tokens(source: str, own: Any, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the end tokens of the checkpoint folder ``source``.
+    """Return the ids of all end tokens of the checkpoint folder ``source``.
 
-    They come from generation_config.json, the tokenizer, the chat template, and ``own``, the eos_token_id of
-    config.json (a token id, a list of ids or None).
+    They are those of generation_config.json, of the tokenizer, of the chat template, and ``own``: the eos_token_id of
+    config.json (a token id, a list of ids, or None).
 
     Raises:
-        YggdrasilError: a file is damaged or has an end token that is not a token id.
+        YggdrasilError: generation_config.json is damaged, or an end token is not an integer.
     """
     named = {
         _GENERATION: _generation_ends(source),
@@ -31,7 +31,7 @@ def end_tokens(source: str, own: Any, tokenizer: Tokenizer) -> frozenset[int]:
         if not all(type(token) is int for token in listed):
             raise YggdrasilError(f"{source}: the eos_token_id of {place} is {tokens!r:.60}, no token or list of tokens")
         found.update(listed)
-    return frozenset(found) | template_ends(tokenizer)
+    return frozenset(found) | template_end_tokens(tokenizer)
 
 
 def _generation_ends(source: str) -> Any:
@@ -44,8 +44,11 @@ def _generation_ends(source: str) -> Any:
         raise YggdrasilError(f"{source}: {_GENERATION} could not be read: {one_line(error)}") from error
 
 
-def template_ends(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the token that ends an answer in the chat template, such as ``<|im_end|>``; empty if there is none."""
+def template_end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the id of the token that ends an answer in the tokenizer's chat template, such as ``<|im_end|>``.
+
+    The set is empty if there is no template, or it ends answers without a special token.
+    """
     if not getattr(tokenizer, "chat_template", None):
         return frozenset()
     turns = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": _ANSWER}]

@@ -1,4 +1,4 @@
-"""The engine: runs a request's prefill, then iterations of the schedule's stages until the text ends."""
+"""The engine: runs a request's prefill, then iterations of draft, verification and commit until the text ends."""
 
 from collections.abc import Generator, Iterator, Sequence
 from time import perf_counter_ns
@@ -21,8 +21,14 @@ from yggdrasil.tree.token_tree import TokenTree
 class Engine:
     """Runner of one request at a time over one target, an optional drafter and one tree.
 
-    ``executor`` may be replaced between requests; ``use`` changes the schedule. ``model_free`` drafts in the drafter's
-    tree, or alone if the policy chooses not to run the drafter.
+    Args:
+        verify_widths: ascending numbers of rows for which the target has verification steps.
+        max_length: context length in tokens, prompt and answer together.
+        stages: labels of the schedule, the order of an iteration's stages with their variants.
+        model_free: n-gram and other drafters without a model. They extend the drafter's tree, or draft alone where the
+            policy leaves the drafter out.
+
+    The attribute ``executor`` runs and times the stages. It may be replaced between requests.
     """
 
     def __init__(
@@ -43,32 +49,41 @@ class Engine:
         self.model_free = model_free
         self._mode = SingleThreadInference()
         self.loop = DecodeLoop(target, drafter, tree, verify_widths, max_length, model_free)
-        self.use(stages)
+        self.use_schedule(stages)
 
-    def use(self, stages: Sequence[str]) -> None:
-        """Set the schedule of later requests.
+    def use_schedule(self, stages: Sequence[str]) -> None:
+        """Set the schedule of later requests: the labels of an iteration's stages with their variants, in order.
 
         Raises:
-            ValueError: the schedule is not legal.
-            YggdrasilError: the target's steps are captured and do not support the schedule.
+            ValueError: the order is not legal.
+            YggdrasilError: the target's steps are CUDA graphs and do not support the schedule.
         """
         schedule = Schedule.parse(stages)
         if isinstance(self.target, CapturedTarget):
             check_capturable(schedule)
         self.schedule = schedule
-        self.loop.use(schedule)
+        self.loop.use_schedule(schedule)
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
-        """Give the drafters the target's seed and temperature in the next request; ``seed`` is None if it is greedy."""
+        """Pass the seed and temperature of the next request's sampling to the drafters, which then predict its draws.
+
+        ``seed`` is None if the request is greedy.
+        """
         for drafter in (self.drafter, *(self.model_free.drafters if self.model_free else ())):
             if isinstance(drafter, LevelDrafter | StatisticsDrafter):
                 drafter.follow_draws(seed, temperature)
 
     def decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
-        """Yield text as it becomes final. ``prompt`` must not be empty and must be shorter than ``max_length``.
+        """Decode one request, and yield each piece of text as soon as no later token can change it.
 
-        KV entries of the prefix shared with the last request's text are reused. The caller may stop iterating at any
-        point, but no other request may begin before this generator has ended or is closed.
+        KV entries of the prefix shared with the last request's text are reused. The caller may stop at any piece, but
+        the generator must have ended or be closed before another request begins.
+
+        Args:
+            prompt: token ids, at least one and fewer than ``max_length``.
+            stream: receives the tokens, and finds the end of the text.
+            policy: chooses the tree shape of each iteration, and is updated by it.
+            trace: receives counts and times.
         """
         try:
             yield from self._decode(prompt, stream, policy, trace)
@@ -80,14 +95,17 @@ class Engine:
             raise
 
     def forget(self) -> None:
-        """Invalidate the target's cache. Call this after writing to it by other means."""
+        """Invalidate the target's KV cache, so that the next request prefills its whole prompt.
+
+        The drafter's is not changed. Call it after the cache was written without the engine.
+        """
         self.target.text.forget()
         self.target.figures.forget()
 
     def _decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
         policy.begin()
         start = perf_counter_ns()
-        self.target.expect(len(prompt) + stream.remaining)
+        self.target.prepare_cache(len(prompt) + stream.remaining)
         outcome = yield from self._prefill(prompt, trace)
         self.target.text.tokens.extend(outcome.tokens)
         stream.push(outcome.tokens)
@@ -139,7 +157,7 @@ class Engine:
 
 
 class SingleThreadInference:
-    """Context manager of all steps: inference mode, and one thread in PyTorch's pool.
+    """Context manager that runs its block in ``torch.inference_mode`` with one thread in PyTorch's own pool.
 
     Idle threads of that pool would spin on the cores that our operators' threads need. An instance is reusable but not
     reentrant. It is entered for each step, because a generator must not yield inside ``torch.inference_mode``.

@@ -1,4 +1,4 @@
-"""Prepares requests that choose and accept tokens on the host: their engine, policy, sampler and rule."""
+"""Prepares requests whose tokens the host chooses and accepts from logits: their engine, policy, sampler and rule."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -35,7 +35,11 @@ _CHAIN, _TREE = (1, 1, 1, 1), (2, 1, 1)  # default expansions of sampled drafts,
 
 
 def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes, width: int | None = None) -> tuple[int, ...]:
-    """Return the first levels of ``expansion``, at least one, that fit in a pass of ``width`` rows or of ``shapes``."""
+    """Return the leading levels of ``expansion`` whose tree fits in one pass, at least one level.
+
+    ``expansion`` has the number of children per node for each level, as in SpecInfer. The pass has ``width`` rows;
+    None: the widest of ``shapes``.
+    """
     room = min(width or shapes.verify_widths[-1], shapes.num_nodes)
     sizes = accumulate(accumulate(expansion[: shapes.max_depth], mul), initial=1)  # nodes per level
     return expansion[: max(1, sum(size <= room for size in sizes) - 1)]
@@ -43,7 +47,7 @@ def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes, width: int | N
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """The engine, policy and sampler that serve one request."""
+    """The engine, policy, sampler and report of one request, ready to run."""
 
     engine: Engine
     policy: Policy
@@ -56,7 +60,10 @@ class PreparedRequest:
     follow_draws: Callable[[], None] | None = None  # likewise; gives drafters the seed and temperature of the target
 
     def begin(self) -> None:
-        """Set up the target. Call this just before the request runs, as others may have been prepared since."""
+        """Set up the target and the drafters for this request. Call it just before the request runs.
+
+        Other requests may have been prepared in the meantime, so this is not done earlier.
+        """
         if self.decision is not None:
             assert isinstance(self.engine.target, LogitTarget)
             self.engine.target.begin(self.decision)
@@ -65,7 +72,7 @@ class PreparedRequest:
                 call()
 
     def final_report(self) -> DecodingReport:
-        """Return the report with the counted near ties, width-1 passes and flips."""
+        """Return how the request was decoded, with the numbers of near ties, width-1 passes and flips so far."""
         if self.counts is None:
             return self.report
         counts = self.counts
@@ -75,7 +82,7 @@ class PreparedRequest:
 
 
 class SamplerFactory:
-    """Factory of the samplers of one decoder's requests."""
+    """Factory of the samplers of one decoder's requests. ``eos`` has the ids of the model's end tokens."""
 
     def __init__(self, assembly: Assembly, tokenizer: Tokenizer, eos: frozenset[int]) -> None:
         self.tokenizer = tokenizer
@@ -83,7 +90,9 @@ class SamplerFactory:
         self._vocab_size = assembly.target.call.vocab_size
 
     def full(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:
-        """Return a sampler that chooses tokens from logits.
+        """Return a sampler that chooses a request's tokens from logits on the host, with all logits processors.
+
+        ``eos`` has the ids of the request's end tokens; it is empty with ``ignore_eos``.
 
         Raises:
             YggdrasilError: parameters do not fit the vocabulary, or the constraint is invalid.
@@ -93,7 +102,14 @@ class SamplerFactory:
         return self._sampler(prompt, sampling, seed, eos, build_processors(sampling, len(prompt), eos, bad_words))
 
     def recording(self, prompt: Sequence[int], sampling: SamplingParams, eos: frozenset[int]) -> Sampler | None:
-        """Return a sampler of tokens that the device chooses; None without log-probabilities and constraint."""
+        """Return a sampler that records log-probabilities or follows a grammar, for a request whose tokens the device
+        chooses.
+
+        None if the request has neither ``logprobs`` nor a constraint.
+
+        Raises:
+            YggdrasilError: ``logit_bias`` has a token outside the vocabulary, or the constraint is invalid.
+        """
         check_bias(sampling, self._vocab_size)
         if sampling.logprobs is None and sampling.constraint is None:
             return None
@@ -116,7 +132,7 @@ class SamplerFactory:
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """Return the compiler of constraints.
+        """Return the compiler of grammar constraints for the decoder's tokenizer.
 
         Raises:
             YggdrasilError: llguidance is not installed, or the model has no end token.
@@ -124,15 +140,19 @@ class SamplerFactory:
         return GrammarCompiler(self.tokenizer, self._vocab_size, self._eos)
 
 
-def guided(model_free: DrafterGroup | None, sampler: Sampler | None) -> DrafterGroup | None:
-    """Return the model-free drafters of a request: its constraint's forced tokens come first."""
+def with_grammar(model_free: DrafterGroup | None, sampler: Sampler | None) -> DrafterGroup | None:
+    """Return the model-free drafters of a request.
+
+    With a grammar this is one drafter of the tokens that the grammar forces, and else of the proposals of
+    ``model_free`` that the grammar allows. Without a grammar it is ``model_free``, None if there is none.
+    """
     if sampler is None or sampler.grammar is None:
         return model_free
     return DrafterGroup([GrammarDrafter(sampler, model_free)])
 
 
 class HostAcceptance:
-    """Factory of one decoder's requests that accept on the host."""
+    """Factory of one decoder's requests that choose and accept tokens on the host."""
 
     def __init__(self, assembly: Assembly, samplers: SamplerFactory) -> None:
         self._assembly, self._engine = assembly, assembly.engine
@@ -149,10 +169,16 @@ class HostAcceptance:
         eos: frozenset[int],
         tolerance: float,
     ) -> PreparedRequest:
-        """Check a request and build its parts. ``policy`` chooses the trees unless the request has an expansion.
+        """Check a request, and return its engine, policy, sampler, acceptance rule and report.
+
+        Args:
+            prompt: token ids.
+            policy: chooses the tree shapes, unless ``speculation`` is off or has a fixed expansion.
+            eos: ids of the request's end tokens.
+            tolerance: lead in logits below which a decision is a near tie.
 
         Raises:
-            YggdrasilError: parameters are incompatible with the model, the shapes or each other.
+            YggdrasilError: parameters are incompatible with the model, the tree shapes or each other.
         """
         seed = sampling.seed if sampling.seed is not None else fresh_seed()
         sampler = self._samplers.full(prompt, sampling, seed, eos)
@@ -181,7 +207,7 @@ class HostAcceptance:
         is_free = speculation.rule == "match" and width is None
         engine = Engine(
             self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages,
-            guided(self._engine.model_free, sampler) if is_free else None,
+            with_grammar(self._engine.model_free, sampler) if is_free else None,
         )  # fmt: skip
         return PreparedRequest(
             engine, chosen, report, sampler, AcceptanceSetup(sampler, rule, drawn, width), counts, is_planned, set_up
@@ -251,9 +277,9 @@ def _starts_thinking(prompt: Sequence[int], thinking: tuple[int, int] | None) ->
 
 
 class PolicyPerSetting:
-    """LRU cache of policy copies by sampling setting, because acceptance differs between settings.
+    """Cache of policy copies, one per sampling setting and acceptance rule, because acceptance differs between them.
 
-    At most ``_MOST`` copies are kept, because the number of different settings is unbounded.
+    At most ``_MOST`` copies are kept, the least recently used is dropped.
     """
 
     _MOST = 64
@@ -262,8 +288,12 @@ class PolicyPerSetting:
         self._unused: WeakKeyDictionary[Policy, Policy] = WeakKeyDictionary()  # policy -> its copy at first use
         self._copies: dict[tuple[object, ...], Policy] = {}
 
-    def of(self, policy: Policy, sampling: SamplingParams, speculation: Speculation) -> Policy:
-        """Return ``policy`` itself for greedy decoding with the default rule, else its copy for this setting."""
+    def policy_for(self, policy: Policy, sampling: SamplingParams, speculation: Speculation) -> Policy:
+        """Return the policy whose estimates belong to a request's sampling parameters and acceptance rule.
+
+        This is ``policy`` itself for greedy decoding with the default rule, else a copy of ``policy`` that only
+        requests with the same setting use.
+        """
         width = speculation.fixed_width if speculation.exactness == "fixed-width" else None
         if policy not in self._unused:
             self._unused[policy] = copy.deepcopy(policy)

@@ -1,4 +1,4 @@
-"""The state of an iteration, the choice of the tree shape to draft and verify, and model-free drafts."""
+"""The state of one iteration, and the choice of the tree shape that it drafts and verifies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ NO_TREE = Decision(PLAIN_STEP)  # if there is no room or no drafter
 
 
 class Emission(NamedTuple):
-    """The tokens that an iteration committed, with its shape and decision, for text and statistics."""
+    """The tokens that an iteration committed, with its tree shape and the policy's decision."""
 
     tokens: Sequence[int]
     shape: TreeShape
@@ -32,7 +32,7 @@ class Emission(NamedTuple):
 
 @dataclass(slots=True)
 class Iteration:
-    """State of one iteration. Values for the next one have separate fields, because stages may run concurrently."""
+    """State of one iteration of the decode loop. Values for the next iteration have separate fields."""
 
     root: int  # last committed token
     decision: Decision | None = None  # of the policy; None: it needs features first
@@ -47,38 +47,41 @@ class Iteration:
 
     @property
     def drafts(self) -> bool:
-        """Return whether the drafter grows a tree."""
+        """Return whether the drafter grows a tree in this iteration. Model-free drafts alone do not count."""
         return self.shape.width > 0 and self.shape.depth > 0
 
     @property
     def verifies_tree(self) -> bool:
-        """Return whether the target verifies more than the root."""
+        """Return whether the target verifies drafted nodes, so that its pass has more rows than the root's."""
         return self.shape.verify_width > 1
 
     @property
     def verifies_drafts(self) -> bool:
-        """Return whether the target verifies nodes that the drafter attached."""
+        """Return whether the target verifies nodes that the drafter attached, not only model-free drafts."""
         return self.verifies_tree and self.shape.width > 0
 
     @property
     def accepted_drafts(self) -> list[int]:
-        """Return the accepted nodes that the drafter attached. Accepted model-free nodes are below them."""
+        """Return the numbers of the accepted tree nodes that the drafter attached, from the root down, root excluded.
+
+        Accepted model-free nodes are below them, and are excluded.
+        """
         assert self.outcome is not None
         end = 1 + self.shape.width * self.shape.depth
         return [node for node in self.outcome.nodes[1:] if node < end]
 
     def following(self) -> "Iteration":
-        """Return the initial state of the next iteration."""
+        """Return the state with which the next iteration starts. This one must have an outcome."""
         assert self.outcome is not None
         return Iteration(self.outcome.tokens[-1], self.next_decision, previous=self.emission)
 
 
 class ShadowTree:
-    """A tree of model-free drafts, copied to ``tree`` if the policy chooses it.
+    """A tree of model-free drafts, grown before the policy decides whether to verify it.
 
-    With ahead-of-time head drafts, ``tree`` may have the next root already, which must not be overwritten. Otherwise
-    (``shares_tree``), if ``tree`` is on the host, the drafts grow in ``tree`` itself and are ranked in ``order``, if
-    given. The drafter's next root then overwrites them.
+    The drafts grow in a tree of their own, which is copied to ``tree`` if the policy chooses it: with ahead-of-time
+    head drafts, ``tree`` may have the next root already. With ``shares_tree`` they grow in ``tree`` itself if that is
+    on the host, and are ranked in ``order`` [N] int64. The drafter's next root then overwrites them.
     """
 
     def __init__(
@@ -96,29 +99,30 @@ class ShadowTree:
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
 
     def grow(self, depth: int, bound: StoppingBound = UNBOUNDED) -> list[float]:
-        """Grow a new tree, and return its expected tokens at each verify width, bonus included.
+        """Grow a new tree of model-free drafts, at most ``depth`` levels.
 
-        Growth stops when ``bound`` shows that no wider pass can have a higher objective value.
+        Return the expected number of tokens at each verify width, bonus token included. Growth stops when ``bound``
+        shows that no wider pass can have a higher objective value.
         """
         self._free.propose(self._own, Budget(depth, bound=bound))
         return self._ranking.rank()
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """Return the nodes from best to worst, [N] int64."""
+        """Return the node numbers from the highest to the lowest score, [N] int64."""
         return self._ranking.order
 
     def use(self, width: int) -> int:
-        """Use this tree in the iteration. Return the number of levels of its best ``width`` nodes."""
+        """Make this tree the one that the target verifies. Return the depth in levels of its ``width`` best nodes."""
         if not self.is_in_place:
             self._tree.take_nodes(self._own)
         return self._ranking.depth(width)
 
 
 class ModelFreeDrafts:
-    """Model-free drafters of an engine. ``shares_tree`` is as for ``ShadowTree``.
+    """The model-free drafters of an engine: as a tree of their own (``alone``), or extending a drafted tree.
 
-    ``alone`` is the tree that has only model-free drafts.
+    ``shares_tree`` lets the tree of their own grow in ``tree``, see ``ShadowTree``.
     """
 
     def __init__(
@@ -138,18 +142,21 @@ class ModelFreeDrafts:
         self._free, self._tree = ungrouped(model_free), tree
 
     def fill(self, depth: int, bound: StoppingBound) -> None:
-        """Add nodes to the drafted tree, down to ``depth`` levels, until ``bound`` stops growth."""
+        """Add model-free nodes to the tree that the drafter has grown, at most ``depth`` levels, until ``bound`` stops
+        it.
+        """
         self._free.propose(self._tree, Budget(depth, bound=bound, from_root=False))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Pass the accepted tokens to the drafters."""
+        """Append the accepted token ids to the text of every model-free drafter."""
         self._free.extend(tokens, {})
 
 
 class LiveFeatures:
-    """Features of one request for the depth predictor, computed on demand.
+    """Features of one request that the depth predictor reads, computed on demand.
 
-    ``text`` is the list of committed tokens, prompt included. The loop appends to it and sets ``outcome``.
+    ``text`` has the committed tokens, prompt included, and ``outcome`` the last target pass. The decode loop updates
+    both.
     """
 
     def __init__(self, target: Target, tree: TokenTree, text: list[int], outcome: Outcome) -> None:
@@ -160,25 +167,31 @@ class LiveFeatures:
 
     @property
     def context(self) -> int:
+        """Return the number of committed tokens in the target's cache."""
         return self._target.length
 
     def hidden(self) -> Float32Array:
+        """Return the target's hidden state [H] float32 that produced the last committed token."""
         values: Float32Array = self.outcome.hidden.numpy(force=True)
         return values
 
     def repetition(self) -> Float32Array:
+        """Return the figures [R] float32 of how far the text repeats itself."""
         figures = self._target.figures
         figures.extend(self.text[self._num_read :])
         self._num_read = len(self.text)
         return figures.read()
 
     def head(self) -> Float32Array:
-        """Return ``TokenTree.root_guesses``, read through views that are created once."""
+        """Return the drafter's log-probabilities [K] float32 of tokens after the root, -inf for absent candidates."""
         return np.where(np.isfinite(self._root_scores.read()), self._root_edges.read(), np.float32(NO_SCORE))
 
 
 class ShapeChoice:
-    """Chooser of each iteration's shape: asks the policy and limits the depth by the remaining context."""
+    """Chooser of each iteration's tree shape: asks the policy, and limits the depth by the remaining context.
+
+    ``max_depth`` is the most levels of a tree of only model-free drafts, ``max_length`` the context length in tokens.
+    """
 
     _policy: Policy
     _stream: TextStream
@@ -191,18 +204,24 @@ class ShapeChoice:
         self.features: LiveFeatures
         self._predicts_late = self._keeps_books_late = False
 
-    def use(self, schedule: Schedule) -> None:
-        """Set the schedule, whose variants define when shapes are chosen."""
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Set the schedule.
+
+        Its variants decide whether a shape is chosen before, within or one iteration ahead of its iteration.
+        """
         self._predicts_late = schedule.variants["depth_prediction"] == "late"
         self._keeps_books_late = schedule.variants["bookkeeping"] == "overlapped"
 
     def begin(self, policy: Policy, stream: TextStream, features: LiveFeatures) -> Decision | None:
-        """Begin a request. Return its first decision if the schedule predicts one iteration ahead, else None."""
+        """Begin a request. Return its first decision if the schedule decides one iteration ahead, else None."""
         self._policy, self._stream, self.features = policy, stream, features
         return self.predict() if self._predicts_late else None
 
     def decide(self, state: Iteration) -> None:
-        """Choose the shape before the stages run, or leave it to ``predict_depth`` if the policy needs features."""
+        """Set the tree shape of ``state`` before its stages run, where the policy needs no features of this iteration.
+
+        Otherwise the shape stays open until ``predict_depth``.
+        """
         early, model_free = state.decision, self._propose_model_free(state)
         if model_free is not None or not self._predicts_late:
             state.decision = self._ask(model_free)
@@ -219,7 +238,7 @@ class ShapeChoice:
             state.is_decided = True
 
     def predict_depth(self, state: Iteration) -> None:
-        """Choose the shape with the present features unless it is decided."""
+        """Set the tree shape of ``state`` by a decision with this iteration's features, unless the shape is final."""
         if state.is_decided:
             return
         if state.decision is None:
@@ -227,13 +246,16 @@ class ShapeChoice:
         state.shape = self._fitted(state.decision)
 
     def predict(self) -> Decision:
-        """Return the decision for the next iteration, without regard to its model-free drafts."""
+        """Return the policy's decision for the next iteration, between a plain step and a drafted tree.
+
+        A tree of only model-free drafts is not considered, because it is grown only when that iteration begins.
+        """
         decision = self._ask(None)
         return self._ask_with_features() if decision is None else decision
 
     @property
     def room(self) -> int:
-        """Return the levels of the deepest tree that fits in the context, after the root and with the bonus token."""
+        """Return how many levels a tree may have to fit in the remaining context, with the root and the bonus token."""
         return self._max_length - self._target.length - 2
 
     def _ask(self, model_free: ModelFree | None) -> Decision | None:

@@ -1,4 +1,4 @@
-"""Loads the parts of a decoder from a plan: models, drafters, steps, buffers and policy."""
+"""Loads the parts of a ``Decoder`` from a plan (the YAML file of a calibration): models, drafters, steps and policy."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ DtypeName = Literal["bfloat16", "float32"]
 
 
 class DecoderParts(NamedTuple):
-    """The arguments of ``Decoder``."""
+    """The arguments of the constructor of ``Decoder``. ``eos`` has the ids of the model's end tokens."""
 
     assembly: Assembly
     tokenizer: Tokenizer
@@ -56,9 +56,16 @@ def load_parts(
     max_length: int | None,
     tokenizer: Tokenizer | None,
 ) -> DecoderParts:
-    """Load the parts of a ``Decoder`` of ``plan``. ``folder`` has its drafters' predictor and tables.
+    """Load the models and drafters of ``plan``, build its policy, and return the arguments of ``Decoder``.
 
-    ``dtype``, ``stand_in`` (a drafter), ``backend`` and ``max_length`` replace the plan's.
+    Args:
+        folder: has the files that the plan's calibration learned, such as n-gram tables.
+        learned: the depth predictor and acceptance from ``folder``; None: default estimates.
+        dtype: arithmetic of the models.
+        stand_in: drafter object instead of the plan's drafter; None: the plan's.
+        backend: how steps run; None: the device's default.
+        max_length: context length in tokens; None: the plan's.
+        tokenizer: the target's if already loaded, else None.
 
     Raises:
         YggdrasilError: the checkpoints are not those of the plan, or are incompatible.
@@ -97,7 +104,11 @@ def load_parts(
 
 
 def check_opening(plan: object, dtype: object, drafter: object, target: object) -> None:
-    """Check the arguments of ``Decoder.from_plan`` before any file is read."""
+    """Check the types and values of the arguments of ``Decoder.from_plan``, before any file is read.
+
+    Raises:
+        YggdrasilError: an argument is invalid. The error is also a ``TypeError`` or ``ValueError``.
+    """
     if not isinstance(plan, str | Path):
         raise ArgumentTypeError(f"the plan is {plan!r}; it must be a name or a path")
     if target is not None and not isinstance(target, str | Path):

@@ -21,7 +21,8 @@ class DecodeLoop:
     """Runner of iterations over one target, an optional drafter and one tree, for one request at a time.
 
     A drafter without ``TailDrafts`` runs all accepted tokens in its next head draft. ``model_free`` drafts if the
-    policy wants it: alone instead of the drafter, or as further nodes of the drafter's tree.
+    policy wants it: alone instead of the drafter, or as further nodes of the drafter's tree. ``max_length`` is the
+    context length in tokens.
     """
 
     _policy: Policy
@@ -54,8 +55,8 @@ class DecodeLoop:
             target, self._free, verify_widths[-1] - 1, max_length, has_drafter=drafter is not None
         )
 
-    def use(self, schedule: Schedule) -> None:
-        """Set the schedule of later iterations."""
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Set the schedule (order and variants of the stages) of later iterations."""
         self._schedule, self._variants = schedule, schedule.variants
         self._actions: Mapping[str, Callable[[Iteration], None]] = {
             stage.name: self.ACTIONS[stage.label].__get__(self)
@@ -66,10 +67,13 @@ class DecodeLoop:
         # With captured steps, an ahead-of-time tail draft shares a launch with the head draft.
         is_superset = self._variants["tail_draft"] == "superset"
         self._reads_leaves_with_head = self._drafts_heads_ahead and (is_superset or self._is_captured)
-        self._choice.use(schedule)
+        self._choice.use_schedule(schedule)
 
     def begin(self, policy: Policy, stream: TextStream, trace: Trace, first: Outcome) -> Iteration:
-        """Begin a request whose prefill returned ``first``, and return the state of its first iteration."""
+        """Begin a request, and return the state of its first iteration.
+
+        ``first`` is the prefill's outcome, with the first token.
+        """
         self._policy, self._stream, self._trace = policy, stream, trace
         features = LiveFeatures(self.target, self.tree, self.target.text.tokens, first)
         return Iteration(first.tokens[-1], self._choice.begin(policy, stream, features))
@@ -196,10 +200,11 @@ class DecodeLoop:
     # ==== the iteration ====
 
     def iterate(self, state: Iteration, executor: Executor) -> Iteration:
-        """Run one iteration, or end the text if the context is full. Return the state of the next iteration.
+        """Run one iteration from its state, and return the state of the next one.
 
-        The shape is chosen first. ``executor`` then runs the ``ACTIONS`` of the schedule's stages in order. The policy
-        finally updates its estimates by the number of committed tokens and the time.
+        If the context is full, end the text instead. The policy first chooses the tree shape. ``executor`` then runs
+        the actions of the schedule's stages in order. The policy finally updates its estimates by the number of
+        committed tokens and the time.
         """
         trace = self._trace
         if self.target.text.num_rows + 1 >= self._max_length:
@@ -215,7 +220,7 @@ class DecodeLoop:
             trace.stage_ns["accept"] = 0
         pass_ns = trace.stage_ns["verify"] - verified_ns
         if state.shape.depth == 0:
-            trace.call_plain(verified_ns)
+            trace.count_as_plain(verified_ns)
         assert state.outcome is not None
         assert state.decision is not None
         tokens, features = state.outcome.tokens, self._choice.features

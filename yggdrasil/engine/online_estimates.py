@@ -1,7 +1,7 @@
-"""Online estimates of a provisional plan, stored for later processes.
+"""Refines the estimates of a provisional plan while decoding, and stores them for later processes.
 
-Costs of passes are written to the plan's file. The policy's acceptance estimates are written to a small JSON file next
-to it, which records the model and machine.
+Step costs are written to the plan's file. The policy's acceptance estimates are written to a small JSON file next to
+it, which records the model and machine.
 """
 
 import json
@@ -24,8 +24,12 @@ PRIOR_PASSES = 64.0  # passes as which a stored cost is weighted
 SECONDS = 30.0  # between writes; the last is when the decoder is deleted
 
 
-def refined(costs: Costs, trace: Trace) -> Costs:
-    """Return ``costs`` moved towards the passes of ``trace``. Widths without passes are scaled in proportion."""
+def refined_costs(costs: Costs, trace: Trace) -> Costs:
+    """Return the step costs ``costs``, moved towards the times of the target passes that ``trace`` counted.
+
+    A stored cost weighs as much as 64 passes. Costs of widths without passes, and of drafting, are scaled in
+    proportion.
+    """
     timed = {width: count for width, count in trace.passes.items() if width in costs.verify_ms and count}
     if not timed:
         return costs
@@ -48,23 +52,32 @@ def _moved(ratio: float, passes: int) -> float:
 
 
 class OnlineEstimates:
-    """Refiner of the provisional plan in ``path``: updates it after each request and writes it periodically."""
+    """Refiner of the provisional plan in the file ``path``: updates it after each request and writes it periodically.
+
+    ``state`` returns the policy's acceptance estimates as a JSON-compatible mapping.
+    """
 
     def __init__(self, path: Path, plan: Plan, state: Callable[[], Mapping[str, Any]]) -> None:
         self._path, self._plan, self._state = path, plan, state
         self._is_new, self._written = False, -SECONDS
 
     def add(self, trace: Trace) -> None:
-        """Update the estimates by the trace of a finished request."""
+        """Update the plan's step costs by the counts and times of a finished request.
+
+        Write the plan if 30 s have passed.
+        """
         if not trace.iterations:
             return
-        self._plan = replace(self._plan, costs=[refined(costs, trace) for costs in self._plan.costs])
+        self._plan = replace(self._plan, costs=[refined_costs(costs, trace) for costs in self._plan.costs])
         self._is_new = True
         if monotonic() - self._written >= SECONDS:
             self.save()
 
     def save(self) -> None:
-        """Write the refined estimates. Write errors, such as a full disk, are ignored."""
+        """Write the refined plan and the policy's estimates, if they changed.
+
+        Write errors, such as a full disk, are ignored.
+        """
         if not self._is_new:
             return
         with suppress(ArtifactError):
@@ -74,7 +87,7 @@ class OnlineEstimates:
 
 
 def state_file(plan: Path) -> Path:
-    """Return the path of the acceptance estimates of the provisional plan in ``plan``."""
+    """Return the path of the JSON file with the acceptance estimates that belongs to the plan's file ``plan``."""
     return plan.with_suffix(".learned.json")
 
 
@@ -82,10 +95,11 @@ def _identity(plan: Plan) -> dict[str, Any]:
     return {"version": VERSION, "model": plan.target.fingerprint, "machine": plan.machine.fingerprint}
 
 
-def restore(path: Path, plan: Plan, use: Callable[[Mapping[str, Any]], None]) -> None:
-    """Pass the stored state of the plan in ``path`` to ``use``. Warn of a damaged or foreign file, and remove it.
+def restore_estimates(path: Path, plan: Plan, use: Callable[[Mapping[str, Any]], None]) -> None:
+    """Read the stored acceptance estimates of the plan in the file ``path``, and call ``use`` with them.
 
-    ``use`` must raise KeyError, TypeError or ValueError if the state has another form.
+    Without a stored file nothing happens. A file that is damaged or of another model, machine or version is removed
+    with a warning. ``use`` must raise KeyError, TypeError or ValueError if the estimates have another form.
     """
     file = state_file(path)
     try:

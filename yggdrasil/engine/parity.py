@@ -1,4 +1,6 @@
-"""Run the parity probe: decode texts token by token, then verify the same tokens as trees of each compiled width."""
+"""Compares logits of wide passes with those of width-1 passes: decodes texts by width 1, then verifies them as
+trees.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -31,7 +33,7 @@ class ProbeText(NamedTuple):
 
 
 class Worst(NamedTuple):
-    """The position with the largest difference between a width and width 1."""
+    """The position with the largest logit difference between a pass of ``width`` rows and a width-1 pass."""
 
     difference: float
     text: ProbeText
@@ -47,12 +49,15 @@ def measure_parity(
     num_tokens: int,
     on_progress: Callable[[float], None] = lambda _: None,
 ) -> tuple[ParityReport, list[Mismatch]]:
-    """Compare every compiled width with width-1 decoding on ``num_tokens`` greedy tokens after each text.
+    """Compare logits of passes of every verify width with those of width-1 passes, on ``num_tokens`` greedy tokens a
+    text.
 
-    Wide passes continue from their own keys and values, as decoding does, so accumulated drift is included.
+    Wide passes continue from their own keys and values, as decoding does, so accumulated drift is included. Return the
+    report of the differences, and one ``Mismatch`` per position where the two choose different tokens. ``on_progress``
+    receives the fraction done, 0 to 1.
 
     Raises:
-        YggdrasilError: a text with its tokens is too long for the context, or the steps are captured.
+        YggdrasilError: a text with its tokens is too long for the context, or the steps are CUDA graphs.
     """
     engine = assembly.engine
     longest = max(len(text.tokens) for text in texts)
@@ -100,7 +105,7 @@ class _Probe:
         self._logits, self._model, self._tree = logits, target, tree
 
     def decode(self, prompt: Sequence[int], count: int) -> tuple[Tensor, list[int]]:
-        """Decode greedily by width-1 passes. Return (logits [P, V], the tokens)."""
+        """Decode ``count`` greedy tokens after the prompt by width-1 passes. Return (logits [P, V], token ids)."""
         self._read(prompt)
         rows: list[Tensor] = []
         tokens = [prompt[-1]]
@@ -110,7 +115,11 @@ class _Probe:
         return torch.stack(rows), tokens[1:]
 
     def verify(self, prompt: Sequence[int], continuation: Sequence[int], width: int) -> Tensor:
-        """Return logits [P, V] at the same positions, from trees of ``width`` nodes that include the continuation."""
+        """Return logits [P, V] after each token of the path of ``continuation``, from passes over trees of ``width``
+        nodes.
+
+        The path of each tree is a part of the continuation. Wrong tokens fill its other nodes.
+        """
         self._read(prompt)
         text = [prompt[-1], *continuation]
         rows: list[Tensor] = []
@@ -122,7 +131,11 @@ class _Probe:
         return torch.stack(rows[: len(continuation)])
 
     def layer_divergence(self, worst: Worst) -> list[LayerDivergence]:
-        """Compare every layer's hidden states at the worst position, run eagerly: a tree against width-1 passes."""
+        """Return the difference of every layer's hidden states between a tree and width-1 passes, at the worst
+        position.
+
+        Both run eagerly.
+        """
         runner = self._model.runner
         layers = range(runner.loaded.num_layers)
         call = runner.reading(list(layers))

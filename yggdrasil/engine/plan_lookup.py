@@ -1,4 +1,4 @@
-"""Finds the plan of a model among all plans of this machine, by the model's fingerprint."""
+"""Finds the plan (the YAML file of a calibration) of a model on this machine, by the model's fingerprint."""
 
 import re
 from collections.abc import Sequence
@@ -18,11 +18,16 @@ from yggdrasil.scheduling.plan import DeviceName, Plan
 def find_plan(
     model: Source, drafters: Sequence[str] | None, dtype: DtypeName | None, device: DeviceName | None = None
 ) -> Path | None:
-    """Return the path of the best plan of ``model`` for this machine; None if there is none.
+    """Return the path of the best plan for a model on this machine; None if there is none.
 
-    If given, ``drafters`` must all be in the plan, or left out by its calibration as not profitable, and the plan must
-    have no other draft model. ``dtype`` and ``device`` must be the plan's if given. Calibrated plans are preferred to
-    provisional ones, then plans that keep a file's quantised blocks, then newer plans.
+    Calibrated plans are preferred to provisional ones, then plans that keep a GGUF file's quantised blocks, then newer
+    ones.
+
+    Args:
+        drafters: names of drafters, all of which must be in the plan or were left out by its calibration as not
+            profitable. The plan must have no other draft model. None: any drafters.
+        dtype: must be the plan's; None: any.
+        device: must be the plan's; None: any.
     """
     digits = model.fingerprint()
     wanted = {
@@ -77,13 +82,13 @@ def _considered(plan: Plan) -> set[str]:
 
 
 def plan_name(model: str | Path) -> str:
-    """Return the default name of a model's plan: the last part of the model's path, without special characters."""
+    """Return the default name of a model's plan: the last part of its path or hub id, without special characters."""
     path = expanded(model)
     last = path.stem if is_gguf(path) else path.resolve().name if path.exists() else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".-") or "model"
 
 
 def automatic_name(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, device: DeviceName) -> str:
-    """Return the name of a model's provisional plan for these drafters, dtype and device."""
+    """Return the name of the provisional plan that a model's first use makes for these drafters, dtype and device."""
     named = "".join(f"-{plan_name(drafter)}" for drafter in drafters or ())
     return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}{'' if device == 'cpu' else f'-{device}'}"

@@ -1,4 +1,4 @@
-"""Builds the drafters and the policy of a plan."""
+"""Builds the drafters and the policy that a plan (the YAML file of a calibration) describes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,16 +41,16 @@ def planned_policy(
     drafts: bool = True,
     wants_model_free: bool = True,
 ) -> ObjectivePolicy:
-    """Build the policy of a plan from its costs, objective and depth source.
+    """Return the policy that chooses tree shapes by the plan's step costs and objective.
 
     Args:
-        learned: predictor and acceptance tables of the drafter; None: default estimates.
+        learned: depth predictor and acceptance of the drafter; None: default estimates.
         kind: class of the policy.
         drafts: whether there is a drafter that is not model-free.
         wants_model_free: whether model-free drafts may be used.
 
     Raises:
-        YggdrasilError: the plan's parts and its predictor are not from the same calibration.
+        YggdrasilError: the plan and its predictor are not from the same calibration.
     """
     drafted, verified = set(plan.shapes.draft_widths), set(plan.shapes.verify_widths)
     if not all(entry.draft_ms.keys() <= drafted and entry.verify_ms.keys() <= verified for entry in plan.costs):
@@ -91,7 +91,10 @@ class Drafting(NamedTuple):
 
 
 def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
-    """Replace the plan's drafter by ``stand_in``, with n-gram statistics unless it is an n-gram drafter itself.
+    """Return the drafters of a plan whose drafter is replaced by ``stand_in``, with the plan adapted to them.
+
+    The plan's model-free drafters stay, and n-gram statistics are added if it has none. An n-gram drafter as
+    ``stand_in`` drafts alone. ``folder`` has the plan's n-gram tables.
 
     Raises:
         YggdrasilError: the plan has no verify width above 1.
@@ -117,9 +120,12 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
 def planned_drafter(
     plan: Plan, folder: Path, tokenizer: Tokenizer, target: LoadedModel, dtype: str
 ) -> LoadedModel | LoadedHead | None:
-    """Load the plan's draft model or head for ``target``, in ``dtype``; None if the plan has none.
+    """Load the plan's draft model or draft head for ``target``, with arithmetic in ``dtype``; None without one.
 
-    ``folder`` has the draft vocabulary of a head.
+    ``tokenizer`` is the target's. ``folder`` has the restricted draft vocabulary of a head.
+
+    Raises:
+        YggdrasilError: the drafter has changed since the calibration, or does not fit the target.
     """
     if plan.drafter is None:
         return None
@@ -137,7 +143,7 @@ def planned_drafter(
 
 
 def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
-    """Load the restricted draft vocabulary of the plan's head from ``folder``; None if it is not restricted.
+    """Load the restricted draft vocabulary of the plan's draft head from ``folder``; None if it is not restricted.
 
     Raises:
         ArtifactError: the file is missing or damaged.
@@ -155,7 +161,7 @@ def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
 
 
 def planned_model_free(plan: Plan, folder: Path) -> list[Drafter]:
-    """Build the plan's model-free drafters. ``folder`` has their tables and scorers."""
+    """Return the plan's model-free drafters. ``folder`` has their n-gram tables and scorers."""
     return [
         _useful(StatisticsDrafter.load(folder, each), plan)
         if isinstance(each, StatisticsOptions)
@@ -170,7 +176,13 @@ def _useful(counts: StatisticsDrafter, plan: Plan) -> StatisticsDrafter:
 
 
 def check_fingerprint(model: ModelRef, role: str) -> None:
-    """Check that a plan's model exists and has the recorded fingerprint."""
+    """Check that the checkpoint of a plan's model exists and has not changed since the calibration.
+
+    ``role`` ("target" or "drafter") names the model in messages.
+
+    Raises:
+        YggdrasilError: the checkpoint is missing, or its fingerprint differs from the plan's.
+    """
     given = model.path()
     if not Path(given).exists() and Path(given).is_absolute():
         raise YggdrasilError(f"the plan's {role} {given} is not there; restore it or calibrate with its new place")

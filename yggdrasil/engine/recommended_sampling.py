@@ -1,4 +1,4 @@
-"""Reads recommended sampling parameters from ``generation_config.json`` or a GGUF file's metadata."""
+"""Reads the sampling parameters that a model recommends, from ``generation_config.json`` or a GGUF file's metadata."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,12 +27,12 @@ class RecommendedSampling(NamedTuple):
     origin: str
 
     def describe(self) -> str:
-        """Return a one-line description."""
+        """Return the sampling parameters and their origin as one line of text."""
         return f"{describe(self.params)} ({self.origin})"
 
 
 def describe(params: SamplingParams) -> str:
-    """Return a short description of sampling parameters."""
+    """Return the sampling parameters that differ from greedy decoding as text, such as "temperature 0.8, top-k 40"."""
     if params.is_greedy:
         return "greedy"
     found = [f"temperature {params.temperature:g}"]
@@ -43,7 +43,7 @@ def describe(params: SamplingParams) -> str:
 
 
 def recommended_sampling_of(decoder: "Decoder") -> RecommendedSampling:
-    """Return the sampling that the files of the decoder's target recommend; llama.cpp's defaults if they have none."""
+    """Return the sampling parameters that the target's files recommend; llama.cpp's defaults if they have none."""
     from yggdrasil.checkpoints.source import Source
 
     if decoder.plan is None:
@@ -53,7 +53,11 @@ def recommended_sampling_of(decoder: "Decoder") -> RecommendedSampling:
 
 
 def recommended_sampling(folder: Path | None, gguf: Path | None) -> RecommendedSampling:
-    """Return the sampling of a checkpoint folder or a GGUF file, without values that are out of range."""
+    """Return the sampling parameters that a model recommends; llama.cpp's defaults if it has none.
+
+    They are read from the metadata of the file ``gguf``, or else from generation_config.json in ``folder``. Values out
+    of range are left out.
+    """
     if gguf is not None:
         facts = read_gguf_header(gguf).facts
         given = {ours: facts.get(f"general.sampling.{theirs}") for theirs, ours in _GGUF.items()}

@@ -1,4 +1,4 @@
-"""One request and its result."""
+"""One running request of a decoder, and its result."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,10 +24,10 @@ class RequestLock:
 
     @contextmanager
     def take(self, *, wait: bool) -> Iterator[None]:
-        """Hold the lock while the block runs. With ``wait``, first wait until it is free.
+        """Context manager: hold the lock while the block runs. With ``wait``, first wait until it is free.
 
         Raises:
-            YggdrasilError: the lock is held and ``wait`` is false, or this thread holds it (a deadlock).
+            YggdrasilError: the lock is held and ``wait`` is False, or this thread holds it (a deadlock).
         """
         if not self._lock.acquire(blocking=False):
             self._wait(wait=wait)
@@ -51,7 +51,10 @@ class RequestLock:
 
 @dataclass(frozen=True)
 class Generation:
-    """The result of a request: text, tokens, finish reason and metrics."""
+    """The result of a request: text, token ids, finish reason and metrics.
+
+    ``prompt_tokens`` is the number of prompt tokens.
+    """
 
     prompt_tokens: int
     tokens: list[int]
@@ -62,9 +65,11 @@ class Generation:
 
 
 class Request:
-    """A running request: an iterable of final text, which can be iterated once. Stop iterating to cancel it.
+    """A running request: an iterable over pieces of final text, which can be iterated once.
 
-    It holds the decoder's lock from the first piece until it ends, is closed, or its iterator is garbage-collected.
+    Stop iterating to cancel it. It holds the decoder's lock from the first piece until it ends, is closed, or its
+    iterator is garbage-collected. ``on_end`` is called at the end, also after errors, with the prompt's tokens, the
+    answer's tokens and the trace.
     """
 
     def __init__(
@@ -76,14 +81,14 @@ class Request:
         *,
         wait: bool,
         watch: Watch | None = None,
-        ended: Callable[[list[int], list[int], Trace], None] | None = None,
+        on_end: Callable[[list[int], list[int], Trace], None] | None = None,
     ) -> None:
         self._turns = turns
         self._prompt = prompt
         self._stream = stream
         self._prepared = prepared
         self._wait = wait
-        self._ended = ended  # called with prompt, answer and trace at the end, also after errors
+        self._on_end = on_end  # called with prompt, answer and trace at the end, also after errors
         self._trace = Trace(watch=watch)
         self._has_begun = False
         self._iterators: WeakSet[Generator[str, None, None]] = WeakSet()
@@ -103,16 +108,16 @@ class Request:
             try:
                 yield from prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
             finally:
-                if self._ended is not None:
-                    self._ended(self._prompt, self._stream.tokens, self._trace)
+                if self._on_end is not None:
+                    self._on_end(self._prompt, self._stream.tokens, self._trace)
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Return the tokens generated so far."""
+        """Return the token ids generated so far, without the prompt."""
         return self._stream.tokens
 
     def logprobs(self, start: int = 0) -> list[TokenLogprobs]:
-        """Return log-probabilities of the generated tokens from index ``start``; empty if not requested."""
+        """Return log-probabilities of the generated tokens from index ``start`` on; an empty list if not requested."""
         sampler = self._prepared.sampler
         if sampler is None or sampler.params.logprobs is None:
             return []
@@ -120,18 +125,25 @@ class Request:
         return sampler.logprobs[start : len(self._stream.tokens)]
 
     def finished(self) -> Generation:
-        """Decode to the end without streaming, and return the result."""
-        for _ in self.in_stretches(inf):
+        """Decode to the end without streaming, and return text, tokens and metrics."""
+        for _ in self.without_streaming(inf):
             pass
         return self.result()
 
-    def in_stretches(self, iterations: float) -> Iterator[str]:
-        """Iterate without streaming. Each item is an empty text, after ``iterations`` decoding iterations."""
+    def without_streaming(self, iterations: float) -> Iterator[str]:
+        """Return an iterator that decodes without streaming text.
+
+        It yields after every ``iterations`` decoding iterations. Its items are not meant to be read: ``result`` has the
+        text.
+        """
         self._stream.is_read, self._stream.most_unread = False, iterations
         return iter(self)
 
     def result(self) -> Generation:
-        """End the request and return the result. The finish reason is ``cancelled`` if the text had not ended."""
+        """End the request, free the decoder for the next one, and return text, tokens and metrics.
+
+        The finish reason is "cancelled" if no end condition had been met. Later calls return the same result.
+        """
         for pieces in list(self._iterators):
             if isinstance(pieces, GeneratorType) and not pieces.gi_running:
                 pieces.close()

@@ -34,7 +34,7 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RequestSettings:
-    """Checked options of one request.
+    """Checked options of one request, with defaults. ``RequestOptions`` explains the fields.
 
     Raises:
         YggdrasilError: an option is invalid. The error is also a ``TypeError`` or ``ValueError``.
@@ -54,7 +54,11 @@ class RequestSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "RequestSettings":
-        """Build the settings from a caller's keyword arguments, which may be invalid."""
+        """Return the settings for a caller's keyword arguments, checked. ``speculation`` may also be True or False.
+
+        Raises:
+            YggdrasilError: an option is unknown or invalid. The error is also a ``TypeError`` or ``ValueError``.
+        """
         names = [field.name for field in fields(cls)]
         unknown = next((name for name in options if name not in names), None)
         if unknown is not None:
@@ -80,7 +84,12 @@ class RequestSettings:
 
 
 def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> None:
-    """Check that a prompt is not empty, has fewer than ``limit`` tokens, and that all are in the vocabulary."""
+    """Check the token ids of a prompt. ``limit`` is the context length in tokens.
+
+    Raises:
+        ContextFull: the prompt has ``limit`` tokens or more.
+        YggdrasilError: it is empty, or has an id outside the vocabulary.
+    """
     if not tokens:
         raise YggdrasilError("the prompt is empty; give at least one token of text")
     if len(tokens) >= limit:
@@ -94,12 +103,12 @@ def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> N
 
 
 def near_tie_tolerance(speculation: Speculation, measured: float | None) -> float:
-    """Return the lead in logits below which a decision is a near tie; 0 if near ties do not matter.
+    """Return the difference of the two best logits below which a decision is a near tie; 0 if near ties do not matter.
 
-    ``measured`` is the pair's tolerance on this machine, None if it was not measured.
+    ``measured`` is the tolerance that ``yggdrasil parity`` measured for the models on this machine; None if it did not.
 
     Raises:
-        YggdrasilError: near ties matter, and there is no tolerance.
+        YggdrasilError: near ties matter (exactness "strict", or an audit), and there is no tolerance.
     """
     if speculation.exactness != "strict" and not speculation.audit:
         return 0.0

@@ -12,9 +12,9 @@ from yggdrasil.tree.widths import fitting
 
 @torch.inference_mode()
 def score(assembly: Assembly, tokens: Sequence[int], top: int) -> Iterator[list[TokenLogprobs]]:
-    """Yield log-probabilities of every token but the first, pass by pass, each with the ``top`` best tokens.
+    """Yield the log-probability of every token of a text but the first, one list per target pass.
 
-    The text's KV entries are in the cache afterwards, as after a prefill.
+    Each entry also has the ``top`` likeliest tokens at its position. The text's KV entries are in the cache afterwards.
 
     Raises:
         YggdrasilError: the plan has no verify width above 1.

@@ -1,4 +1,4 @@
-"""Incremental detokenisation with end conditions. The text ends exactly where plain decoding would end."""
+"""Turns committed tokens into text as they arrive, and ends the text exactly where plain decoding would end it."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class IncrementalDetokenizer:
         self._stream = DecodeStream(ids=self._returned, skip_special_tokens=self._skip_special)
 
     def step(self, tokens: list[int]) -> str:
-        """Add tokens and return the text that became complete, which may be empty."""
+        """Add token ids, and return the text that is now complete; "" while the last character is incomplete."""
         self._held += tokens
         try:
             piece = self._stream.step(self._tokenizer, tokens) or ""
@@ -44,11 +44,11 @@ class IncrementalDetokenizer:
         return piece
 
     def held(self) -> str:
-        """Return the text of the held tokens, as if no more followed."""
+        """Return the text of the tokens that no returned piece includes yet, as if no more followed."""
         return self._text_after(self._returned, self._held)
 
     def whole(self, tokens: Sequence[int]) -> str:
-        """Return the text of all ``tokens`` together, after ``before``."""
+        """Return the text of all ``tokens`` decoded together, as a continuation of the tokens ``before``."""
         return self._text_after(self._before, tokens)
 
     def _text_after(self, context: list[int], tokens: Sequence[int]) -> str:
@@ -75,12 +75,12 @@ FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
 
 
 class TextStream:
-    """Stream of generated text: detokenises committed tokens and checks the end conditions after each one.
+    """Text of one request: detokenises committed tokens, and checks after each one whether the text ends.
 
     In a block of accepted tokens the end is found at the same token as in plain decoding. Special tokens are in
-    ``text`` only with ``keeps_special``, but stop strings are always matched against the text with special tokens.
-    Text that may be the start of a stop string is held back. ``before`` are the tokens whose text is continued; if
-    empty, a new text begins.
+    ``text`` only with ``keeps_special``, but stop strings are always matched against the text with special tokens. Text
+    that may be the start of a stop string is held back. ``before`` are the tokens whose text is continued; if empty, a
+    new text begins.
     """
 
     def __init__(
@@ -110,11 +110,14 @@ class TextStream:
 
     @property
     def remaining(self) -> int:
-        """Return the number of tokens that may still be added."""
+        """Return the number of tokens that may still be added before ``max_new_tokens`` is reached."""
         return self._max_new_tokens - len(self.tokens)
 
     def push(self, tokens: Sequence[int]) -> int:
-        """Add committed tokens until the text ends. Return the number of added tokens."""
+        """Add committed token ids until the text ends. Return how many of them were added; later ones are dropped.
+
+        The end is an end token, a stop string or ``max_new_tokens``, and sets ``finish_reason``.
+        """
         if self._stop is None and self.finish_reason is None:
             return self._push_block(tokens)
         for taken, token in enumerate(tokens):
@@ -155,7 +158,7 @@ class TextStream:
             self.finish_reason = "length"
 
     def release(self) -> str:
-        """Return new final text: all after the end was found, else all but a possible start of a stop string."""
+        """Return the final text since the last call: until the text ends, without a possible start of a stop string."""
         end = len(self.text)
         if self.finish_reason is None and self._stop is not None:
             end = self._stop.decided()
@@ -164,7 +167,10 @@ class TextStream:
         return piece
 
     def finish(self, reason: FinishReason) -> None:
-        """End the text for an external reason (context, cancelled)."""
+        """End the text for a reason outside of it, "context" (full) or "cancelled".
+
+        Nothing happens if it has already ended.
+        """
         if self.finish_reason is None:
             self.finish_reason = reason
             self._flush()
@@ -196,7 +202,11 @@ class _StopStrings:
         self._ends: list[tuple[int, int]] = [(0, 0)]  # per token: (length of this text, of the visible text) after it
 
     def push(self, token: int, shown: int) -> _Found | None:
-        """Add a token, after which the visible text has ``shown`` characters. Return a stop string if complete."""
+        """Add a token to the searched text.
+
+        Return the range of a stop string in the visible text if one is complete, else None. ``shown`` is the length in
+        characters of the visible text (without hidden special tokens) after this token.
+        """
         start = max(0, len(self._text) - self._longest + 1)
         self._text += self._pieces.step([token])
         self._ends.append((len(self._text), shown))
@@ -207,7 +217,7 @@ class _StopStrings:
         return _Found(self._shown(place), self._shown(place + len(text)))
 
     def decided(self) -> int:
-        """Return the length of the visible text in which no stop string can begin any more."""
+        """Return the length in characters of the visible text's part in which no stop string can begin any more."""
         for size in range(min(self._longest - 1, len(self._text)), 0, -1):
             tail = self._text[-size:]
             if any(text.startswith(tail) for text in self._stop):

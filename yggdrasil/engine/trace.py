@@ -35,7 +35,11 @@ Watch = Callable[[IterationTree], None]
 def iteration_tree(
     tree: TokenTree, order: Tensor, shape: TreeShape, root: int, outcome: Outcome, drafters: str
 ) -> IterationTree:
-    """Copy the tree of an iteration after acceptance, before the next root is planted."""
+    """Copy an iteration's tree to Python lists, with the verified and accepted nodes.
+
+    Call it before the next root is planted. ``order`` [N] int64 has the nodes from best to worst, ``root`` is the
+    root's token, and ``drafters`` the drafters' names.
+    """
     if shape.verify_width == 1:
         return IterationTree("none", [root], [0], [0], [0], outcome.tokens[-1])
     size = tree.size
@@ -85,7 +89,11 @@ class Trace:
     decode_ns: int = 0
 
     def note(self, shape: TreeShape, tokens: int, expected: float, predicted_ms: float) -> None:
-        """Count an iteration with ``tokens`` emitted tokens. Both token numbers include the bonus token."""
+        """Count an iteration that verified ``shape`` and emitted ``tokens`` tokens.
+
+        ``expected`` is the number of tokens and ``predicted_ms`` the time that the policy predicted. Both numbers of
+        tokens include the bonus token.
+        """
         self.expected_tokens += expected
         self.predicted_ms += predicted_ms
         self.shapes[shape] += 1
@@ -100,19 +108,22 @@ class Trace:
             self.accepted += tokens - 1
 
     def note_pass(self, nanoseconds: int) -> None:
-        """Add the time of the last iteration's target pass."""
+        """Add the time of the last iteration's target pass to the times by width."""
         width = self.last_shape.verify_width if self.last_shape.depth else 1
         self.passes[width] += 1
         self.passes_ns[width] += nanoseconds
 
-    def call_plain(self, verified_ns: int) -> None:
-        """Count the last pass as a plain step: move the verification time beyond ``verified_ns`` to ``plain``."""
+    def count_as_plain(self, verified_ns: int) -> None:
+        """Move the time of the last target pass from the stage "verify" to "plain".
+
+        ``verified_ns`` is the total of "verify" before that pass, in nanoseconds.
+        """
         self.stage_ns["plain"] += self.stage_ns.pop("verify") - verified_ns
         if verified_ns:
             self.stage_ns["verify"] = verified_ns
 
     def metrics(self) -> "Metrics":
-        """Compute the metrics of the request."""
+        """Return the request's metrics, computed from the counts and times so far."""
         decode_ms = self.decode_ns / 1e6
         model_ms = sum(self.stage_ns[stage] for stage in MODEL_STAGES) / 1e6
         histograms: list[Counter[int]] = [Counter(), Counter(), Counter()]
@@ -166,6 +177,7 @@ class Metrics:
     decoding: DecodingReport = DecodingReport()
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the metrics as a dictionary by field name, nested fields included."""
         return asdict(self)
 
 
@@ -174,10 +186,14 @@ Actions = Mapping[str, Callable[[State], None]]  # by stage name; stages without
 
 
 class Executor(Protocol):
-    """Protocol of executors, which run one iteration."""
+    """Protocol of executors, which run the stages of one iteration."""
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Call every stage's action on ``state`` once and wait for all. Add their nanoseconds to ``times``."""
+        """Call the action of every stage once with the iteration's ``state``, and wait for all.
+
+        ``actions`` maps stage names to actions; stages without one are skipped. Each stage's nanoseconds are added to
+        ``times``.
+        """
 
 
 class InOrderExecutor:
@@ -187,6 +203,10 @@ class InOrderExecutor:
     """
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
+        """Call the stages' actions with ``state`` in the schedule's order.
+
+        Add each stage's host nanoseconds to ``times``.
+        """
         before = perf_counter_ns()
         for name in schedule.names:
             if name not in actions:
@@ -207,6 +227,10 @@ class EventExecutor:
         self._events = [make_event() for _ in range(1 + len(STAGES))]
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
+        """Call the stages' actions with ``state`` in the schedule's order.
+
+        Add each stage's GPU nanoseconds to ``times``.
+        """
         names = [name for name in schedule.names if name in actions]
         events = self._events[: 1 + len(names)]
         events[0].record()

@@ -51,7 +51,7 @@ class ModelRunner:
             backend: how steps run; "native" falls back to another backend for models that it does not cover.
             hidden_layers: layers whose outputs a pass returns.
             widest: maximum rows of a pass over recurrent layers, ``capacity`` by default.
-            is_sparse: the cache uses small pages until ``expect`` is called with a long text.
+            is_sparse: the cache uses small pages until ``prepare_cache`` is called with a long text.
         """
         self.loaded = loaded
         self.recorder = recorder
@@ -73,7 +73,7 @@ class ModelRunner:
         self._captures: dict[tuple[tuple[str, int], ...], Capture] = {}
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]]]] = {}
 
-    def expect(self, num_tokens: int) -> None:
+    def prepare_cache(self, num_tokens: int) -> None:
         """Use huge pages for the cache if a text of ``num_tokens`` fills a relevant part of what a pass reads."""
         num_bytes = self.cache.num_bytes / self.cache.capacity * num_tokens
         if num_bytes > _SMALL_SHARE * sum(weight.nbytes for weight in self.weights):

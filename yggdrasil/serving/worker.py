@@ -128,7 +128,7 @@ class Worker:
         """
         if self.line.is_quiet(_QUIET_SECONDS):
             try:
-                self._conversations.keep_ahead(lambda: self.line.is_quiet(0.0))
+                self._conversations.copy_ahead(lambda: self.line.is_quiet(0.0))
             except (RuntimeError, MemoryError) as error:
                 log.warning("a conversation could not be kept: %s", first_line(error))
             if not self._is_tidy and self.line.is_quiet(_IDLE_SECONDS):
@@ -157,7 +157,7 @@ class Worker:
 
     def _decode(self, decoder: Decoder, ask: QueuedRequest, job: Job) -> None:
         end = monotonic() + self._settings.limits.answer_seconds
-        self._conversations.turn_to(job.prompt)
+        self._conversations.switch_to(job.prompt)
         scored, scoring_ms = self._score(decoder, ask, job)
         delivery = AnswerDelivery(job, scored)
         options: RequestOptions = {**job.options, "watch": delivery.trees.append} if job.shows_trees else job.options

@@ -263,7 +263,7 @@ def test_conversations_in_turns(published):
     decoder = published.decoder()
     kept = Conversations(decoder.assembly, 1 << 20)
     for prompt in (PROMPT, TEXT[30:60], PROMPT):
-        kept.turn_to(prompt)
+        kept.switch_to(prompt)
         seen = watch(decoder)
         assert decoder.generate(prompt, max_new_tokens=8).tokens == published.pair.reference(prompt, 8)
         assert_guesses([([*prompt, *seen[0][0][len(prompt) :]], seen[0][1])], published.expected_edge)

@@ -124,7 +124,7 @@ def test_conversations_that_take_turns_are_read_once_beside_a_head(case):
     texts, read = [list(TEXT[:21]), list(TEXT[30:52])], []
     for count in (1, 8, 8):
         for text in texts:
-            conversations.turn_to(text)
+            conversations.switch_to(text)
             found = decoder.generate(text, max_new_tokens=count)
             assert found.tokens == case.pair.reference(text, count)
             read.append(len(text) - found.metrics.reused_tokens)

@@ -163,7 +163,7 @@ def test_conversations_in_turns(case):
     decoder = case.decoder()
     kept = Conversations(decoder.assembly, 1 << 20)
     for prompt in (PROMPT, TEXT[30:60], PROMPT):
-        kept.turn_to(prompt)
+        kept.switch_to(prompt)
         assert decoder.generate(prompt, max_new_tokens=8).tokens == case.pair.reference(prompt, 8)
     assert len(kept)
 

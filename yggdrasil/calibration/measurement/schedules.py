@@ -82,13 +82,13 @@ def measure_stage_costs(
     for number, (text, shape) in enumerate([cycles[0], *cycles]):  # the first cycle is repeated: it warms up
         ways = [(schedule, shape) for schedule in schedules] + [(schedules[0], PLAIN_STEP)]
         for schedule, way in _rotated_order(ways, number):
-            assembly.engine.use(schedule.labels)
+            assembly.engine.use_schedule(schedule.labels)
             samples = list(_iterations(assembly.engine, text, new_stream(), FixedPolicy(way)))
             if number:
                 rows += [_row(len(text), number, schedule, sample) for sample in samples[WARM_UP:]]
                 measured |= {(schedule.labels, way)} if samples[WARM_UP:] else set()
         progress((number + 1) / (len(cycles) + 1))
-    assembly.engine.use(schedules[0].labels)
+    assembly.engine.use_schedule(schedules[0].labels)
     if len(measured) < len(schedules) * len(set(shapes)) + 1:
         raise _too_short(assembly)
     return at_one_speed(pd.DataFrame(rows, columns=list(COLUMNS)))
@@ -154,14 +154,14 @@ def measure_plans(
     jobs = [(number, prompt) for number in range(rounds) for prompt in range(len(texts))]
     for turn, (number, prompt) in enumerate([(-1, 0), *jobs]):
         for name, stages, policy in _rotated_order(ways, turn):
-            assembly.engine.use(stages)
+            assembly.engine.use_schedule(stages)
             stream = new_stream()
             samples = list(_iterations(assembly.engine, texts[prompt], stream, policy))
             if number >= 0 and len(samples) > WARM_UP:
                 tokens, total = len(stream.tokens) - 1, sum(sample.total_ms for sample in samples)
                 rows.append((name, prompt, number, len(samples), tokens, *_means(samples[WARM_UP:], total)))
         progress((turn + 1) / (len(jobs) + 1))
-    assembly.engine.use(MEASURED[0].labels)
+    assembly.engine.use_schedule(MEASURED[0].labels)
     if {row[0] for row in rows} != {name for name, _, _ in ways}:
         raise _too_short(assembly)
     return pd.DataFrame(rows, columns=list(PLAN_COLUMNS))

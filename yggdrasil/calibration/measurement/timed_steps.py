@@ -87,7 +87,7 @@ def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedSte
     engine = assembly.engine
 
     def prepare() -> None:
-        engine.target.expect(context)
+        engine.target.prepare_cache(context)
         engine.target.text.pretend([token] * context, context)
         engine.tree.plant(token)
         # Equal tokens choose the same experts, which would make a mixture's wide passes look cheap.

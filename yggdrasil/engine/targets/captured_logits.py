@@ -1,7 +1,7 @@
-"""Captured passes that copy their logits to the host, for requests that accept on the host.
+"""Target passes as CUDA graphs that copy their logits to the host, for requests that accept on the host.
 
-Each pass is one launch, one transfer and one wait. Moving accepted rows is one more launch.
-Dims: W rows of a pass, V vocabulary, H hidden size.
+Each pass is one launch, one transfer and one wait. Moving accepted rows is one more launch. Dims: W rows of a pass, V
+vocabulary, H hidden size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,11 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class CapturedLogits:
-    """Captures of the runner's steps "plain-logits" and "verify-logits". Callers write the steps' inputs."""
+    """CUDA graphs of a plain step and of tree passes of ``widths`` rows, whose logits are copied to the host.
+
+    ``order`` [N] int64 receives the ranked nodes, and ``start`` [1] int64 is the root's position. Callers write the
+    steps' inputs.
+    """
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, order: Tensor, start: Tensor, widths: Sequence[int]
@@ -32,23 +36,34 @@ class CapturedLogits:
         self.expected = 1.0  # expected tokens of the last tree, bonus token included
 
     def captures(self) -> Iterator[Capture]:
-        """Yield all captures, to be prepared between requests."""
+        """Yield all CUDA graphs of this object. Each must be prepared (run once) between requests."""
         yield from (self._plain, *self._trees.values(), self._move.capture)
 
     def plain(self) -> Sequence[Tensor]:
-        """Run ``PlainLogitsStep`` and return its outputs: on the host, except *layers, which stay on the device."""
+        """Run one committed token through the target, as one CUDA graph.
+
+        Return logits [1, V] and hidden states [1, H] on the host, then [1, H] of each layer that a drafter reads, on
+        the device.
+        """
         logits, hidden, *layers = self._plain()
         return *self._copies.read([logits, hidden]), *layers
 
     def tree(self, width: int) -> Sequence[Tensor]:
-        """Run ``VerifyLogitsStep`` over the ``width`` best nodes. Return its outputs as ``plain`` does."""
+        """Rank the tree's nodes and run the ``width`` best through the target, as one CUDA graph.
+
+        Return the layout [4, W] int64 (nodes, tokens, parents' rows, existence), logits [W, V] and hidden states [W, H]
+        on the host, then [W, H] of each layer that a drafter reads, on the device.
+        """
         expected, layout, logits, hidden, *layers = self._trees[width]()
         expected, layout, logits, hidden = self._copies.read([expected, layout, logits, hidden])
         self.expected = float(expected)
         return layout, logits, hidden, *layers
 
-    def keep(self, start: int, rows: Sequence[int]) -> None:
-        """Move the accepted ``rows`` of the last pass, in ascending order, to the slots from ``start``."""
+    def move_rows(self, start: int, rows: Sequence[int]) -> None:
+        """Move the KV entries of the accepted rows of the last pass to consecutive cache slots from ``start``.
+
+        ``start`` was also the slot of the pass's first row. ``rows`` are row numbers of the pass in ascending order.
+        """
         if rows and rows[-1] >= len(rows):  # else each is already at its slot
             self._move([start + row for row in rows], start)
 

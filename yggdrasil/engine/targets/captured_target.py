@@ -1,4 +1,4 @@
-"""The target model of captured steps: ranking, verification, acceptance and commit in one launch.
+"""The target of CUDA graphs: ranking, verification, acceptance and commit in one launch.
 
 The host writes a few integers before a step and reads one small vector after it; the device does not wait for it in
 between. Ranking the tree is part of verification, so the verify width is chosen before drafting.
@@ -30,7 +30,7 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 def check_capturable(schedule: Schedule) -> None:
-    """Check that captured steps support ``schedule``.
+    """Check that steps captured as CUDA graphs support a schedule (the order and variants of an iteration's stages).
 
     Raises:
         YggdrasilError: the schedule accepts on the host.
@@ -43,7 +43,7 @@ def check_capturable(schedule: Schedule) -> None:
 
 
 class CapturedTarget(PromptReader):
-    """Target of the backend "cudagraph", with the interface of ``TargetModel``."""
+    """Target whose steps are CUDA graphs, with acceptance on the device. It has the interface of ``TargetModel``."""
 
     ranks_nodes = True
 
@@ -70,10 +70,12 @@ class CapturedTarget(PromptReader):
             runner.define("verify", width, VerifyStep(runner.call), inputs)
             self.captures["verify", width] = runner.recorder.capture(partial(self._verify, width))
 
-    def choose_by(self, kind: SamplingKind | None, sampler: Sampler | None = None) -> list[Capture]:
-        """Set how later requests choose tokens. Return the captures of a new kind, which must be prepared first.
+    def set_sampling(self, kind: SamplingKind | None, sampler: Sampler | None = None) -> list[Capture]:
+        """Set how later requests choose tokens on the device.
 
-        ``sampler`` gets the request's tokens and log-probabilities, and has its constraint; None if it has neither.
+        Return the CUDA graphs this adds, which must be prepared first. ``kind`` is the variant of sampling in the
+        graphs; None: greedy, without logits processors. ``sampler`` receives the tokens and log-probabilities of the
+        request and has its grammar; None if the request has neither.
         """
         self._kind, self._sampler = kind, sampler
         if kind is None:
@@ -82,7 +84,11 @@ class CapturedTarget(PromptReader):
         return self.sampled.add(kind, [1, *self._verify_widths])
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        for outcome, logits in self.read(tokens, start):
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome of each.
+
+        The last has the first token.
+        """
+        for outcome, logits in self.prefill_with_logits(tokens, start):
             if self._kind is not None and self.length == len(tokens):
                 yield outcome._replace(tokens=[self._first(self._kind, logits)])
             else:
@@ -97,7 +103,11 @@ class CapturedTarget(PromptReader):
         self._note([0], [token], packed[6:], 1)
         return token
 
-    def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
+    def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks.
+
+        Yield each chunk's outcome and its last logits [1, V].
+        """
         for width, count in self._chunks(tokens, start):
             packed, logits, *others = self._launch("prefill", width)
             outputs = packed, *others
@@ -109,7 +119,7 @@ class CapturedTarget(PromptReader):
             yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, and choose its successor."""
+        """Run ``token``, the last committed one, through the target, and return the outcome with the token after it."""
         outputs = self.launch_plain(token)
         outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]
         outcome = self._outcome(outputs[0], 1)
@@ -117,12 +127,19 @@ class CapturedTarget(PromptReader):
         return outcome._replace(layers=self._layers(outputs, slice(1)))
 
     def launch_plain(self, token: int) -> Sequence[Tensor]:
-        """Launch a plain step without waiting for it."""
+        """Launch a plain step for ``token``, the last committed one, without waiting for the device.
+
+        Return its outputs, still on the device: the packed result, then the layers that a drafter reads.
+        """
         self._tokens.write(token)
         return self._launch_pass("plain", 1)
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch ranking, verification, acceptance and commit of the ``width`` best nodes. ``accept`` waits for it."""
+        """Launch one CUDA graph that ranks the tree, verifies its ``width`` best nodes, accepts a path and moves its
+        rows.
+
+        Return its outputs, still on the device: the packed result, then the layers that a drafter reads.
+        """
         return self._launch_pass("verify", width)
 
     def _launch_pass(self, name: str, width: int) -> Sequence[Tensor]:
@@ -143,7 +160,13 @@ class CapturedTarget(PromptReader):
         self.sampled.sampling.write_masks(self._masks)
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """Wait for verification and return its outcome."""
+        """Wait for a verification of ``width`` nodes, and return the tokens and rows that it accepted.
+
+        ``outputs`` are those of ``verify``.
+
+        Raises:
+            YggdrasilError: logits are not finite, or a grammar allows no token.
+        """
         packed = self._readback.wait(outputs[0].numel())
         outcome = self._outcome(packed, width)
         nodes = packed[2 + 3 * width : 2 + 4 * width].tolist()
@@ -152,16 +175,20 @@ class CapturedTarget(PromptReader):
         return outcome._replace(layers=self._layers(outputs, outcome.rows))
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Raise YggdrasilError: captured steps accept on the device."""
+        """Raise YggdrasilError: CUDA graphs accept on the device only."""
         raise YggdrasilError("captured steps accept on the device; take a plan with accept=device")
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's node and the target's token after it, [W] int64 each, on the device."""
+        """Return (nodes, tokens), [W] int64 each, on the device: each verified row's node, and the target's token after
+        it.
+
+        ``outputs`` are those of ``verify``.
+        """
         choices, nodes = outputs[0][2 + 2 * width : 2 + 4 * width].view(2, width)
         return nodes, choices
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Count the accepted rows, which the device has already moved."""
+        """Add the accepted ``rows`` to the count of cached tokens. The device has already moved their KV entries."""
         self.runner.note_kept(len(rows))
 
     def _launch(self, name: str, width: int) -> Sequence[Tensor]:

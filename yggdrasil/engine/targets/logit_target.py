@@ -29,7 +29,10 @@ class AcceptanceSetup:
 
 
 class LogitTarget:
-    """Target that shares the cache and text of a ``TargetModel`` or ``CapturedTarget``."""
+    """Target whose tokens the host chooses from logits.
+
+    It shares cache and text with ``target``, which accepts on the device.
+    """
 
     def __init__(self, target: TargetModel | CapturedTarget, tree: TokenTree, verify_widths: Sequence[int]) -> None:
         runner = self.runner = target.runner
@@ -44,32 +47,41 @@ class LogitTarget:
 
     @property
     def vocab_size(self) -> int:
-        """Return the size of the vocabulary."""
+        """Return the number of tokens of the target's vocabulary."""
         return self.runner.call.vocab_size
 
     def begin(self, decision: AcceptanceSetup) -> None:
-        """Set the sampler and rule of the next request."""
+        """Set the sampler and acceptance rule of the next request."""
         self._decision = decision
 
     @property
     def length(self) -> int:
+        """Return the number of tokens whose KV entries are in the target's cache, without the root of the next tree."""
         return self._target.length
 
     @property
     def text(self) -> KeptText:
+        """Return the text whose KV entries are in the target's cache."""
         return self._target.text
 
     @property
     def figures(self) -> RepetitionFigures:
+        """Return the repetition features of the text."""
         return self._target.figures
 
-    def expect(self, num_tokens: int) -> None:
-        """Prepare the cache for ``num_tokens`` tokens, prompt and answer: a long text gets huge pages."""
-        self._target.expect(num_tokens)
+    def prepare_cache(self, num_tokens: int) -> None:
+        """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer.
+
+        The cache of a long text is backed by huge pages.
+        """
+        self._target.prepare_cache(num_tokens)
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Prefill the prompt as a ``TargetModel`` does, and choose the first token."""
-        for outcome, logits in self._target.read(tokens, start):
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome of each.
+
+        The last outcome has the request's first token, which the sampler chooses.
+        """
+        for outcome, logits in self._target.prefill_with_logits(tokens, start):
             if self.length == len(tokens):
                 last = logits[0] if self.captured is None else logits[0].cpu()
                 choice = self._current.sampler.choose(last)
@@ -78,7 +90,10 @@ class LogitTarget:
             yield outcome
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, and choose its successor."""
+        """Run ``token``, the last committed one, through the target.
+
+        Return the outcome with the token that the sampler chooses.
+        """
         decision = self._current
         if decision.fixed_width is not None:
             self._tree.plant(token)
@@ -91,11 +106,22 @@ class LogitTarget:
         return Outcome([choice.token], [0], hidden, self._layers([state[:1] for state in layers]))
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch verification of the ``width`` best nodes of ``order``; of a fixed-width request, always as many."""
+        """Run the ``width`` best nodes of the tree through the target, in the order of the tensor ``order``.
+
+        A request of fixed width always runs that number of rows. Return layout [4, W] int64, logits [W, V], hidden
+        states [W, H] and the layers that a drafter reads, [W, H] each.
+        """
         return self.run_tree(self._current.fixed_width or width)
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """Walk the tree by the request's rule. The outcome's rows are those that are not committed yet."""
+        """Accept a path of the verified tree by the request's rule and sampler, and return its outcome.
+
+        ``outputs`` are those of ``verify``. Rows that a width-1 pass has already committed are left out of the
+        outcome's rows.
+
+        Raises:
+            YggdrasilError: logits are not finite.
+        """
         layout, logits, hidden, *layers = outputs
         decision = self._current
         tree = VerifiedTree.of(layout.tolist(), logits, decision.drawn())
@@ -111,30 +137,41 @@ class LogitTarget:
         return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes, expected=expected)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Do what ``accept`` does, which is on the host already."""
+        """Return the outcome of a verification, as ``accept`` does, which also runs on the host."""
         return self.accept(outputs, width)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's node and argmax token; sampling may choose another."""
+        """Return (nodes, tokens), [W] int64 each: every verified row's node, and the argmax token after it.
+
+        Sampling may choose another token. ``outputs`` are those of ``verify``.
+        """
         layout, logits, *_ = outputs
         return layout[0], logits.argmax(-1)
 
     def commit(self, rows: Sequence[int]) -> None:
+        """Move the KV entries of an outcome's ``rows`` after the committed text, and add them to its count."""
         if self.captured is None:
             self._target.commit(rows)
             return
-        self.captured.keep(self.length, rows)
+        self.captured.move_rows(self.length, rows)
         self.runner.keep(rows)
 
     def run_width_one(self, token: int) -> Sequence[Tensor]:
-        """Run ``token`` by a plain step and commit it. Return (logits [1, V], hidden [1, H], *layers [1, H])."""
+        """Run ``token`` by a pass of one row and commit it.
+
+        Return (logits [1, V], hidden [1, H], [1, H] of each read layer).
+        """
         outputs = self._run_plain(token)
         self.commit([0])
         return outputs
 
     def run_tree(self, width: int) -> Sequence[Tensor]:
-        """Verify the ``width`` best nodes. Return the outputs of ``VerifyLogitsStep``."""
-        self._target.write_place()
+        """Run the ``width`` best nodes of the tree through the target.
+
+        Return layout [4, W] int64 (nodes, tokens, parents' rows, existence), logits [W, V], hidden states [W, H] and
+        the layers that a drafter reads, [W, H] each.
+        """
+        self._target.write_position()
         return self.runner.step("verify-logits", width)() if self.captured is None else self.captured.tree(width)
 
     @property
@@ -143,7 +180,7 @@ class LogitTarget:
         return self._decision
 
     def _run_plain(self, token: int) -> Sequence[Tensor]:
-        self._target.write_place(token)
+        self._target.write_position(token)
         return self.runner.step("plain-logits", 1)() if self.captured is None else self.captured.plain()
 
     def _layers(self, layers: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -159,7 +196,10 @@ class _Replays:
         self.states: dict[int, list[Tensor]] = {}  # row -> hidden [H], *layers [H]
 
     def decide(self, rows: Sequence[int]) -> Tensor:
-        """Return logits [V] after the last of ``rows``, a path from the root. Later rows of the tree are not moved."""
+        """Return logits [V] after the last of ``rows``, a path of the verified tree from the root, by a width-1 pass.
+
+        The rows before it are committed. Later rows of the tree are not moved.
+        """
         # Rows are relative to the end of the committed text: row r of the pass is now row r - committed.
         self._target.commit([row - self.committed for row in rows[self.committed : -1]])
         logits, hidden, *layers = self._target.run_width_one(self._tree.tokens[rows[-1]])

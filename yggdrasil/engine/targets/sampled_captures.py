@@ -1,7 +1,7 @@
-"""Captured passes that choose and accept tokens by a request's sampling parameters and rule.
+"""Target passes as CUDA graphs that choose and accept tokens by a request's sampling parameters and rule.
 
-A pass is one launch. With a constraint there are three, ranking, pass and acceptance, so that the host computes the
-tokens allowed after each row while the pass runs.
+A pass is one launch. With a grammar there are three, ranking, pass and acceptance, so that the host computes the tokens
+allowed after each row while the pass runs.
 
 Dims: W rows of a pass, V vocabulary, H hidden size, K top-k tokens.
 """
@@ -24,7 +24,10 @@ WriteMasks = Callable[[Sequence[Sequence[int]]], None]  # takes rows of a layout
 
 
 class SampledCaptures:
-    """Captures by sampling kind. They run the steps "plain-logits" and "verify-logits", and one "accept" step a kind.
+    """CUDA graphs of target passes that sample and accept on the device, by sampling kind and width.
+
+    A sampling kind is a combination of rule and logits processors that has its own graphs. The graphs run the steps
+    "plain-logits" and "verify-logits", and one "accept" step per kind.
 
     Args:
         order: [N] int64, receives the ranked nodes.
@@ -46,7 +49,7 @@ class SampledCaptures:
 
     @cached_property
     def sampling(self) -> SamplingTensors:
-        """Return the sampling parameters' buffers on the device, created on first use."""
+        """Return the device buffers of a request's sampling parameters, allocated on first access."""
         return SamplingTensors(self._runner.call.vocab_size, self._runner.loaded.device, self._most)
 
     @cached_property
@@ -56,7 +59,10 @@ class SampledCaptures:
         return torch.zeros(size, dtype=torch.float32, device=self._runner.loaded.device)
 
     def add(self, kind: SamplingKind, widths: Sequence[int]) -> list[Capture]:
-        """Define the captures of ``kind`` for passes of ``widths``. Return the new ones, to be prepared in order."""
+        """Define the CUDA graphs of a sampling kind for passes of ``widths`` rows. Return the new ones.
+
+        The caller must prepare (run once) the new ones in order.
+        """
         new: dict[tuple[str, int], Capture] = {}
         for width in widths:
             accept = self._name(kind)
@@ -76,9 +82,10 @@ class SampledCaptures:
         return list(new.values())
 
     def launch(self, kind: SamplingKind, width: int, write_masks: WriteMasks) -> Sequence[Tensor]:
-        """Launch a pass over the ``width`` best nodes, or a plain step. Return (packed result, *layers).
+        """Launch a pass over the ``width`` best nodes of the tree; width 1 is a plain step.
 
-        With a constraint, ``write_masks`` is called while the pass runs.
+        Return its outputs on the device: the packed result, then the layers that a drafter reads. With a grammar,
+        ``write_masks`` is called with the pass's layout while the pass runs, and writes the allowed tokens.
         """
         accept = self._captures[self._name(kind), width]
         if not kind.is_masked:
@@ -90,7 +97,10 @@ class SampledCaptures:
         return *accept(), *layers
 
     def first(self, kind: SamplingKind, logits: Tensor, position: int) -> Tensor:
-        """Choose the token at ``position`` from ``logits`` [1, V]. Return the summary and log-probability words."""
+        """Choose a request's first token, at text index ``position``, from the prefill's logits [1, V].
+
+        Return the summary of a pass with one accepted row, [6] int64, followed by the words of its log-probabilities.
+        """
         root = torch.full((1,), position - 1, device=logits.device)
         others = [*self._tree.tensors(), *self.sampling.inputs]
         summary, words = AcceptStep(kind)([], [], logits.float(), root, self._root, *others)
@@ -139,10 +149,11 @@ class SampledCaptures:
 def finish(
     runner: ModelRunner, start: Tensor, summary: Tensor, expected: Tensor, hidden: Tensor, words: Tensor
 ) -> Tensor:
-    """Move the accepted rows of a pass and pack its result into one int64 vector.
+    """Return the result of a pass as one int64 vector, and move the KV entries of its accepted rows after the text.
 
-    It has: ``summary`` [2 + 4W]; the bits of ``expected`` [1] as float64 and of the last accepted row of ``hidden``
-    [>= W, H] float32; and ``words``.
+    The vector has ``summary`` [2 + 4W], the bits of ``expected`` [1] as float64, the bits of the last accepted row of
+    ``hidden`` [>= W, H] float32, and the log-probability ``words``. ``start`` [1] int64 is the slot of the pass's first
+    row.
     """
     width = (summary.shape[0] - 2) // 4
     count, rows = summary[:1], summary[2 : 2 + width]

@@ -1,4 +1,4 @@
-"""The compiled steps of the target: one plain token, and one verified tree.
+"""The steps of the target (calls with a fixed number of rows, which may be compiled): a plain token, a verified tree.
 
 Dims: W verified nodes (root included), N tree nodes, V vocabulary, H hidden size.
 """
@@ -23,18 +23,22 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class PlainLogitsStep(CallStep[ModelCall]):
-    """Run one committed token and return its logits."""
+    """Step that runs one committed token through the target and returns its logits."""
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return (logits [1, V], hidden [1, H], *layers [1, H]). ``token`` and ``position`` are [1] int64."""
+        """Run one committed token through the target, and write its KV entries to ``caches``.
+
+        ``token`` and ``position`` are [1] int64. Return (logits [1, V], hidden [1, H], [1, H] of each layer a drafter
+        reads).
+        """
         found = read_token(self._call, weights, caches, token, position)
         return found.logits, found.hidden.float(), *found.layers
 
 
 class VerifyLogitsStep(CallStep[ModelCall]):
-    """Run the W best nodes of a tree and return their logits."""
+    """Step that runs the W best nodes of a tree through the target and returns their logits."""
 
     def forward(
         self,
@@ -44,9 +48,11 @@ class VerifyLogitsStep(CallStep[ModelCall]):
         chosen: Tensor,  # [W] int64, nodes
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return (layout [4, W] int64, logits [W, V], hidden [W, H], *layers [W, H]).
+        """Run the nodes ``chosen`` of a tree through the target, with tree attention.
 
-        The rows of the layout are: nodes, tokens, parents' rows, and 1 for existing rows or 0 for padding.
+        KV entries are written to ``caches``. Return (layout [4, W] int64, logits [W, V], hidden [W, H], [W, H] of each
+        layer a drafter reads). The rows of the layout are: nodes, tokens, parents' rows, and 1 for existing rows or 0
+        for padding.
         """
         tree = TokenTree(*tree_buffers)
         rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
@@ -56,7 +62,10 @@ class VerifyLogitsStep(CallStep[ModelCall]):
 def read_token(
     call: ModelCall, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
 ) -> Forward:
-    """Run one committed token through the target. ``token`` and ``position`` are [1] int64."""
+    """Run one committed token through the target, and return logits and hidden states.
+
+    ``token`` and ``position`` (its index in the text) are [1] int64. Its KV entries are written to ``caches``.
+    """
     mask = torch.ones(1, 1, dtype=torch.bool, device=token.device)
     return call(weights, caches, token, position, mask, position.expand(2).contiguous())
 
@@ -64,14 +73,21 @@ def read_token(
 def read_tree(
     call: ModelCall, weights: list[Tensor], caches: list[Tensor], root: Tensor, chosen: Tensor, tree: TokenTree
 ) -> tuple[PassRows, Forward]:
-    """Run the nodes ``chosen`` [W] of a tree, with tree attention. ``root`` [1] is the root's position."""
+    """Run the nodes ``chosen`` [W] int64 of a tree through the target, with tree attention.
+
+    ``root`` [1] int64 is the root's index in the text. KV entries are written to ``caches``, in the slots from
+    ``root``. Return (the rows of the pass in ascending node order, logits and hidden states).
+    """
     rows = rows_of(chosen, tree)
     offsets = root.expand(2).contiguous()
     return rows, call(weights, caches, rows.tokens, root + tree.depths[rows.nodes], rows.ancestors, offsets)
 
 
 def rows_of(chosen: Tensor, tree: TokenTree) -> PassRows:
-    """Return the rows of a pass over the nodes ``chosen`` [W]."""
+    """Return tokens, parents, ancestors and existence of the tree nodes ``chosen`` [W] int64, as rows of one pass.
+
+    Rows are in ascending node order. Parents are row numbers, [W]; the ancestor mask is [W, W].
+    """
     nodes = chosen.sort().values  # parents before children
     row_of = torch.zeros_like(tree.tokens).index_copy(0, nodes, torch.arange(nodes.shape[0], device=nodes.device))
     return PassRows(
@@ -84,19 +100,25 @@ def rows_of(chosen: Tensor, tree: TokenTree) -> PassRows:
 
 
 class PlainStep(CallStep[ModelCall]):
-    """Run one committed token and choose the next: plain decoding, the baseline of every comparison."""
+    """Step that runs one committed token and chooses the next by argmax: plain decoding, the baseline of
+    comparisons.
+    """
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return (token [1], its logit [1], hidden [1, H], *layers [1, H]). The inputs are [1] int64."""
+        """Run one committed token through the target, and write its KV entries to ``caches``.
+
+        ``token`` and ``position`` are [1] int64. Return (argmax token [1], its logit [1], hidden [1, H], [1, H] of each
+        layer a drafter reads).
+        """
         found = read_token(self._call, weights, caches, token, position)
         best, choice = found.best_tokens()
         return choice, best, found.hidden.float(), *found.layers
 
 
 class VerifyStep(CallStep[ModelCall]):
-    """Run the W best nodes of a tree and accept the path that the target's argmax tokens follow."""
+    """Step that runs the W best nodes of a tree and accepts the path that the target's argmax tokens follow."""
 
     def forward(
         self,
@@ -106,11 +128,12 @@ class VerifyStep(CallStep[ModelCall]):
         chosen: Tensor,  # [W] int64, nodes
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return (summary [2 + 4W] int64, hidden [W, H], *layers [W, H]).
+        """Run the nodes ``chosen`` of a tree through the target and accept a path.
 
-        The summary is all that the host reads: the number of accepted rows (root included), whether their logits are
-        finite, W accepted rows and W target tokens after them (valid up to that number), then the target's token after
-        every row and every row's node.
+        KV entries are written to ``caches``. Return (summary [2 + 4W] int64, hidden [W, H], [W, H] of each layer a
+        drafter reads). The summary has the number of accepted rows (root included), whether their logits are finite, W
+        accepted rows and W target tokens after them (valid up to that number), then the target's token after every row
+        and every row's node.
         """
         rows, found = read_tree(self._call, weights, caches, root, chosen, TokenTree(*tree_buffers))
         best, choices = found.best_tokens()
@@ -119,7 +142,9 @@ class VerifyStep(CallStep[ModelCall]):
 
 
 def layout_of(rows: PassRows) -> Tensor:
-    """Return nodes, tokens, parents' rows and existence (1 or, for padding, 0) of ``rows`` as [4, W] int64."""
+    """Return nodes, tokens, parents' rows and existence (1; 0 for padding) of a pass's rows as one [4, W] int64
+    tensor.
+    """
     return torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
 
 
@@ -133,7 +158,10 @@ def _summary(rows: PassRows, path: Tensor, best: Tensor, choices: Tensor) -> Ten
 
 
 class AcceptStep(StepModule):
-    """Choose and accept tokens from the logits of a pass. Random numbers depend on the position, not on the tree."""
+    """Step that samples and accepts tokens from the logits of a pass.
+
+    Random numbers depend on the position, not on the tree.
+    """
 
     def __init__(self, kind: SamplingKind) -> None:
         super().__init__()
@@ -148,7 +176,12 @@ class AcceptStep(StepModule):
         chosen: Tensor,  # [W] int64, nodes
         *buffers: Tensor,  # ``TokenTree.tensors``, then the fields of ``SamplingInputs``
     ) -> tuple[Tensor, Tensor]:
-        """Return (summary of ``VerifyStep`` [2 + 4W], ``logprob_words``); without log-probabilities no words [0]."""
+        """Sample a token after every row of a pass by a request's parameters, and accept a path of the tree by its
+        rule.
+
+        Return (summary, words). The summary [2 + 4W] int64 is that of ``VerifyStep``. The words are the bits of every
+        row's log-probabilities, [0] if the request has none.
+        """
         num_tree, kind = len(buffers) - len(SamplingInputs._fields), self._kind
         tree, inputs = TokenTree(*buffers[:num_tree]), SamplingInputs(*buffers[num_tree:])
         rows = rows_of(chosen, tree)
@@ -175,7 +208,10 @@ class NativeVerifyStep(VerifyStep):
         chosen: Tensor,
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return what ``VerifyStep`` returns. The next call overwrites the summary."""
+        """Run the nodes ``chosen`` of a tree and accept a path. Inputs and outputs are those of ``VerifyStep.forward``.
+
+        All calls must pass the same buffers. The next call overwrites the returned summary.
+        """
         if self._rows is None:  # every call has the buffers with which the step was defined
             tree = TokenTree(*tree_buffers)
             self._rows = VerifiedRows(

@@ -33,62 +33,78 @@ class Outcome(NamedTuple):
 
     @property
     def hidden(self) -> Tensor:
-        """Return the hidden state [H] that produced the last token. Computed on demand, as few policies read it."""
+        """Return the target's hidden state [H] float32 that produced the last token."""
         return self.states[self.last]
 
 
 class Target(Protocol):
-    """Protocol of targets. ``LogitTarget`` accepts on the host, the others on the device."""
+    """Protocol of targets: the model whose text is wanted, with its KV cache.
+
+    Acceptance is on the device or on the host.
+    """
 
     order: Tensor  # [N] int64, nodes of the tree from best to worst
     ranks_nodes: bool  # verification writes ``order`` itself, so the verify width is chosen before drafting
 
     @property
     def length(self) -> int:
-        """Return the number of committed tokens in the cache."""
+        """Return the number of tokens whose KV entries are in the cache.
 
-    def expect(self, num_tokens: int) -> None:
-        """Prepare the cache for ``num_tokens`` tokens, prompt and answer: a long text gets huge pages."""
+        The last committed token, the root of the next tree, is not yet among them.
+        """
+
+    def prepare_cache(self, num_tokens: int) -> None:
+        """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer.
+
+        The cache of a long text is backed by huge pages.
+        """
 
     @property
     def vocab_size(self) -> int:
-        """Return the size of the vocabulary."""
+        """Return the number of tokens of the target's vocabulary."""
 
     @property
     def text(self) -> KeptText:
-        """Return the committed text, to which the engine appends accepted tokens."""
+        """Return the text whose KV entries are in the cache. The engine appends accepted tokens to it."""
 
     @property
     def figures(self) -> RepetitionFigures:
-        """Return the repetition features of the text, computed on demand."""
+        """Return the figures of how far the text repeats itself, computed on demand."""
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Prefill a prompt and yield an outcome per chunk. The last one has the first new token.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome of each.
 
-        The first ``start`` tokens, fewer than all, must be in the cache already.
+        The last has the first token. KV entries of the first ``start`` tokens, fewer than all, must be in the cache
+        already.
         """
 
     def plain(self, token: int) -> Outcome:
-        """Run the last committed token and choose its successor."""
+        """Run ``token``, the last committed one, through the target, and return the outcome with the token after it."""
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch verification of the ``width`` best nodes."""
+        """Launch a pass of the target over the ``width`` best nodes of the tree.
+
+        Return its outputs, which ``accept`` reads.
+        """
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """Wait for a verification of ``width`` nodes and return its outcome."""
+        """Wait for a verification of ``width`` nodes, and return the tokens and rows that it accepted."""
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Return the outcome of a verification; unlike ``accept``, the host finds the accepted path in ``tree``."""
+        """Return the outcome of a verification of ``width`` nodes of ``tree``.
+
+        The host, not the device, finds the accepted path.
+        """
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's node and the likely token after it, [W] int64 each."""
+        """Return (nodes, tokens), [W] int64 each: every verified row's node, and the likely token after it."""
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of an outcome's rows after the committed text, and count them."""
+        """Move the KV entries of an outcome's ``rows`` after the committed text, and add them to its count."""
 
 
 class PromptReader(ABC):
-    """Base of targets: cache, ranked nodes and input buffers, with the prefill and plain steps."""
+    """Base class of targets: cache, ranked nodes and input buffers, with the prefill and plain steps."""
 
     def __init__(self, runner: ModelRunner, tree: TokenTree, prefill_widths: Sequence[int]) -> None:
         device = runner.loaded.device
@@ -107,7 +123,10 @@ class PromptReader(ABC):
         runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
 
     def define_logits_steps(self, verify_widths: Sequence[int]) -> None:
-        """Declare the steps "plain-logits" and "verify-logits", unless they are declared."""
+        """Define the steps "plain-logits" and "verify-logits", which return logits, for ``verify_widths``.
+
+        Repeated calls do nothing.
+        """
         runner = self.runner
         if ("plain-logits", 1) in runner.defined:
             return
@@ -118,47 +137,60 @@ class PromptReader(ABC):
                 inputs = [self._start.tensor, self.order[:width], *self._tree.tensors()]
                 runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
 
-    def write_place(self, token: int | None = None) -> None:
-        """Set the length of the text, and a plain step's token, as inputs of the next pass."""
+    def write_position(self, token: int | None = None) -> None:
+        """Write the text's length, and a plain step's ``token`` if it is not None, to the input buffers of the next
+        pass.
+        """
         if token is not None:
             self._tokens.write(token)
         self._start.write(self.length)
 
     @property
     def start(self) -> Tensor:
-        """Return the input [1] int64 that has the length of the text."""
+        """Return the input buffer [1] int64 of passes that has the number of committed tokens, the first slot they
+        write.
+        """
         return self._start.tensor
 
     @property
     def length(self) -> int:
-        """Return the number of committed tokens in the cache."""
+        """Return the number of tokens whose KV entries are in the cache.
+
+        The last committed token, the root of the next tree, is not yet among them.
+        """
         return self.text.num_rows
 
-    def expect(self, num_tokens: int) -> None:
-        """Prepare the cache for ``num_tokens`` tokens, prompt and answer: a long text gets huge pages."""
-        self.runner.expect(num_tokens)
+    def prepare_cache(self, num_tokens: int) -> None:
+        """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer.
+
+        The cache of a long text is backed by huge pages.
+        """
+        self.runner.prepare_cache(num_tokens)
 
     @property
     def vocab_size(self) -> int:
-        """Return the size of the vocabulary."""
+        """Return the number of tokens of the target's vocabulary."""
         return self.runner.call.vocab_size
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Prefill ``tokens`` from ``start`` and yield an outcome per chunk. The last one has the first new token.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome of each.
 
-        The ``layers`` of an outcome are the hidden states of its chunk.
+        The last has the first token. The ``layers`` of an outcome are the hidden states of its chunk.
         """
-        for outcome, _ in self.read(tokens, start):
+        for outcome, _ in self.prefill_with_logits(tokens, start):
             yield outcome
 
     @abstractmethod
-    def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
-        """Do what ``prefill`` does, and yield (outcome, logits [1, V] after the chunk)."""
+    def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks.
+
+        Yield each chunk's outcome and its last logits [1, V].
+        """
 
     def _chunks(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
         """Yield (width, number of tokens) of each prefill step after writing its inputs. The caller runs the step."""
         self.text.begin(tokens, start)
-        self.expect(len(tokens))
+        self.prepare_cache(len(tokens))
         while self.length < len(tokens):
             width = fitting_or_widest(self.prefill_widths, len(tokens) - self.length)
             chunk = tokens[self.length : self.length + width]
@@ -190,7 +222,11 @@ class TargetModel(PromptReader):
             inputs = [self._start.tensor, self.order[:width], *tree.tensors()]
             runner.define("verify", width, verify_step(runner.call), inputs)
 
-    def read(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
+    def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks.
+
+        Yield each chunk's outcome and its last logits [1, V].
+        """
         for width, count in self._chunks(tokens, start):
             choice, best, hidden, logits, *layers = self.runner.step("prefill", width)()
             _check_finite(best)
@@ -200,7 +236,10 @@ class TargetModel(PromptReader):
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, and choose its successor. ``commit`` must follow."""
+        """Run ``token``, the last committed one, through the target, and return the outcome with the token after it.
+
+        The caller must then ``commit`` the outcome's row.
+        """
         self._tokens.write(token)
         self._start.write(self.text.num_rows)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
@@ -208,12 +247,21 @@ class TargetModel(PromptReader):
         return Outcome(choice.tolist(), [0], hidden, self._layers(layers, [0]))
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch verification of the ``width`` best nodes of ``order``. ``accept`` returns the outcome."""
+        """Run the ``width`` best nodes of the tree through the target, in the order of the tensor ``order``.
+
+        Return summary [2 + 4W] int64, hidden states [W, H] and the layers that a drafter reads, [W, H] each.
+        """
         self._start.write(self.text.num_rows)
         return self.runner.step("verify", width)()
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """Return the outcome of a verification."""
+        """Return the tokens and rows that a verification of ``width`` nodes accepted.
+
+        ``outputs`` are those of ``verify``.
+
+        Raises:
+            YggdrasilError: logits are not finite.
+        """
         summary, hidden, *layers = outputs
         count, finite, *rest = summary.tolist()
         if not finite:
@@ -224,7 +272,13 @@ class TargetModel(PromptReader):
         return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Return the outcome of a verification; unlike ``accept``, the host finds the accepted path in ``tree``."""
+        """Return the tokens and rows of ``tree`` that the target's argmax tokens follow. The host finds the path.
+
+        ``outputs`` are those of ``verify`` for ``width`` nodes.
+
+        Raises:
+            YggdrasilError: logits are not finite.
+        """
         summary, hidden, *layers = outputs
         values = summary.tolist()
         if not values[1]:
@@ -238,12 +292,16 @@ class TargetModel(PromptReader):
         return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's node and the target's token after it, [W] int64 each, on the device."""
+        """Return (nodes, tokens), [W] int64 each, on the device: each verified row's node, and the target's token after
+        it.
+
+        ``outputs`` are those of ``verify``.
+        """
         summary = outputs[0]
         return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of the accepted rows after the committed text, and count them."""
+        """Move the KV entries of an outcome's ``rows`` after the committed text, and add them to its count."""
         text = self.text
         if rows and rows[-1] >= len(rows):  # rows ascend: else each is already at its slot
             self._move([text.num_rows + row for row in rows], text.num_rows)
@@ -261,7 +319,7 @@ def _check_finite(best: Tensor) -> None:
 
 
 def not_finite() -> YggdrasilError:
-    """Return the error for logits that are NaN or infinite."""
+    """Return the error to raise for logits that are NaN or infinite."""
     return YggdrasilError(
         "the target's logits are not finite (NaN or infinity): its weights are damaged or overflow in this dtype; "
         "check the checkpoint or decode with --dtype float32"
