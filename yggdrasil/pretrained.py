@@ -1,4 +1,4 @@
-"""``Decoder.from_pretrained``: open a decoder from a model or from a calibrated plan."""
+"""``Decoder.from_pretrained``: opens a decoder from a model or from a calibrated plan."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ from yggdrasil.engine.online_estimates import restore_estimates
 from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.policy.costs import has_pause
-from yggdrasil.prompts import PROBE, encode_chat, usual_prompts
+from yggdrasil.prompts import PROBE, default_prompts, encode_chat
 from yggdrasil.scheduling.plan import DeviceName, Plan
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Decoder(engine.Decoder):
-    """Decode one request at a time with a loaded target model, drafters and a policy that picks each tree's shape."""
+    """Decoder of one request at a time, with a target model, drafters, and a policy that picks each tree's shape."""
 
     @classmethod
     def from_pretrained(  # noqa: PLR0913 - one argument for each option
@@ -58,27 +58,30 @@ class Decoder(engine.Decoder):
         chat: bool = False,
         reporter: "Reporter | None" = None,
     ) -> engine.Decoder:
-        """Open a decoder for a model, or for a calibrated plan.
+        """Open a decoder for a model, or for a plan: the YAML file of a calibration, with step costs and tree shapes.
 
         For a model, the plan calibrated for it on this machine is looked up by the model's fingerprint. If there is
         none, the first use times the model's steps for a few seconds, starts from shipped acceptance statistics, and
-        stores both as a provisional plan in the user's cache; later generations refine it.
+        stores both as a provisional plan in the user's cache. Later generations refine that plan.
 
         Args:
             source: a checkpoint folder, GGUF file or hub id, or the name or file of a plan.
-            drafter: "text", "table", "ngram", "none", "module:Class" for your own class, or
-                a draft model or draft head; a list drafts one tree with several. For a model, selects the plan with
-                these drafters. For a plan, only "ngram" or "module:Class" is allowed, and replaces the plan's drafters.
-            dtype: arithmetic of the models; the plan's by default, else "bfloat16".
-            backend: how steps run, see ``Backend``; chosen automatically by default.
+            drafter: "text" (n-gram statistics of the prompt), "table" (of text that the target wrote), "ngram" (prompt
+                look-up), "none", "module:Class" for your own class, or a draft model or draft head; a list combines
+                several
+                in one tree. For a model, it selects the plan with these drafters; None: any. For a plan, only "ngram"
+                or
+                "module:Class" is allowed, and replaces the plan's drafters.
+            dtype: arithmetic of the models, "bfloat16" or "float32"; None: the plan's, or "bfloat16" on first use.
+            backend: how steps run, see ``Backend``; None: chosen automatically.
             force_machine: accept a plan that was calibrated on another machine.
-            max_length: tokens of prompt and output together.
-            device: "cpu" or "cuda". By default the plan's; for a model, a GPU if there is one.
+            max_length: tokens of prompt and output together; None: the plan's.
+            device: "cpu" or "cuda". None: the plan's; for a model, a GPU if there is one.
             chat: check that the model has a chat template before its weights are read.
-            reporter: receives progress; by default one line per phase is written to standard error.
+            reporter: receives progress; None: one line per phase is written to standard error.
 
         Raises:
-            YggdrasilError: if there is no such plan or model, or it is unsupported.
+            YggdrasilError: there is no such plan or model, or it is unsupported.
         """
         if dtype is not None and dtype not in get_args(DtypeName):
             raise ArgumentValueError(f"dtype must be one of {', '.join(get_args(DtypeName))}, not {dtype!r}")
@@ -156,8 +159,8 @@ def _target_of(plan: str | Path, *, force_machine: bool) -> str:
 
 
 def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
-    """Return (the default calibration prompt file for ``model``, whether its prompts are chats)."""
-    return usual_prompts(load_tokenizer(model))
+    """Return the shipped prompt file that calibrates ``model``, and whether its prompts are chats."""
+    return default_prompts(load_tokenizer(model))
 
 
 def _first_use(

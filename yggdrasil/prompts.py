@@ -30,6 +30,7 @@ class Message:
     content: str
 
     def as_dict(self) -> dict[str, str]:
+        """Return the turn as a dictionary with the keys "role" and "content"."""
         return {"role": self.role, "content": self.content}
 
 
@@ -80,8 +81,8 @@ class BadLine:
     place: Place
 
 
-def usual_prompts(tokenizer: "Tokenizer") -> tuple[Path, bool]:
-    """Return (default prompt file for calibration, whether to render its prompts as chats).
+def default_prompts(tokenizer: "Tokenizer") -> tuple[Path, bool]:
+    """Return the shipped prompt file that calibrates a model with this tokenizer, and whether its prompts are chats.
 
     Models with a chat template get chats, others code to complete.
     """
@@ -93,7 +94,7 @@ def encode_prompt(tokenizer: "Tokenizer", prompt: Prompt | str) -> list[int]:
     """Return the token ids of a prompt. A chat is rendered by the chat template up to where the answer begins.
 
     Raises:
-        YggdrasilError: if the text is not valid Unicode, or the prompt is a chat and the model has no chat template.
+        YggdrasilError: the text is not valid Unicode, or the prompt is a chat and the model has no chat template.
     """
     if isinstance(prompt, Prompt) and prompt.messages is not None:
         return encode_chat(tokenizer, prompt.messages)
@@ -103,10 +104,10 @@ def encode_prompt(tokenizer: "Tokenizer", prompt: Prompt | str) -> list[int]:
 
 
 def encode_chat(tokenizer: "Tokenizer", messages: Messages) -> list[int]:
-    """Return the token ids of a chat up to where the assistant's answer begins.
+    """Return the token ids of a chat, rendered by the chat template up to where the assistant's answer begins.
 
     Raises:
-        YggdrasilError: if ``messages`` are malformed, or the model has no chat template or it rejects them.
+        YggdrasilError: ``messages`` are malformed, the model has no chat template, or the template rejects them.
     """
     return apply_template(tokenizer, [message.as_dict() for message in as_messages(messages)])
 
@@ -119,7 +120,7 @@ def apply_template(
     continues: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Render a chat with the tokenizer's chat template and return its token ids, up to where the answer begins.
+    """Return the token ids of a chat, rendered by the tokenizer's chat template up to where the answer begins.
 
     Only the template writes control tokens: ``<|im_start|>`` in a message, a tool or a tool result stays text.
 
@@ -130,7 +131,7 @@ def apply_template(
         variables: further variables of the template, such as ``enable_thinking``.
 
     Raises:
-        YggdrasilError: if there is no template, or it raises an error for these turns.
+        YggdrasilError: there is no template, or it raises an error for these turns.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise YggdrasilError(NO_TEMPLATE)
@@ -222,10 +223,12 @@ def _encode_marked(tokenizer: "Tokenizer", text: str, mark: str) -> list[int]:
 
 
 def as_messages(messages: object) -> tuple[Message, ...]:
-    """Check messages given as dictionaries with ``role`` and ``content``, or as ``Message``, and return them.
+    """Check the messages of a chat, given as dictionaries with "role" and "content" or as ``Message``, and return them.
 
     Raises:
-        YggdrasilError: if the list is empty, or a message has other fields, an unknown role or no text.
+        YggdrasilError: the list is empty, or a message has other fields, an unknown role or no text. If it is no list,
+            the
+            error is also a ``TypeError``.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ArgumentTypeError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
@@ -246,10 +249,10 @@ def _message(number: int, message: object) -> Message:
 
 
 def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> list[Prompt]:
-    """Read the first ``limit`` prompts of a file. With ``chat``, plain prompts become chats of one user turn.
+    """Return the first ``limit`` prompts of a file of JSON lines; None: all. With ``chat``, plain prompts become chats.
 
     Raises:
-        YggdrasilError: if the file is missing or empty, ``limit`` is below 1, or a line is not a JSON object with
+        YggdrasilError: the file is missing or empty, ``limit`` is below 1, or a line is not a JSON object with
             ``prompt`` or ``messages``. The message names the file and the line.
     """
     prompts = []
@@ -261,10 +264,12 @@ def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) ->
 
 
 def scan_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> Iterator[Prompt | BadLine]:
-    """Yield the prompts of the first ``limit`` lines in file order, and a ``BadLine`` for each invalid line.
+    """Yield the prompts of the first ``limit`` lines of a file in order, and a ``BadLine`` for each invalid line.
+
+    ``limit`` None: all lines. Blank lines are skipped. With ``chat``, plain prompts become chats of one user turn.
 
     Raises:
-        YggdrasilError: if the file cannot be read or is empty, or ``limit`` is below 1.
+        YggdrasilError: the file cannot be read or is empty, or ``limit`` is below 1.
     """
     if limit is not None and limit < 1:
         raise YggdrasilError(f"--limit is {limit}; read at least 1 prompt")
@@ -326,7 +331,7 @@ def _reason(error: Exception) -> str:
 
 
 def spread_over(items: Sequence[Item], count: int) -> list[Item]:
-    """Return at most ``count`` items, evenly spaced: prompt files are sorted by category, so all are covered."""
+    """Return at most ``count`` of the items, evenly spaced. Prompt files are sorted by category, so all are covered."""
     taken = min(count, len(items))
     return [items[number * len(items) // taken] for number in range(taken)]
 

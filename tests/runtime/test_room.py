@@ -41,7 +41,7 @@ def test_slots_behind_a_text_hold_no_memory_once_returned():
     cache = StaticCache.allocate(target.outline, 4096, target.dtype, target.device, is_sparse=True)
     for each in cache.rows():
         each.fill_(1)
-    cache.release_after(1000)
+    cache.release_slots_from(1000)
 
     assert all(bool((each[:, :1000] == 1).all()) for each in cache.rows())
     left = sum(int(each.count_nonzero()) * each.element_size() for each in cache.rows())

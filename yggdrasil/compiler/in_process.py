@@ -1,8 +1,8 @@
-"""Compile steps with TorchInductor in this process: one graph for the step, and one for each distinct layer.
+"""Compiles steps with TorchInductor in this process: one graph for the step, and one for each distinct layer.
 
-Dynamo is not used: graphs are traced once with fixed shapes and without guards, so nothing is recompiled. Compiled
-code is cached on disk for later processes: for CPUs in our cache folder, for GPUs in one folder per card and versions,
-from which it is loaded into TorchInductor's cache.
+Dynamo is not used: graphs are traced once with fixed shapes and without guards, so nothing is recompiled. Compiled code
+is cached on disk for later processes: for CPUs in our cache folder, for GPUs in one folder per card and versions, from
+which it is loaded into TorchInductor's cache.
 """
 
 import hashlib
@@ -49,7 +49,10 @@ _UNCOMPILED_ON_GPU = ("prefill",)
 
 
 def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, Any] = _OPTIONS) -> Callable[..., Any]:
-    """Compile ``graph`` with TorchInductor, or load the code from its caches; ``inputs`` are fake tensors."""
+    """Compile the FX graph ``graph`` with TorchInductor, or load its code from a cache; return the compiled function.
+
+    ``inputs`` are fake tensors. ``options`` are settings of TorchInductor.
+    """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx
 
@@ -62,7 +65,11 @@ def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, 
 
 
 def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Compile ``graph`` for a CPU. Code is cached in our folder unless the user sets TORCHINDUCTOR_CACHE_DIR."""
+    """Compile the FX graph ``graph`` for a CPU with TorchInductor, and return the compiled function.
+
+    Code is cached in our cache folder, unless the user sets TORCHINDUCTOR_CACHE_DIR. A damaged file in the cache is
+    deleted and compiled again. ``inputs`` are fake tensors.
+    """
     if _USERS_FOLDER is None:
         os.environ[_FOLDER_VARIABLE] = str(cache_root() / "steps")
     try:
@@ -77,7 +84,7 @@ def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
 
 
 def interpret(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Return the traced graph itself, which runs operator by operator; replaces a compiler on any device."""
+    """Return the FX graph ``graph`` itself, which runs operator by operator. It replaces a compiler on any device."""
     run: Callable[..., Any] = graph
     return run
 
@@ -89,7 +96,7 @@ _run_steps: "ContextVar[list[InProcessStep]]" = ContextVar("_run_steps")
 
 @contextmanager
 def compiling_by(compiler: Compiler | None) -> Iterator[None]:
-    """Context manager: steps created in the block are compiled by ``compiler`` (None: not compiled)."""
+    """Context manager: steps created in the block are compiled by ``compiler``; None: they are not compiled."""
     before = _compiler.set(compiler)
     try:
         yield
@@ -99,7 +106,7 @@ def compiling_by(compiler: Compiler | None) -> Iterator[None]:
 
 @contextmanager
 def noting_steps() -> "Iterator[list[InProcessStep]]":
-    """Context manager: yield a list to which the steps that run in the block are appended, in order."""
+    """Context manager that yields a list, to which every step that runs in the block is appended."""
     steps: list[InProcessStep] = []
     before = _run_steps.set(steps)
     try:
@@ -149,7 +156,7 @@ class InProcessStep:
         return self._run()
 
     def prepare(self) -> None:
-        """Compile the step. If that fails, print a warning and run it operator by operator from then on."""
+        """Compile the step. If that fails, print a warning, and run the step operator by operator from then on."""
         if self._run is not None:
             return
         start = perf_counter_ns()
@@ -160,15 +167,18 @@ class InProcessStep:
         except YggdrasilError:
             raise
         except Exception as error:  # noqa: BLE001 - a compiler may raise anything
-            self.give_way(error)
+            self.fall_back(error)
         finally:
             self._run = self._run or self._eager
             elapsed = perf_counter_ns() - start
             self.build_ms = elapsed / 1e6
             BuildClock.ns += elapsed
 
-    def give_way(self, error: BaseException) -> bool:
-        """Run operator by operator from now on, because of ``error``; return False if the step already does."""
+    def fall_back(self, error: BaseException) -> bool:
+        """Run the step operator by operator from now on, because the exception ``error`` was raised.
+
+        A warning is printed. Return False if the step already runs so.
+        """
         if self._run is not None and not self.is_compiled:
             return False
         _say(f"the step {self.name} runs uncompiled and so slower ({type(error).__name__}: {first_line(error)[:200]})")
@@ -222,7 +232,10 @@ def _compiled_once(traced: Any, compiler: Compiler) -> Callable[..., Sequence[Te
 
 
 def kept_code_folder() -> Path:
-    """Return the cache folder of compiled code for this GPU and these versions; one file per set of steps."""
+    """Return the cache folder of compiled code for this GPU and these versions of PyTorch, CUDA, Triton and Python.
+
+    It has one file for each set of steps that was compiled together.
+    """
     from torch.utils._triton import get_triton_version
 
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -232,7 +245,10 @@ def kept_code_folder() -> Path:
 
 @cache
 def load_kept_code() -> int:
-    """Load cached code into TorchInductor's cache, once per process; return the number of files."""
+    """Load the compiled code of earlier processes into TorchInductor's cache, once per process.
+
+    Return the number of files loaded. Unreadable files are deleted with a warning.
+    """
     try:
         paths = sorted(kept_code_folder().glob("*.bin"))
     except (OSError, ImportError):
@@ -248,7 +264,10 @@ def load_kept_code() -> int:
 
 
 def keep_code() -> Path | None:
-    """Write the compiled code of this process to the cache and return the file; None if all came from the cache."""
+    """Write the compiled code of this process to the cache folder of this GPU, and return the file.
+
+    None if no code was compiled, or it cannot be written, which prints a warning.
+    """
     from torch._dynamo.utils import counters
 
     if not counters["inductor"]["fxgraph_cache_miss"]:

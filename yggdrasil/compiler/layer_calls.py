@@ -1,4 +1,4 @@
-"""Trace steps with decoder layers as calls, so that each distinct layer is traced and compiled once.
+"""Traces steps with decoder layers as calls, so that each distinct layer is traced and compiled once.
 
 A step is traced with the operator ``torch.ops.yggdrasil.run_layer`` in place of every decoder layer, so tracing and
 compiling take the same time for any number of layers. Layers are traced with weights, caches and arguments as inputs;
@@ -28,19 +28,21 @@ _running: ContextVar[Sequence[LayerRun]] = ContextVar("_running")
 
 @runtime_checkable
 class LayerCache(Protocol):
-    """The cache object that a model passes to its layers."""
+    """Protocol of the cache object that a model passes to its layers."""
 
     def own_tensors(self, layer: int) -> list[Tensor]:
-        """Return the inputs of the step that only this layer reads and writes: keys, values and states."""
+        """Return the cache tensors that only this layer reads and writes: keys, values and states."""
 
     def shared_tensors(self) -> list[Tensor]:
-        """Return the tensors common to all layers."""
+        """Return the cache tensors common to all layers."""
 
     def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> Any:
-        """Return a cache of the same kind with the tensors of this layer only."""
+        """Return a cache object of the same kind with the tensors ``own`` of this layer and ``shared`` of all
+        layers.
+        """
 
     def note_call(self, layer: int) -> None:
-        """Record that ``layer`` was called with this cache."""
+        """Add ``layer`` to the layers that were called with this cache."""
 
 
 class Shape(NamedTuple):
@@ -54,6 +56,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Shape":
+        """Return the size, stride, dtype, device and alignment of a tensor."""
         offset = int(tensor.storage_offset()) % max(1, 16 // tensor.element_size())
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, offset)
 
@@ -76,7 +79,9 @@ class Call(NamedTuple):
 
     @property
     def alike(self) -> object:
-        """Key that must be equal for two layers to share a graph, in addition to their structure."""
+        """Return a key of the call's arguments, which must be equal for two layers of equal structure to share a
+        graph.
+        """
         others = tuple(leaf for leaf in self.leaves if not isinstance(leaf, LayerCache))
         return str(self.spec), others, tuple(self.shared)
 
@@ -90,7 +95,10 @@ class Traced(NamedTuple):
 
 
 def trace(function: Callable[..., Sequence[Tensor]], shapes: Sequence[Shape]) -> Traced:
-    """Trace ``function`` with inputs of ``shapes`` to a graph of ATen operators, and remove unused inputs."""
+    """Trace ``function`` with inputs of these shapes to a graph of ATen operators.
+
+    Inputs that it does not use are removed.
+    """
     with FakeTensorMode(shape_env=ShapeEnv()), torch.no_grad():
         graph = make_fx(lambda *inputs: list(function(*inputs)))(*(shape.fake() for shape in shapes))
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
@@ -113,7 +121,9 @@ class LayeredStep(NamedTuple):
 
 
 def trace_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> LayeredStep:
-    """Trace ``module(*inputs)`` with its decoder layers as calls, and each distinct layer."""
+    """Trace a step, ``module(*inputs)``, to a graph that calls its decoder layers; trace each distinct layer
+    separately.
+    """
     flat, spec = pytree.tree_flatten(list(inputs))
     shapes = [Shape.of(tensor) for tensor in flat]
     layers: Sequence[nn.Module] = getattr(module, "decoder_layers", list)()
@@ -143,7 +153,11 @@ def trace_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> La
 
 
 def trace_layer(layer: nn.Module, call: Call) -> Traced:
-    """Trace one layer as a function of its tensor arguments, the cache's shared and own tensors, and its weights."""
+    """Trace one decoder layer to a graph of ATen operators, for the arguments with which a model calls it.
+
+    The graph's inputs are the tensors among these arguments, the cache's tensors of all layers, those of this layer,
+    and the layer's weights.
+    """
     names, weights = _weights(layer)
     given = [leaf for leaf in call.leaves if isinstance(leaf, Shape)]
     cached = [Shape.of(tensor) for tensor in call.own]
@@ -168,9 +182,10 @@ def trace_layer(layer: nn.Module, call: Call) -> Traced:
 def layer_runs(
     step: LayeredStep, layers: Sequence[nn.Module], inputs: Sequence[Tensor], graphs: Sequence[Graph]
 ) -> list[LayerRun]:
-    """Return for each layer the function that ``run_layer`` calls: its graph with the layer's weights and caches bound.
+    """Return for each decoder layer of a step the function that runs its compiled graph, with weights and caches bound.
 
-    ``graphs`` are the compiled ``step.graphs``, ``inputs`` the flat inputs of the step, which contain the caches.
+    ``inputs`` are the step's inputs as a flat list, which contains the caches. ``graphs`` are the compiled
+    ``step.graphs``.
     """
     runs = []
     for call, number, cached in zip(step.calls, step.graph_of, step.caches, strict=True):
@@ -182,7 +197,9 @@ def layer_runs(
 
 @contextmanager
 def running(runs: Sequence[LayerRun]) -> Iterator[None]:
-    """Context manager: the operator ``run_layer`` calls ``runs[layer]`` while the block runs."""
+    """Context manager: in the block, the operator ``run_layer`` calls ``runs[layer]``, that decoder layer's
+    function.
+    """
     before = _running.set(runs)
     try:
         yield

@@ -55,7 +55,7 @@ class DraftModel(LevelDrafter):
         self._tokens = HostBuffer(max(head_width, *prefill_widths), device)
         self._span = HostBuffer(2, device)
         self._last = HostBuffer(1, device)
-        self._move = row_mover(runner.cache, runner.recorder, most=head_width + 1)
+        self._move = row_mover(runner.cache, runner.recorder, max_rows=head_width + 1)
         self._place = HostBuffer(2, device)
         plants = self._move_and_plant if guess_widths and runner.recorder is not None else None
         self.levels = LevelSteps(runner, self._place, plants)

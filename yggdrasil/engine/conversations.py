@@ -45,7 +45,7 @@ class Conversations:
         """
         self._drop_oldest(self._room)
         for runner in self._runners:
-            runner.cache.release_after(runner.text.num_rows)
+            runner.cache.release_slots_from(runner.text.num_rows)
 
     def __len__(self) -> int:
         """Return the number of copied texts, the present text in the models' caches excluded."""

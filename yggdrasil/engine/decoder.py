@@ -36,7 +36,7 @@ from yggdrasil.policy.policy import Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
 from yggdrasil.runtime.parity import read_tolerance
-from yggdrasil.runtime.room import give_back
+from yggdrasil.runtime.room import trim_heap
 from yggdrasil.scheduling.plan import Plan, check_plan, portable_source
 
 
@@ -136,7 +136,7 @@ class Decoder:
         decoder.plan, decoder.learned = plan, learned
         decoder._table.open_in(folder)
         decoder.tolerance = read_tolerance(folder, dtype or plan.dtype)
-        give_back()
+        trim_heap()
         if check is not None and (plan.device != "cpu" or decoder.assembly.runs_own_code):
             check(decoder.assembly)
         decoder.assembly.complete(phase)

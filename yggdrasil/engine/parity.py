@@ -138,7 +138,7 @@ class _Probe:
         """
         runner = self._model.runner
         layers = range(runner.loaded.num_layers)
-        call = runner.reading(list(layers))
+        call = runner.call_reading(list(layers))
         text = [worst.text.tokens[-1], *worst.continuation]
         first = worst.position - worst.position % _path_length(worst.width)
         self._read([*worst.text.tokens[:-1], *text[:first], 0])

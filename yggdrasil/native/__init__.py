@@ -28,7 +28,10 @@ for _schema in SCHEMAS.values():
 
 @lru_cache(1)
 def cuda_operators() -> dict[str, Callable[..., Any]]:
-    """Return the implementations for CUDA devices: Triton kernels if Triton works, else the portable ones."""
+    """Return the operators for CUDA devices by name: Triton kernels if Triton works, else PyTorch functions.
+
+    Without Triton a warning is printed.
+    """
     functions = {**PORTABLE, **ON_GPUS, "keep_rows": keep_rows}
     try:
         from . import cuda
@@ -41,7 +44,7 @@ def cuda_operators() -> dict[str, Callable[..., Any]]:
 
 
 def has_triton() -> bool:
-    """Return whether CUDA devices use Triton kernels."""
+    """Return whether operators on CUDA devices are Triton kernels."""
     return cuda_operators()["quantised_linear"] is not ON_GPUS["quantised_linear"]
 
 
@@ -68,5 +71,5 @@ else:
 
 
 def is_native() -> bool:
-    """Return whether the CPU operators are those of the native library."""
+    """Return whether operators on the CPU are those of the native (C++) library, not PyTorch functions."""
     return _native

@@ -1,4 +1,4 @@
-"""Allocate a step's tensors contiguously, on huge pages if the system supports them.
+"""Allocates a step's tensors contiguously, on huge memory pages if the system supports them.
 
 With 4 KiB pages, every 64th cache line needs an address translation, and hardware prefetching stops at page ends.
 """
@@ -19,9 +19,9 @@ _LINE = 64  # bytes; tensors are aligned to cache lines
 class Arena:
     """Allocator of contiguous CPU tensors; a region is freed with the arena and the last tensor in it.
 
-    Each tensor has its own storage: compiled steps that write to one of several views of a storage would copy all.
-    With ``is_sparse`` pages are small until ``use_huge_pages`` is called: on huge pages a tensor with few rows in use
-    takes 2 MiB for each of its heads. ``first`` is a region to use before others are mapped.
+    Each tensor has its own storage: compiled steps that write to one of several views of a storage would copy all. With
+    ``is_sparse`` pages are small until ``use_huge_pages`` is called: on huge pages a tensor with few rows in use takes
+    2 MiB for each of its heads. ``first`` is a region to use before others are mapped.
     """
 
     def __init__(self, first: mmap.mmap | None = None, *, is_sparse: bool = False) -> None:
@@ -30,7 +30,7 @@ class Arena:
         self._has_huge_pages = not is_sparse
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate a contiguous tensor of zeros."""
+        """Allocate a contiguous CPU tensor of zeros in the arena."""
         count = torch.Size(shape).numel()
         num_bytes = count * dtype.itemsize
         if count == 0:
@@ -45,18 +45,18 @@ class Arena:
 
     @property
     def page(self) -> int:
-        """Return the bytes of a page that tensors use."""
+        """Return the size in bytes of the memory pages that tensors use."""
         return HUGE_PAGE if self._has_huge_pages else mmap.PAGESIZE
 
     def use_huge_pages(self) -> None:
-        """Move resident pages to huge pages, and use these from now on."""
+        """Move the arena's resident memory to huge pages, and allocate on huge pages from now on."""
         if not self._has_huge_pages:
             self._has_huge_pages = True
             for region in self._regions:
                 use_huge_pages(region, collapses=True)
 
     def free_rest(self) -> None:
-        """Return resident pages behind the last tensor to the system."""
+        """Return the resident memory after the arena's last tensor to the system."""
         begin = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._regions and begin < len(self._regions[-1]) and hasattr(mmap, "MADV_DONTNEED"):
             self._regions[-1].madvise(mmap.MADV_DONTNEED, begin)

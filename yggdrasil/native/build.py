@@ -1,4 +1,4 @@
-"""Find the native library for this processor, or compile it, and load it.
+"""Finds the native library for this processor, or compiles it, and loads it.
 
 An installed package includes a library for each level of instruction sets (``levels.py``); a checkout compiles its own
 when it is installed. The file name contains a hash of the sources: if they have changed, the library is compiled again
@@ -24,7 +24,7 @@ INSTALLED = Path(os.environ.get("YGGDRASIL_LIBRARIES") or Path(__file__).parent 
 
 
 class Native:
-    """The loaded library; attributes are None without one."""
+    """The loaded native library; attributes are None without one."""
 
     library: ctypes.CDLL | None = None  # calls release the GIL
     held: ctypes.PyDLL | None = None  # the same library; calls hold the GIL
@@ -32,9 +32,10 @@ class Native:
 
 
 def load_native() -> bool:
-    """Load the library for this processor, compiling it first if necessary; return whether it is loaded.
+    """Load the native library for this processor, compiling it first if necessary. Return whether it is loaded.
 
-    If it cannot be compiled, a library of a lower level is loaded, or False is returned; both print a warning.
+    If it cannot be compiled, a library for fewer instruction sets is loaded, or False is returned; both print a
+    warning.
     """
     try:
         levels = chosen_levels()
@@ -132,7 +133,10 @@ def _compile(compiler: str, level: Level, library: Path) -> None:
 
 
 def keep_library(output: Path, library: Path) -> None:
-    """Move a compiled library to its place and write its hash file; a failure only prints a warning."""
+    """Move the compiled library ``output`` to the path ``library``, and write its hash file beside it.
+
+    A failure only prints a warning.
+    """
     try:
         digest = digest_of(output)
         digest_file(library).unlink(missing_ok=True)

@@ -39,10 +39,12 @@ Views = ctypes.c_char_p  # packed views or numbers as bytes, which the library o
 
 
 def view_of(tensor: Tensor | None) -> bytes:
-    """Return the view of a CPU tensor, or of None, as bytes; the view does not keep the tensor alive.
+    """Return the C struct ``YggdrasilTensor`` (address, dtype, sizes, strides) of a CPU tensor, or of None, as bytes.
+
+    The struct does not keep the tensor alive.
 
     Raises:
-        RuntimeError: if the tensor's dtype or number of dimensions is unsupported, or it is not on the CPU.
+        RuntimeError: the tensor's dtype or number of dimensions is unsupported, or it is not on the CPU.
     """
     if tensor is None:
         return _NONE
@@ -56,14 +58,17 @@ def view_of(tensor: Tensor | None) -> bytes:
 
 
 def views_of(tensors: Iterable[Tensor | None]) -> bytes:
-    """Return the concatenated views of several tensors."""
+    """Return the C structs ``YggdrasilTensor`` of several CPU tensors, one after another, as bytes."""
     return b"".join(map(view_of, tensors))
 
 
 def call_of(name: str, schema: Any, shape: Callable[..., Any] | None, *, threads: bool = False) -> Callable[..., Any]:
-    """Return operator ``name`` as a Python function.
+    """Return a Python function that calls the C function of the operator ``name``, and raises RuntimeError if it fails.
 
-    ``shape`` allocates its results; ``threads`` passes PyTorch's number of threads as last argument.
+    Args:
+        schema: the operator's parsed schema, from which arguments are converted.
+        shape: allocates the results for the same arguments; None: there are none.
+        threads: pass PyTorch's number of threads as a last argument.
     """
     assert Native.library is not None
     function = getattr(Native.library, f"yggdrasil_{name}")
@@ -99,13 +104,13 @@ def call_of(name: str, schema: Any, shape: Callable[..., Any] | None, *, threads
 
 
 def check(code: int) -> None:
-    """Raise RuntimeError with the library's message if ``code``, returned by a call, is negative."""
+    """Raise RuntimeError with the native library's message if ``code``, the result of a C call, is negative."""
     if code < 0:
         raise RuntimeError(error_sentence())
 
 
 def error_sentence() -> str:
-    """Return the library's message for this thread's last failed call."""
+    """Return the native library's error message of this thread's last failed call."""
     assert Native.library is not None
     function = Native.library.yggdrasil_error
     function.restype = ctypes.c_char_p
@@ -114,7 +119,7 @@ def error_sentence() -> str:
 
 
 def numbers_of(numbers: Sequence[int]) -> bytes:
-    """Pack integers as consecutive int64."""
+    """Return integers packed as consecutive int64, as bytes."""
     return _packer(len(numbers), "q")(*numbers)
 
 

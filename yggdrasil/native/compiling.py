@@ -1,4 +1,4 @@
-"""Compile the native library for one level of instruction sets.
+"""Compiles the native library for one level of instruction sets.
 
 Uses only the standard library: ``setup.py`` imports it before anything is installed.
 """
@@ -25,12 +25,12 @@ class _Level(Protocol):
 
 
 def find_compiler() -> str | None:
-    """Return the C++ compiler: the variable ``CXX``, or g++ or clang++ on the path; None if there is none."""
+    """Return the C++ compiler: the environment variable ``CXX``, or the path of g++ or clang++; None without one."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
 def library_name(level: _Level) -> str:
-    """Return the library's file name, which contains a hash of sources and compiler flags."""
+    """Return the file name of the native library for ``level``, with a hash of its sources and compiler flags."""
     paths = [*sorted(SOURCES.rglob("*.h")), *(SOURCES / f"{unit}.cpp" for unit in _UNITS)]
     digest = hashlib.sha256(" ".join((*_FLAGS, *level.flags)).encode())
     for path in paths:
@@ -39,7 +39,11 @@ def library_name(level: _Level) -> str:
 
 
 def compile_library(compiler: str, level: _Level, output: Path, folder: Path) -> None:
-    """Compile the library to ``output``, with object files in ``folder``. Raises OSError if the compiler fails."""
+    """Compile the native library for ``level`` to the file ``output``. Object files are written to ``folder``.
+
+    Raises:
+        OSError: the compiler fails.
+    """
     flags = [*_FLAGS, *level.flags, f"-I{SOURCES}"]
     objects = [str(folder / f"{unit}.o") for unit in _UNITS]
     run_all(
@@ -50,7 +54,13 @@ def compile_library(compiler: str, level: _Level, output: Path, folder: Path) ->
 
 
 def install_library(compiler: str, level: _Level, folder: Path) -> Path:
-    """Compile the library and its hash file into ``folder``, replacing an older one of this level; return its path."""
+    """Compile the native library for ``level`` into ``folder`` with its hash file, and return the library's path.
+
+    Other versions of this level in the folder are deleted.
+
+    Raises:
+        OSError: the compiler fails.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / library_name(level)
     with tempfile.TemporaryDirectory() as temporary:
@@ -64,17 +74,21 @@ def install_library(compiler: str, level: _Level, folder: Path) -> Path:
 
 
 def digest_file(library: Path) -> Path:
-    """Return the path of the hash file of a library."""
+    """Return the path of the file that has the hash of the library in the file ``library``."""
     return library.with_suffix(".sha256")
 
 
 def digest_of(library: Path) -> bytes:
-    """Return the SHA-256 hash of the library as hexadecimal digits."""
+    """Return the SHA-256 hash of the file ``library`` as hexadecimal digits."""
     return hashlib.sha256(library.read_bytes()).hexdigest().encode()
 
 
 def run_all(commands: Iterable[Sequence[str]]) -> None:
-    """Run all commands in parallel and wait for them. Raises OSError with the first failed one's first output line."""
+    """Run all commands (program and arguments) in parallel, and wait until they have ended.
+
+    Raises:
+        OSError: a command fails. The message has its first line of output; the others are killed.
+    """
     running: list[tuple[Sequence[str], subprocess.Popen[str]]] = []
     try:
         for command in commands:

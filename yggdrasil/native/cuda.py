@@ -26,23 +26,33 @@ _pointer_tables: dict[tuple[int, ...], Tensor] = {}
 
 
 def tree_attention(  # noqa: PLR0913  (an operator's schema)
-    query: Tensor,  # [1, Hq, W, D]
-    key: Tensor,  # [1, Hkv, W, D]
+    query: Tensor,
+    key: Tensor,
     value: Tensor,
-    key_cache: Tensor,  # [Hkv, S, D]
+    key_cache: Tensor,
     value_cache: Tensor,
-    offsets: Tensor,  # [2] int64: context length, first slot written
-    tree_mask: Tensor,  # [W, T] bool
+    offsets: Tensor,
+    tree_mask: Tensor,
     scale: float,
     window: int,
     softcap: float,
-    sinks: Tensor | None,  # [Hq]
+    sinks: Tensor | None,
     num_threads: int,
 ) -> Tensor:
-    """Write keys and values to the cache and compute tree attention by flash decoding; returns [1, W, Hq, D].
+    """Write a pass's keys and values to the cache, and compute tree attention by flash decoding, on a GPU.
 
-    The time depends on the context length, not the capacity. All query heads of a key head share one read of the keys.
-    Scores and sums are float32; weights are rounded to the cache's dtype before they multiply the values.
+    Args:
+        query: [1, Hq, W, D].
+        key, value: [1, Hkv, W, D].
+        key_cache, value_cache: [Hkv, S, D], written in place.
+        offsets: [2] int64, the context length and the first slot written.
+        tree_mask: [W, T] bool, the slots from the context length on that each row sees.
+        window: number of last keys of its path that a row sees; 0: all.
+        softcap: bound of scores as in Gemma 2; 0: no bound.
+        sinks: [Hq], an extra score per head without a value.
+
+    Returns [1, W, Hq, D]. Scores and sums are float32; weights are rounded to the cache's dtype before they multiply
+    the values. The time depends on the context length, not on the capacity.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     _, num_heads, width, head_dim = query.shape
@@ -82,7 +92,11 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 
 
 def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) -> None:
-    """Move the accepted rows of all ``caches`` in one launch; they must have the same shape and dtype."""
+    """Move the accepted rows of a pass to consecutive slots in all ``caches`` [Hkv, S, D], by one launch on a GPU.
+
+    ``start`` [1] int64 is the first slot of the pass. The first ``count`` [1] of ``rows`` [W] int64, in ascending
+    order, are accepted. The caches must have the same shape and dtype.
+    """
     first = caches[0]
     triton_kernels.keep_rows[(len(caches), first.shape[0])](
         _pointer_table(caches), start, rows, count, first.stride(0), ELEMENT=_ELEMENTS[first.element_size()],
@@ -93,9 +107,10 @@ def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) 
 def quantised_linear(
     x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
 ) -> Tensor:
-    """Multiply ``x`` [..., K] by a quantised weight [N, bytes], dequantised in registers; returns [..., N].
+    """Multiply ``x`` [..., K] by a quantised weight [N, K] on a GPU, and return [..., N].
 
-    The number of splits of the inputs depends on the weight alone, so a row has the same bits at every width.
+    ``packed`` [N, bytes] uint8 has the weight's GGUF blocks, of the GGUF type number ``form``. A row has the same bits
+    whatever the number of rows.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     width, num_inputs = rows.shape
@@ -116,7 +131,10 @@ def quantised_linear(
 
 
 def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows: int, dtype: torch.dtype) -> Tensor:
-    """Return the rows ``ids`` [...] of a quantised weight, [..., K] in ``dtype``."""
+    """Return the rows ``ids`` [...] of a quantised weight, dequantised to [..., ``inputs``] in ``dtype``, on a GPU.
+
+    ``packed`` [N, bytes] uint8 has the weight's GGUF blocks, of the GGUF type number ``form``.
+    """
     result = ids.new_empty((*ids.shape, inputs), dtype=dtype)
     triton_quantised.read_rows[(ids.numel(), triton.cdiv(inputs, 512))](
         ids.contiguous(), packed, result, inputs, packed.shape[1], **_block(packed, form, result), BLOCK_K=512
@@ -136,7 +154,10 @@ def check() -> None:
 
 
 def with_fallback(portable: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Return all operators: Triton's for the shapes and dtypes that they support, else the ``portable`` ones."""
+    """Return all operators for CUDA devices by name: Triton kernels, and the PyTorch functions ``portable``.
+
+    A call with shapes or dtypes that a Triton kernel does not support runs the function of ``portable``.
+    """
 
     def attend(query: Tensor, key: Tensor, *others: Any) -> Tensor:
         is_served = query.shape[-1] <= MAX_HEAD_DIM and query.dtype in (torch.bfloat16, torch.float16, torch.float32)

@@ -18,7 +18,7 @@ from yggdrasil.native.calls import check, error_sentence, numbers_of, view_of, v
 
 
 class Mailbox:
-    """An int64 buffer shared with native code, to pass numbers to calls."""
+    """An int64 buffer shared with native code, through which numbers are passed to its calls."""
 
     def __init__(self, size: int) -> None:
         self.tensor = torch.zeros(size, dtype=torch.int64)
@@ -26,9 +26,13 @@ class Mailbox:
 
 
 class NativeObject:
-    """An object of the library, created by ``yggdrasil_<kind>_new(*arguments)`` and freed with this Python object.
+    """A C++ object of the native library: ``yggdrasil_<kind>_new(*arguments)`` creates it, and it is freed with this
+    object.
 
-    ``kept`` are tensors that it uses and that must live as long. Raises RuntimeError if it cannot be created.
+    ``kept`` are tensors that it uses, which are kept alive as long.
+
+    Raises:
+        RuntimeError: it cannot be created.
     """
 
     def __init__(self, kind: str, arguments: Sequence[Any], kept: Sequence[Tensor]) -> None:
@@ -43,9 +47,10 @@ class NativeObject:
 
 
 def direct(name: str, of: NativeObject) -> Callable[[], int]:
-    """Return the C function ``name`` of a native object, which the caller must keep alive; it returns -1 on failure.
+    """Return the C function ``name`` of a native object as a function without arguments, which returns -1 on failure.
 
-    The call holds the GIL: a thread that took it during these few microseconds would keep it for milliseconds.
+    The caller must keep the object alive. The call holds the GIL: another thread that took it during these few
+    microseconds would keep it for milliseconds.
     """
     function = getattr(_library(), f"yggdrasil_{name}")
     function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_int64
@@ -53,18 +58,18 @@ def direct(name: str, of: NativeObject) -> Callable[[], int]:
 
 
 def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
-    """Create an object whose ``direct("move", ..)`` moves rows of ``caches``.
+    """Return a native object whose C function "move" moves KV entries of accepted rows in ``caches``, [Hkv, S, D] each.
 
-    ``mail`` int64 holds the number of rows, their destination, and their slots.
+    ``mail`` int64 holds the number of rows, the first slot they move to, and their slots.
     """
     arguments = views_of(caches), ctypes.c_int64(len(caches)), view_of(mail)
     return NativeObject("rows", arguments, [*caches, mail])
 
 
 def native_state_rows(buffer: Tensor, layers: int, mail: Tensor) -> NativeObject:
-    """Create an object whose ``direct("keep", ..)`` copies hidden states into ``buffer`` [n, layers * H].
+    """Return a native object whose C function "keep" copies hidden states into ``buffer`` [n, layers * H].
 
-    See tree/state_rows.h for the contents of ``mail``.
+    tree/state_rows.h defines the contents of ``mail``.
     """
     arguments = view_of(buffer), ctypes.c_int64(layers), view_of(mail)
     return NativeObject("state_rows", arguments, [buffer, mail])
@@ -73,9 +78,9 @@ def native_state_rows(buffer: Tensor, layers: int, mail: Tensor) -> NativeObject
 class VerifiedRows(NativeObject):
     """Inputs and outputs of a pass that verifies W nodes of a tree (tree/verified_rows.h).
 
-    ``direct("select_rows", ..)`` writes the inputs of the pass: ``tokens`` and ``positions`` [W] int64, ``ancestors``
-    [W, W] bool, ``offsets`` [2] int64. ``direct("accept_rows", ..)`` writes the accepted path to ``summary`` [2 + 4W]
-    int64, from the pass's argmax tokens ``choices`` [W] int64 and their logits ``best`` [W] float32.
+    The C function "select_rows" writes the inputs of the pass: ``tokens`` and ``positions`` [W] int64, ``ancestors``
+    [W, W] bool, ``offsets`` [2] int64. "accept_rows" writes the accepted path to ``summary`` [2 + 4W] int64, from the
+    pass's argmax tokens ``choices`` [W] int64 and their logits ``best`` [W] float32.
     """
 
     def __init__(self, chosen: Tensor, root: Tensor, tree: Sequence[Tensor]) -> None:
@@ -104,9 +109,10 @@ class VerifiedRows(NativeObject):
 
 
 def native_ranking(*buffers: Tensor) -> NativeObject:
-    """Create an object whose ``direct("rank", ..)`` ranks a tree's nodes.
+    """Return a native object whose C function "rank" sorts a tree's nodes by score.
 
-    ``buffers``: scores, depths, order, widths, totals, levels, see ``tree.token_tree.Ranking``.
+    ``buffers`` are the tree's scores and depths, the order of nodes [N] (written), the verify widths [V], and for each
+    the expected tokens [V] float64 and the depth [V] (written).
     """
     return NativeObject("ranking", _pointers(buffers), buffers)
 
@@ -119,29 +125,34 @@ class NativeStatistics(NativeObject):
         self._buffers: dict[str, Sequence[Tensor]] = {}
 
     def set_table(self, *arrays: Tensor) -> None:
-        """Set the n-gram table; ``arrays`` are its keys, totals, starts, tokens and counts, int64."""
+        """Set the n-gram table to draft from. ``arrays`` are its keys, totals, starts, tokens and counts, int64."""
         self._call("set_table", *_pointers([array.contiguous() for array in arrays]))
 
     def forget(self) -> None:
-        """Drop the n-gram counts of the text."""
+        """Drop the n-gram counts of the text. The table stays."""
         self._call("forget")
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text and count their n-grams."""
+        """Append token ids to the text and count their n-grams."""
         self._call("append", *_integers(tokens))
 
     def leave_out_below(self, score: float) -> None:
-        """Set the lowest log-probability of a path that later trees may contain."""
+        """Set the lowest score (log-probability of its path) of nodes in later trees."""
         self._call("leave_out_below", ctypes.c_double(score))
 
     def follow_draws(self, key: int, noise: float, others: float) -> None:
-        """Reweigh candidates of later trees by the target's draws (tree/draws.h); ``noise`` 0: not at all."""
+        """Let later trees prefer the tokens that the target's random draws favour (tree/draws.h).
+
+        ``key`` is that of the draws, and ``noise`` the factor of their noise; 0: no preference. ``others`` is the
+        log-weight of all tokens that are no candidates.
+        """
         self._call("follow_draws", ctypes.c_int64(key), ctypes.c_double(noise), ctypes.c_double(others))
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the features [n, 1 + 2 K] int64 of tokens that may follow ``path``.
+        """Return the n-gram counts of all tokens that may follow the token ids ``path``, [n, 1 + 2 K] int64.
 
-        See ``StatisticsDrafter.features``; only the last tokens of ``path`` matter.
+        A row has the token, then two numbers for each of K contexts (tree/scorer.h). Only the last tokens of ``path``
+        matter.
         """
         function = getattr(_library(), "yggdrasil_counts_features")  # noqa: B009
         function.restype = ctypes.c_int64
@@ -155,7 +166,7 @@ class NativeStatistics(NativeObject):
             room = count
 
     def grow_in(self, *buffers: Tensor) -> None:
-        """Register the tree's buffers and, as the last one, the mailbox, for the C call that grows a tree."""
+        """Register the buffers of a tree and, as the last one, the mailbox, for the C call that grows a tree."""
         self._keep("grow_in", buffers)
 
     def grow_for(self, address: int, count: int) -> None:
@@ -167,7 +178,7 @@ class NativeStatistics(NativeObject):
         self._call("grow_for", ctypes.c_int64(address), ctypes.c_int64(count))
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """Register the tree's buffers and, as the last one, the mailbox, for the C call that extends a tree."""
+        """Register the buffers of a tree and, as the last one, the mailbox, for the C call that extends a tree."""
         self._keep("fill_in", buffers)
 
     def _keep(self, name: str, buffers: Sequence[Tensor]) -> None:

@@ -15,7 +15,7 @@ _X86 = ("x86_64", "AMD64")
 
 
 class Level(NamedTuple):
-    """A set of instruction sets that a library may use."""
+    """A set of instruction sets, such as "avx512", that a compiled native library may use."""
 
     name: str
     flags: tuple[str, ...]  # options of GCC and Clang
@@ -41,21 +41,24 @@ _X86_LEVELS = (
 
 
 def all_levels() -> tuple[Level, ...]:
-    """Return the levels of this architecture, the lowest first."""
+    """Return the levels of instruction sets of this processor architecture, the lowest first."""
     return _X86_LEVELS if platform.machine() in _X86 else (PLAIN,)
 
 
 def supported_levels() -> tuple[Level, ...]:
-    """Return the levels that this processor supports, the lowest first."""
+    """Return the levels of instruction sets that this processor supports, the lowest first."""
     features = cpu_features()
     return tuple(level for level in all_levels() if features.issuperset(level.features))
 
 
 def chosen_levels() -> tuple[Level, ...]:
-    """Return the levels whose libraries may be used, the highest first: all supported ones, or the selected one.
+    """Return the levels of instruction sets whose native libraries may be used, the highest first.
+
+    These are all that the processor supports, or the one that the environment variable YGGDRASIL_CPU_LEVEL names;
+    "none" gives an empty tuple.
 
     Raises:
-        ValueError: if the environment variable selects an unknown level, or one that the processor does not support.
+        ValueError: the variable names an unknown level, or one that the processor does not support.
     """
     selected = os.environ.get(VARIABLE)
     supported = supported_levels()
@@ -72,7 +75,7 @@ def chosen_levels() -> tuple[Level, ...]:
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Return the processor's flags from /proc/cpuinfo; empty on other systems than Linux."""
+    """Return the processor's feature flags from /proc/cpuinfo; an empty set on other systems than Linux."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Run PyTorch on one thread while native operators run on their own threads, or for small work."""
+"""Runs PyTorch on one thread while native operators run on their own threads, or for small work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -18,17 +18,21 @@ _stacks: dict[int, Sequence[Tensor]] = {}  # tensors of each registered stack of
 
 
 def native_operators() -> dict[str, Callable[..., Any]]:
-    """Return the native implementations of operators over CPU tensors, by name. The library must be loaded."""
+    """Return the native library's operators over CPU tensors as functions, by name. The library must be loaded."""
     calls = {name: _call(name) for name in SCHEMAS if name not in _NOT_CALLS}
     return {**calls, "packed_shape": packed_shape, "quantised_shape": quantised_shape}
 
 
 def native_functions() -> dict[str, Callable[..., Any]]:
-    """Return the functions of operators that take no tensors, or only store them."""
+    """Return the native library's operators that take no tensors, or only store them, as Python functions by name."""
     keep_layers = _call("keep_stack")
 
     def keep_stack(tensors: Sequence[Tensor], *described: Sequence[Any]) -> int:
-        """Register a stack of layers and return its number. Its tensors are kept alive until ``drop_stack``."""
+        """Register a model's stack of layers in the native library, and return its number.
+
+        ``tensors`` are the layers' tensors, which stay alive until ``drop_stack``; layers/layer_stack.h explains the
+        others.
+        """
         held = [tensor.detach() for tensor in tensors]
         number: int = keep_layers(held, *described)
         _stacks[number] = held
@@ -38,7 +42,7 @@ def native_functions() -> dict[str, Callable[..., Any]]:
 
 
 def drop_stack(number: int) -> None:
-    """Free a stack of layers.
+    """Free a stack of layers that is registered in the native library under ``number``.
 
     This is no operator: garbage collection calls it at any moment, and a trace in progress would record an operator.
     """
@@ -48,7 +52,13 @@ def drop_stack(number: int) -> None:
 
 
 def packed_shape(weight: Tensor) -> list[int]:
-    """Return the shape of the packed form of ``weight`` [N, K] (linear/linear_job.h)."""
+    """Return the shape of the packed form of a linear layer's ``weight`` [N, K] (linear/linear_job.h).
+
+    float32: [panels, K, 16]; bfloat16: [panels, pairs of inputs, 16, 2], where a panel is 16 outputs.
+
+    Raises:
+        RuntimeError: it is not two-dimensional, or bfloat16 with an odd number of inputs.
+    """
     if weight.dim() != 2:
         raise RuntimeError(f"weight must be [N, K], not {list(weight.shape)}")
     outputs, inputs = weight.shape
@@ -61,7 +71,11 @@ def packed_shape(weight: Tensor) -> list[int]:
 
 
 def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
-    """Return the shape of packed quantised ``rows`` [N, bytes]: [pairs of panels, bytes per pair]."""
+    """Return the shape of the packed form of ``rows`` [N, bytes] of quantised blocks.
+
+    It is [pairs of panels, bytes per pair]; a panel is 16 rows. ``form`` is the GGUF type number of the blocks, and
+    ``inputs`` the number of weights of a row.
+    """
     assert Native.library is not None
     function = Native.library.yggdrasil_pair_bytes
     function.restype = ctypes.c_int64
@@ -71,7 +85,7 @@ def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
 
 
 def has_byte_products() -> bool:
-    """Return whether the library is compiled with integer products of bytes, which the bounded argmax needs."""
+    """Return whether the native library multiplies bytes by integer instructions, which the bounded argmax needs."""
     return Native.library is not None and bool(Native.library.yggdrasil_has_byte_products())
 
 

@@ -1,7 +1,7 @@
 """Portable implementations of the operators in PyTorch: reference for, and fallback without, the native library.
 
-Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache capacity, T tree slots, K inputs,
-N outputs; for experts: E experts, K experts per row, H hidden size, I intermediate size.
+Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache capacity, T tree slots, K inputs, N
+outputs; for experts: E experts, K experts per row, H hidden size, I intermediate size.
 """
 
 from collections.abc import Callable
@@ -19,33 +19,46 @@ _MOST = -1e-4  # log-probability of a candidate: a child's score stays below its
 
 
 def packed_shape(weight: Tensor) -> list[int]:
+    """Return the shape of the packed form of a linear layer's ``weight``: without the native library its own."""
     return list(weight.shape)
 
 
 def pack_linear(weight: Tensor, packed: Tensor) -> None:
+    """Write the packed form of a linear layer's ``weight`` [N, K] to ``packed``: without the native library a copy."""
     packed.copy_(weight)
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
+    """Apply a packed linear layer to ``x`` [..., K], and return [..., ``out_features``]."""
     return torch.nn.functional.linear(x, packed, bias)
 
 
 def packed_linears(  # noqa: PLR0913  (an operator's schema)
-    x: Tensor,  # [..., K]
-    gate: Tensor | None,  # [..., K]: the layers' input is silu(gate) * x
-    gelu: bool,  # gelu(gate) * x instead, tanh-approximated
-    norm: Tensor | None,  # [K]: the layers' input is RMS-normalised x, times this weight
-    plus_one: bool,  # times (1 + norm) instead, rounded once
-    eps: float,  # added to the mean square
-    residual: Tensor | None,  # [..., N]: added to the output, with a single layer only
+    x: Tensor,
+    gate: Tensor | None,
+    gelu: bool,
+    norm: Tensor | None,
+    plus_one: bool,
+    eps: float,
+    residual: Tensor | None,
     packed: list[Tensor],
     biases: list[Tensor | None],
     out_features: list[int],
     num_threads: int,
 ) -> list[Tensor]:
-    """Apply several linear layers to one input, with fused gate, norm and residual; return their outputs.
+    """Apply several packed linear layers to one input, with fused gate, norm and residual, and return their outputs.
 
     Each operation is rounded to the dtype of ``x``.
+
+    Args:
+        x: [..., K].
+        gate: [..., K]; the layers' input is silu(gate) * x. None: x.
+        gelu: gelu(gate) * x instead, tanh-approximated.
+        norm: [K], weight of an RMS norm of x; None: no norm.
+        plus_one: the norm multiplies by 1 + norm, rounded once.
+        eps: added to the norm's mean square.
+        residual: [..., N], added to the output of a single layer; None: nothing is added.
+        packed, biases, out_features: weight, bias or None, and N of each layer.
     """
     if norm is not None:
         x = norm_rows(x, norm, plus_one, eps, None, num_threads)
@@ -56,7 +69,7 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
 
 
 def gated(gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
-    """Return ``up`` times the tanh-approximated GELU, or SiLU, of ``gate``."""
+    """Return ``up`` times the SiLU of ``gate``; with ``gelu`` times its tanh-approximated GELU."""
     return (torch.nn.functional.gelu(gate, approximate="tanh") if gelu else torch.nn.functional.silu(gate)) * up
 
 
@@ -67,22 +80,33 @@ def clamped_gate(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor
 
 
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: int) -> Tensor:
+    """Apply a linear layer with an unpacked ``weight`` [N, K] to ``x`` [..., K], and return [..., N]."""
     return torch.nn.functional.linear(x, weight, bias)
 
 
 def packed_experts(  # noqa: PLR0913  (an operator's schema)
-    x: Tensor,  # [W, H]
-    chosen: Tensor,  # [W, K] int64, expert ids; E is no expert
-    shares: Tensor,  # [W, K], weights of the experts' outputs
-    gate_up: Tensor,  # [E, 2, I, H]
-    down: Tensor,  # [E, 1, H, I]
-    biases: list[Tensor],  # empty, or float32 of gate [E, I], up [E, I] and down [E, H]
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    biases: list[Tensor],
     inner_features: int,
-    gelu: bool,  # tanh-approximated GELU, else SiLU
-    clamp: list[float],  # empty, or limit and alpha of ``clamped_gate``
+    gelu: bool,
+    clamp: list[float],
     num_threads: int,
 ) -> Tensor:
-    """Return the weighted sums [W, H] of the outputs of each row's experts, added in the order of expert ids."""
+    """Return the weighted sums [W, H] of the outputs of each row's experts, added in the order of expert ids.
+
+    Args:
+        x: [W, H].
+        chosen: [W, K] int64, expert ids; E is no expert.
+        shares: [W, K], weights of the experts' outputs.
+        gate_up: [E, 2, I, H]; down: [E, 1, H, I].
+        biases: empty, or float32 of gate [E, I], up [E, I] and down [E, H].
+        gelu: the activation is tanh-approximated GELU, else SiLU.
+        clamp: empty, or limit and alpha of gpt-oss's clamped SwiGLU.
+    """
     output = torch.zeros_like(x)
     for expert, ((gate, up), (last,)) in enumerate(zip(gate_up, down, strict=True)):
         places, rows = torch.where(chosen.t() == expert)
@@ -97,7 +121,10 @@ def packed_experts(  # noqa: PLR0913  (an operator's schema)
 
 
 def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Tensor | None, num_threads: int) -> Tensor:
-    """Apply an RMS norm as in ``packed_linears``, and add ``residual`` if given."""
+    """Return the RMS norm of ``x`` [..., K] with the weight ``norm`` [K], plus ``residual`` if it is not None.
+
+    ``eps`` is added to the mean square. With ``plus_one`` the weight is 1 + norm, rounded once.
+    """
     whole = x.float()
     scaled = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + eps)
     normed = (scaled * (1 + norm.float())).to(x.dtype) if plus_one else norm * scaled.to(x.dtype)
@@ -107,30 +134,42 @@ def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Ten
 def packed_best(
     x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (largest output, its index) of each row; NaN counts as largest, and the first of equals is taken."""
+    """Return (largest output [R], its index [R] int64) of a packed linear layer, for each row of ``x`` [..., K].
+
+    NaN counts as largest, and the first of equals is taken.
+    """
     return best_tokens(torch.nn.functional.linear(x, packed, bias).flatten(0, -2), num_threads)
 
 
 def tree_attention(  # noqa: PLR0913  (an operator's schema)
-    query: Tensor,  # [1, Hq, R, D]
-    key: Tensor,  # [1, Hkv, W, D]
+    query: Tensor,
+    key: Tensor,
     value: Tensor,
-    key_cache: Tensor,  # [Hkv, S, D]
+    key_cache: Tensor,
     value_cache: Tensor,
-    offsets: Tensor,  # [2] int64: context length, first slot written
-    tree_mask: Tensor,  # [R, T] bool over the slots from the context length on
+    offsets: Tensor,
+    tree_mask: Tensor,
     scale: float,
     window: int,
     softcap: float,
-    sinks: Tensor | None,  # [Hq]
+    sinks: Tensor | None,
     num_threads: int,
 ) -> Tensor:
-    """Write the step's keys and values to the cache; attend to the context and the tree slots that the mask allows.
+    """Write a pass's keys and values to the cache, and attend to the committed text and the allowed slots of the tree.
 
-    Returns [1, R, Hq, D]; R is W, or less if only some rows have queries. ``window`` > 0 is a sliding window: the last
-    ``window`` keys of each row's path, itself included; ``window`` < 0 is chunked attention with chunks of ``-window``
-    positions. ``softcap`` > 0 bounds the scores as in Gemma 2. ``sinks`` are an extra score per head without a value.
-    One grouped matmul covers all query heads of a key head, so keys are not repeated.
+    Args:
+        query: [1, Hq, R, D]; R is W, or less if only some rows have queries.
+        key, value: [1, Hkv, W, D].
+        key_cache, value_cache: [Hkv, S, D], written in place.
+        offsets: [2] int64, the context length and the first slot written.
+        tree_mask: [R, T] bool, the slots from the context length on that each row sees.
+        window: > 0: only the last ``window`` keys of a row's path, itself included; < 0: chunked attention with chunks
+            of
+            ``-window`` positions; 0: all.
+        softcap: > 0: bound of scores as in Gemma 2.
+        sinks: [Hq], an extra score per head without a value.
+
+    Returns [1, R, Hq, D].
     """
     context, start = offsets.unbind()
     width, num_key_heads, capacity = query.shape[2], key_cache.shape[0], key_cache.shape[1]
@@ -162,18 +201,25 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 
 
 def rows_attention(
-    query: Tensor,  # [N, Hq, D]
-    keys: Tensor,  # [N, Hkv, S, D], or [1, Hkv, S, D] if all tokens are of one text
+    query: Tensor,
+    keys: Tensor,
     values: Tensor,
-    lengths: Tensor,  # [N] int64, number of keys that each token sees, its own included
+    lengths: Tensor,
     scale: float,
     window: int,
     softcap: float,
     num_threads: int,
 ) -> Tensor:
-    """Attend, for each token i, to the first ``lengths[i]`` keys of its text; returns [N, Hq, D].
+    """Attend, for each token of a batch of texts, to the first keys of its own text.
 
-    ``window`` > 0 limits them to the last ``window`` keys; ``softcap`` > 0 bounds the scores.
+    Args:
+        query: [N, Hq, D].
+        keys, values: [N, Hkv, S, D], or [1, Hkv, S, D] if all tokens are of one text.
+        lengths: [N] int64, number of keys that each token sees, its own included.
+        window: > 0: only the last ``window`` of these keys.
+        softcap: > 0: bound of scores as in Gemma 2.
+
+    Returns [N, Hq, D].
     """
     longest = int(lengths.max())
     slots = torch.arange(longest, device=query.device)
@@ -189,24 +235,29 @@ def rows_attention(
 
 
 def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
+    """Return (largest logit [R], its token [R] int64) of each row of ``logits`` [R, V]."""
     best, place = logits.max(-1)
     return best, place
 
 
 def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return (values, indices int64), [R, ``k``] each, of the ``k`` largest of each row of ``values`` [R, V]."""
     best, index = values.topk(k, dim=-1)
     return best, index
 
 
 def reweigh(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
-    """Do what ``reweighed`` does. On a CPU, a greedy target's draws take no time."""
+    """Return log-probabilities [W, K] of drafted candidates, given the noise with which the target draws its tokens.
+
+    ``likely`` [W, K] is returned if the target is greedy. ``reweighed`` explains the arguments.
+    """
     if likely.is_cpu and not float(weights[0]):
         return likely.clone()
     return reweighed(likely, edges, tokens, levels, draws, weights)
 
 
 def reweighed(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
-    """Return log-probabilities of candidates, [W, K], given the noise with which the target draws.
+    """Return log-probabilities [W, K] of drafted candidates, given the noise with which the target draws its tokens.
 
     Args:
         likely: [W, K], returned where the target is greedy.
@@ -225,27 +276,45 @@ def reweighed(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, dra
 
 
 def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
+    """Move the KV entries in slots ``sources`` of all ``caches`` [Hkv, S, D] to consecutive slots from ``destination``
+    on.
+
+    ``sources`` must ascend.
+    """
     for cache in caches:
         cache[:, destination : destination + len(sources)] = cache[:, sources]
 
 
 def rank_nodes(scores: Tensor, order: Tensor, expected: Tensor) -> None:
+    """Write a tree's node numbers by descending score to ``order`` [N] int64, and expected tokens to ``expected`` [N].
+
+    ``scores`` [N] are log-probabilities of acceptance. ``expected[i]`` is the sum of the probabilities of the first i +
+    1 nodes, which is the expected number of tokens of a pass over these nodes.
+    """
     best, nodes = scores.sort(descending=True, stable=True)
     order.copy_(nodes)
     expected.copy_(best.exp().cumsum(0))
 
 
 def read_words(buffer: Tensor, num_threads: int) -> int:
+    """Return the sum of ``buffer``'s 8-byte words, to measure how fast memory is read."""
     return int(buffer.view(torch.int64).sum())
 
 
 def keep_rows(
-    caches: list[Tensor],  # each [Hkv, S, D]
-    start: Tensor,  # [1] int64, first slot of the step
-    rows: Tensor,  # [W] int64, ascending; the first ``count`` are accepted
-    count: Tensor,  # [1] int64
+    caches: list[Tensor],
+    start: Tensor,
+    rows: Tensor,
+    count: Tensor,
 ) -> None:
-    """Move accepted rows to the slots from ``start`` on. The host does not know ``count``: other rows stay in place."""
+    """Move the accepted rows of a pass to consecutive slots in all ``caches``. The host need not know their number.
+
+    Args:
+        caches: [Hkv, S, D] each.
+        start: [1] int64, first slot of the pass.
+        rows: [W] int64, ascending; the first ``count`` are accepted. The others stay in their slots.
+        count: [1] int64.
+    """
     places = torch.arange(rows.numel(), device=rows.device)
     sources = start + torch.where(places < count, rows, places)
     for cache in caches:

@@ -19,12 +19,18 @@ FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
 def quantised_linear(
     x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
 ) -> Tensor:
-    """Multiply ``x`` [..., K] by the weight; returns [..., N]."""
+    """Multiply ``x`` [..., K] by a quantised weight [N, K], dequantised as a whole, and return [..., N].
+
+    ``packed`` [N, bytes] uint8 has the weight's GGUF blocks, of the GGUF type number ``form``.
+    """
     return torch.nn.functional.linear(x, dequantise(packed, form, x.shape[-1]).to(x.dtype), bias)
 
 
 def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows: int, dtype: torch.dtype) -> Tensor:
-    """Return the rows ``ids`` [...] of the weight, [..., K] in ``dtype``."""
+    """Return the rows ``ids`` [...] of a quantised weight, dequantised to [..., ``inputs``] in ``dtype``.
+
+    ``packed`` [N, bytes] uint8 has the weight's GGUF blocks, of the GGUF type number ``form``.
+    """
     return dequantise(packed[ids], form, inputs).to(dtype)
 
 
@@ -32,12 +38,15 @@ ON_GPUS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (quant
 
 
 def inputs_of(form: int) -> int:
-    """Return the number of weights of a block."""
+    """Return the number of weights in a quantised block of the GGUF type number ``form``."""
     return 32 if form <= Q8_0 else 256
 
 
 def dequantise(rows: Tensor, form: int, num_inputs: int) -> Tensor:
-    """Return ``rows`` [..., bytes] uint8 of GGUF blocks of type ``form`` as weights [..., ``num_inputs``] float32."""
+    """Return ``rows`` [..., bytes] uint8 of GGUF blocks as weights [..., ``num_inputs``] float32.
+
+    ``form`` is the GGUF type number of the blocks.
+    """
     size = inputs_of(form)
     inputs = torch.arange(num_inputs, device=rows.device)
     start, at = inputs // size * (rows.shape[-1] * size // num_inputs), inputs % size

@@ -14,16 +14,25 @@ from torch import Tensor
 
 
 def tree_convolution(
-    x: Tensor,  # [W, C]
-    weight: Tensor,  # [C, K]
-    bias: Tensor | None,  # [C]
-    window: Tensor,  # [K - 1, C]: the text's last inputs, oldest first
-    inputs: Tensor,  # [M, C]: receives the inputs of this pass
-    offsets: Tensor,  # [2] int64: context length, first slot written
-    parents: Tensor,  # [W] int64, -1 for a row that follows the text
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Tensor,
+    inputs: Tensor,
+    offsets: Tensor,
+    parents: Tensor,
     num_threads: int,
 ) -> Tensor:
-    """Compute a causal convolution along each row's path, [W, C]."""
+    """Compute a causal convolution along each row's path in the tree, and return [W, C].
+
+    Args:
+        x: [W, C], inputs of the pass's rows.
+        weight: [C, K]; bias: [C] or None.
+        window: [K - 1, C], the committed text's last inputs, oldest first.
+        inputs: [M, C], written: receives ``x``, in the slots from ``offsets[1]`` on, modulo M.
+        offsets: [2] int64, the context length and the first slot written.
+        parents: [W] int64, each row's parent row; -1 for a row that follows the text.
+    """
     inputs[_slots(offsets, x.shape[0], inputs.shape[0])] = x
     past = window.shape[0]
     seen = torch.cat([window, x]).float()
@@ -38,20 +47,36 @@ def tree_convolution(
 
 
 def tree_recurrence(  # noqa: PLR0913  (an operator's schema)
-    query: Tensor,  # [W, Hk, Dk] float32
+    query: Tensor,
     key: Tensor,
-    value: Tensor,  # [W, Hv, Dv] float32
-    decay: Tensor,  # [W, Hv] float32, logarithms
-    beta: Tensor | None,  # [W, Hv] float32, strength of the delta rule; None: without delta rule (Mamba-2)
-    state: Tensor,  # [Hv, Dk, Dv] float32
-    keys: Tensor,  # [M, Hk, Dk]: these three receive the factors of the rows
-    updates: Tensor,  # [M, Hv, Dv]
-    decays: Tensor,  # [M, Hv]
-    offsets: Tensor,  # [2] int64
-    parents: Tensor,  # [W] int64
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor | None,
+    state: Tensor,
+    keys: Tensor,
+    updates: Tensor,
+    decays: Tensor,
+    offsets: Tensor,
+    parents: Tensor,
     num_threads: int,
 ) -> Tensor:
-    """Compute the output of each row, [W, Hv, Dv] float32, from the state after its path; ``state`` is unchanged."""
+    """Compute a gated delta rule, or Mamba-2, along each row's path in the tree, and return [W, Hv, Dv] float32.
+
+    The output of a row is read from the state after its ancestors and itself. ``state`` is not changed: the factors of
+    each row's update are stored, for a later commit.
+
+    Args:
+        query, key: [W, Hk, Dk] float32.
+        value: [W, Hv, Dv] float32.
+        decay: [W, Hv] float32, logarithm of each row's decay of the state.
+        beta: [W, Hv] float32, strength of the delta rule; None: no delta rule (Mamba-2).
+        state: [Hv, Dk, Dv] float32, after the committed text.
+        keys, updates, decays: [M, Hk, Dk], [M, Hv, Dv] and [M, Hv], written: receive the rows' factors, in the slots
+            from
+            ``offsets[1]`` on, modulo M.
+        offsets: [2] int64, the context length and the first slot written.
+        parents: [W] int64, each row's parent row; -1 for a row that follows the text.
+    """
     width, group = key.shape[0], value.shape[1] // key.shape[1]
     slots = _slots(offsets, width, keys.shape[0])
     query, own = (each.repeat_interleave(group, 1).transpose(0, 1) for each in (query, key))  # [Hv, W, Dk]
@@ -73,16 +98,24 @@ def tree_recurrence(  # noqa: PLR0913  (an operator's schema)
 
 
 def commit_states(
-    windows: Sequence[Tensor],  # each [K - 1, C]
-    inputs: Sequence[Tensor],  # each [M, C]
-    states: Sequence[Tensor],  # each [Hv, Dk, Dv]
-    keys: Sequence[Tensor],  # each [M, Hk, Dk]
-    updates: Sequence[Tensor],  # each [M, Hv, Dv]
-    decays: Sequence[Tensor],  # each [M, Hv]
-    slots: Sequence[int],  # slots of a path's rows, in order
+    windows: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    updates: Sequence[Tensor],
+    decays: Sequence[Tensor],
+    slots: Sequence[int],
     num_threads: int,
 ) -> None:
-    """Apply the updates of the rows in ``slots`` to the text's windows and states, in place."""
+    """Update the recurrent states of all layers, in place, by the accepted rows of a pass, from their stored factors.
+
+    Args:
+        windows: [K - 1, C] each, last inputs of the convolutions; updated.
+        inputs: [M, C] each, inputs of the pass's rows.
+        states: [Hv, Dk, Dv] each; updated.
+        keys, updates, decays: [M, Hk, Dk], [M, Hv, Dv] and [M, Hv] each, factors of the pass's rows.
+        slots: slots of the accepted rows, in the order of their path.
+    """
     if not slots:
         return
     for window, kept in zip(windows, inputs, strict=True):
@@ -93,9 +126,10 @@ def commit_states(
 
 
 def apply_updates(state: Tensor, key: Tensor, update: Tensor, decay: Tensor, is_accepted: Tensor) -> None:
-    """Apply to ``state`` [Hv, Dk, Dv], in place, the updates of the accepted rows of a path.
+    """Apply the updates of the accepted rows of a path to the recurrent ``state`` [Hv, Dk, Dv], in place.
 
-    ``key`` [W, Hk, Dk], ``update`` [W, Hv, Dv], ``decay`` [W, Hv], ``is_accepted`` [W] bool; accepted rows come first.
+    ``key`` [W, Hk, Dk], ``update`` [W, Hv, Dv] and ``decay`` [W, Hv] (logarithms) are the rows' factors.
+    ``is_accepted`` [W] bool marks the accepted rows, which come first.
     """
     total = torch.where(is_accepted[:, None], decay, 0.0).cumsum(0)
     share = torch.where(is_accepted[:, None], (total[-1] - total).exp(), 0.0)

@@ -17,7 +17,7 @@ _LARGEST = 1.0 - 2.0**-24  # float32's largest number below 1
 
 
 def random_words(start: Tensor, index: Tensor) -> Tensor:
-    """Return output ``index`` of SplitMix64 seeded with ``start``; all int64, shapes broadcast."""
+    """Return output number ``index`` of the generator SplitMix64 seeded with ``start``; all int64, shapes broadcast."""
     word = start + (index + 1) * _STEP
     word = (word ^ _shifted(word, 30)) * _FIRST
     word = (word ^ _shifted(word, 27)) * _SECOND
@@ -28,6 +28,7 @@ def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """Return independent standard Gumbel variables, float32; argmax(log p + noise) is a sample from p.
 
     ``key``, ``positions`` and ``tokens`` are int64 and broadcast to the result's shape: [1], [W, 1], [V] to [W, V].
+    Equal values give equal noise.
     """
     words = random_words(random_words(key, positions), tokens)
     # Uniform in (0, 1), finest near 0, where -log(1 - u) is small and the noise largest: the argmax tokens are there.
@@ -36,19 +37,19 @@ def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def uniform_number(key: int, position: int) -> float:
-    """Return the pseudo-random number, uniform between 0 and 1 (float64), of this key and position."""
+    """Return the pseudo-random number, uniform between 0 and 1 (float64), that belongs to a key and a position."""
     start = random_words(torch.tensor([key]), torch.tensor([position]))
     return float(_uniform(random_words(start, torch.zeros_like(start)), torch.float64))
 
 
 def key_of(seed: int, stream: int) -> int:
-    """Return the int64 key of stream ``stream`` of ``seed`` (0 to 2**64 - 1); streams are independent."""
+    """Return the int64 key of random stream number ``stream`` of ``seed`` (0 to 2**64 - 1). Streams are independent."""
     start = random_words(torch.tensor([signed(seed)]), torch.tensor([0]))
     return int(random_words(start, torch.tensor([stream])))
 
 
 def signed(word: int) -> int:
-    """Reinterpret an unsigned 64-bit integer as int64."""
+    """Return the int64 with the bits of the unsigned 64-bit integer ``word``."""
     return word - 2**64 if word >= 2**63 else word
 
 

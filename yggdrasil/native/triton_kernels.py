@@ -15,7 +15,10 @@ def write_rows(
     key, value, key_cache, value_cache, offsets, key_head, key_row, value_head, value_row, cache_head,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Copy a row (program axis 0) of a key head (axis 1) to its slot. ``*_head``, ``*_row`` are strides in elements."""
+    """Triton kernel: copy the key and value of a row (program axis 0) and key head (axis 1) to their cache slot.
+
+    ``*_head`` and ``*_row`` are strides in elements.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(offsets + 1) + row
     columns = tl.arange(0, BLOCK_D)
@@ -51,7 +54,7 @@ def attend_to_split(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention of a block of rows (axis 1) of one key head (axis 0) over one split of the keys (axis 2).
+    """Triton kernel: attend with a block of rows (axis 1) of a key head (axis 0) to one split of the keys (axis 2).
 
     ``partial`` [Hq * W, P, D] float32 receives unnormalised sums, ``stats`` [Hq * W, P, 2] float32 the maximum score
     and the sum of weights. Splits without keys are not written.
@@ -115,7 +118,7 @@ def merge_splits(
     WINDOW: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of one row and query head (axis 0: head * W + row) into ``output`` [W, Hq, D]."""
+    """Triton kernel: combine the splits of a row and query head (axis 0: head * W + row) into ``output`` [W, Hq, D]."""
     member = tl.program_id(0)
     _, _, num_used = _split_range(offsets, width, 0, WINDOW, BLOCK_N, NUM_SPLITS)
     splits = tl.arange(0, BLOCK_P)
@@ -147,10 +150,10 @@ def keep_rows(
     caches, start, rows, count, cache_head,
     ELEMENT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Move the accepted rows of one key head (axis 1) of one buffer (axis 0) to the slots from ``start`` on.
+    """Triton kernel: move the accepted rows of one key head (axis 1) of one buffer (axis 0) to slots from ``start`` on.
 
-    ``caches`` holds the buffers' addresses. Sources ascend and are never before their destination, so every row is
-    read before it is overwritten.
+    ``caches`` holds the buffers' addresses. Sources ascend and are never before their destination, so every row is read
+    before it is overwritten.
     """
     buffer = tl.load(caches + tl.program_id(0)).to(tl.pointer_type(ELEMENT))
     columns = tl.arange(0, BLOCK_D)

@@ -87,7 +87,7 @@ def multiply(
     FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a block of rows (axis 0) by a block of outputs (axis 1) over one split of the inputs (axis 2).
+    """Triton kernel: multiply a block of rows (axis 0) by a block of outputs (axis 1) over a split of inputs (axis 2).
 
     ``inputs`` [W, K]; ``blocks`` [N, bytes] uint8; ``partial`` [P, W, N] float32 receives the sums. Row blocks are
     always of BLOCK_M rows, since another size may be summed in another order.
@@ -115,7 +115,7 @@ def multiply(
 def add_splits(
     partial, bias, result, size, num_outputs, num_splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the splits of ``partial`` [P, size] in order, and the bias, into ``result`` [size]."""
+    """Triton kernel: add the splits of ``partial`` [P, size] in order, and the bias, into ``result`` [size]."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     total = tl.zeros([BLOCK], dtype=tl.float32)
@@ -131,7 +131,9 @@ def read_rows(
     ids, blocks, result, num_inputs, row_bytes,
     FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Dequantise a block of inputs (axis 1) of the row ``ids[i]`` of ``blocks`` [N, bytes] for each i (axis 0)."""
+    """Triton kernel: dequantise a block of inputs (axis 1) of row ``ids[i]`` of ``blocks`` [N, bytes], each i on axis
+    0.
+    """
     number = tl.program_id(0)
     at = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = at < num_inputs

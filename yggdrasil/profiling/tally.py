@@ -23,32 +23,32 @@ class Totals:
 
     @property
     def aal(self) -> float:
-        """Average accepted length: tokens per iteration, bonus token included."""
+        """Return the average accepted length: tokens per iteration, bonus token included."""
         return self.tokens / self.iterations
 
     @property
     def ms_per_token(self) -> float:
-        """Mean milliseconds per generated token."""
+        """Return the mean milliseconds per generated token."""
         return self.milliseconds / self.tokens
 
 
 class ShapeTally:
-    """Accumulates iterations into ``Totals``."""
+    """Counter of iterations by tree shape, which adds up ``Totals``."""
 
     def __init__(self) -> None:
         self._shapes: Counter[TreeShape] = Counter()
         self._document_ms: list[float] = []
 
     def begin(self) -> None:
-        """Begin a document: ``add`` counts the following iterations as its own."""
+        """Begin a document: the iterations added from now on are its own."""
         self._document_ms.append(0.0)
 
     def add(self, shape: TreeShape, milliseconds: float) -> None:
-        """Count an iteration of ``shape`` that took ``milliseconds``."""
+        """Count an iteration of the tree shape ``shape`` that took ``milliseconds``, in the present document."""
         self._shapes[shape] += 1
         self._document_ms[-1] += milliseconds
 
     def result(self, tokens: int) -> Totals:
-        """Return the totals of all iterations, which generated ``tokens`` tokens."""
+        """Return the sums over all iterations. They generated ``tokens`` tokens together."""
         each = tuple(self._document_ms)
         return Totals(tokens, self._shapes.total(), sum(each), self._shapes, each)

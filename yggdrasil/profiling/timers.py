@@ -10,21 +10,25 @@ Timer: TypeAlias = Callable[[Callable[[], object]], float]  # milliseconds of on
 
 
 def timer_for(device: torch.device) -> Timer:
-    """Return the timer of ``device``: CUDA events on a GPU, whose launches return early, else the host's clock."""
+    """Return the function that times a run on ``device`` in milliseconds: by CUDA events on a GPU, else by a host
+    clock.
+
+    Launches on a GPU return early, so the host's clock would not measure its work.
+    """
     return device_ms if device.type == "cuda" else host_ms
 
 
 def host_ms(run: Callable[[], object]) -> float:
-    """Return the milliseconds of ``run`` by the host's clock."""
+    """Call ``run`` and return the milliseconds it took by the host's clock."""
     start = perf_counter_ns()
     run()
     return (perf_counter_ns() - start) / 1e6
 
 
 def device_ms(run: Callable[[], object]) -> float:
-    """Return the milliseconds of ``run`` by CUDA events on the current stream.
+    """Call ``run`` twice and return the milliseconds of the second call by CUDA events on the current stream.
 
-    It runs twice, and only the second run is timed: the first run's work hides the second one's launch.
+    The first call's work hides the launch of the second.
     """
     begun, done = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     run()

@@ -4,8 +4,8 @@ A trace has one Equal-Growth Tree per position and draft width W, of D_max level
 was attached at step ``i // W + 1``, so the tree of a smaller depth budget is a prefix of the nodes, and any policy can
 be simulated.
 
-Dims: P positions, H hidden size, R repetition figures, K candidates of the root, F features, N = D_max * W nodes,
-D depth levels, E expanded nodes (the root first), C candidates of each.
+Dims: P positions, H hidden size, R repetition figures, K candidates of the root, F features, N = D_max * W nodes, D
+depth levels, E expanded nodes (the root first), C candidates of each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PER_WIDTH = (*_PER_NODE, *_PER_CANDIDATE)
 
 @dataclass(frozen=True, eq=False)
 class TraceSet:
-    """Recorded trees. The rows of a document are contiguous and in text order.
+    """Recorded draft trees. The rows of a document are contiguous and in text order.
 
     A node's score is the sum of log-acceptance estimates along its path, so it falls along every path; -inf marks an
     empty slot. A node is a hit if the target generated exactly the tokens on the path from the root to it.
@@ -69,27 +69,32 @@ class TraceSet:
 
     @property
     def num_positions(self) -> int:
-        """P, the number of positions of all documents."""
+        """Return P, the number of recorded positions of all documents."""
         return len(self.document)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The recorded draft widths, ascending."""
+        """Return the recorded draft widths (nodes attached per draft step), ascending."""
         return tuple(sorted(self.scores))
 
     @property
     def max_depth(self) -> int:
-        """D_max, the number of recorded levels."""
+        """Return the number of levels of the recorded trees below the root (D_max)."""
         width = self.widths[0]
         return int(self.scores[width].shape[1] // width)
 
     @property
     def has_head(self) -> bool:
-        """Whether the drafter's head draft gave log-probabilities, which are known before a tree is grown."""
+        """Return whether the drafter's log-probabilities of the root's candidates were recorded.
+
+        They are known before a tree is grown.
+        """
         return bool(np.isfinite(self.head).any())
 
     def features(self, sizes: FeatureSizes) -> Float32Array:
-        """Return the input of a predictor with these feature sizes at every position, [P, F].
+        """Return the input of a depth predictor at every recorded position, [P, F] float32.
+
+        ``sizes`` are the numbers of features of each kind that the predictor reads; 0: none.
 
         Raises:
             ValueError: the traces have features of other sizes.
@@ -101,7 +106,11 @@ class TraceSet:
         return np.concatenate([part[:, :size] for part, size in zip(parts, sizes, strict=True)], axis=1)
 
     def document_ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield the row range [start, stop) of each document; ValueError if its positions are not consecutive."""
+        """Yield the row range [start, stop) of each recorded document.
+
+        Raises:
+            ValueError: the rows of a document are not contiguous, or its positions not consecutive.
+        """
         starts = np.flatnonzero(np.diff(self.document, prepend=self.document[:1] - 1))
         if len(starts) != len(np.unique(self.document)):
             raise ValueError("the rows of a document must be contiguous")
@@ -111,18 +120,24 @@ class TraceSet:
             yield int(start), int(stop)
 
     def accepted_length(self, width: int) -> npt.NDArray[np.int64]:
-        """Return the accepted length [P] of the whole trees of draft width ``width``, without the bonus token."""
+        """Return the accepted length [P] int64 of the trees of draft width ``width``, without the bonus token."""
         lengths: npt.NDArray[np.int64] = (self.depth[width] * self.hit[width]).max(axis=1).astype(np.int64)
         return lengths
 
     def edges(self, width: int) -> tuple[Float32Array, BoolArray]:
-        """Return (log-probability, accepted) of every edge whose parent was accepted, to fit a calibration on."""
+        """Return (log-probability [n], is accepted [n] bool) of every recorded edge whose parent was accepted.
+
+        An acceptance calibration is fitted to them. ``width`` is the draft width of the trees.
+        """
         parent_hit = _gather_parent(self.hit[width], self.parent[width], root_value=True)
         wanted = parent_hit & np.isfinite(self.scores[width])
         return self.edge_log_probability[width][wanted], self.hit[width][wanted]
 
     def best_path_scores(self, width: int) -> Float32Array:
-        """Return the best log-score among the nodes of each depth, [P, D], ``NO_PATH_SCORE`` where there is none."""
+        """Return the best score (log of the acceptance probability) among the nodes of each depth, [P, D] float32.
+
+        It is ``NO_PATH_SCORE`` where no node is that deep. ``width`` is the draft width of the trees.
+        """
         columns = [
             np.where(self.depth[width] == level, self.scores[width], -np.inf).max(axis=1)
             for level in range(1, self.max_depth + 1)
@@ -131,7 +146,7 @@ class TraceSet:
         return best
 
     def select(self, documents: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TraceSet:
-        """Return the traces of ``documents`` (numbers), with rows in the same order."""
+        """Return the traces of the documents with these numbers, with rows in the same order."""
         rows = np.isin(self.document, np.asarray(documents))
         per_width: dict[str, Any] = {
             name: {width: array[rows] for width, array in getattr(self, name).items()} for name in _PER_WIDTH
@@ -140,13 +155,17 @@ class TraceSet:
         return replace(self, **per_position, **per_width)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays to store; names of arrays of a draft width end in ``.WIDTH``."""
+        """Return the arrays to store by name; names of arrays of a draft width end in ``.WIDTH``."""
         per_width = {f"{name}.{width}": array for name in _PER_WIDTH for width, array in getattr(self, name).items()}
         return {**{name: getattr(self, name) for name in _PER_POSITION}, **per_width}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TraceSet:
-        """Rebuild the traces from the result of ``to_arrays``. Raises ValueError if shapes disagree."""
+        """Return the traces that have these arrays, by the names that ``to_arrays`` gives them.
+
+        Raises:
+            ValueError: array shapes disagree.
+        """
         per_width: dict[str, Any] = {name: {} for name in _PER_WIDTH}
         for key, array in arrays.items():
             name, _, width = key.partition(".")
@@ -156,12 +175,20 @@ class TraceSet:
         return cls(**per_position, **per_width)
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file with a checksum. Raises ArtifactError if that fails."""
+        """Write the traces to a safetensors file with a checksum.
+
+        Raises:
+            ArtifactError: writing fails.
+        """
         write_tensors(path, KIND, SCHEMA_VERSION, self.to_arrays())
 
     @classmethod
     def load(cls, path: Path) -> TraceSet:
-        """Load a file that ``save`` wrote. Raises ArtifactError if it is missing, damaged or of another kind."""
+        """Return the traces of a file that ``save`` wrote.
+
+        Raises:
+            ArtifactError: it is missing, damaged or of another kind.
+        """
         return cls.from_arrays(read_tensors(path, KIND, SCHEMA_VERSION))
 
 

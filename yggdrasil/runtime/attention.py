@@ -26,20 +26,30 @@ _UNSUPPORTED = ("position_bias", "alibi", "indices", "head_mask")
 
 def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     module: nn.Module,
-    query: Tensor,  # [1, Hq, W, D]
-    key: Tensor,  # [1, Hkv, W, D]
-    value: Tensor,  # [1, Hkv, W, D]
-    attention_mask: Tensor,  # [1, 1, W, T] bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: Tensor | None = None,  # [Hq], attention sinks: one extra score per head without a value
+    s_aux: Tensor | None = None,
     *,
     step_cache: StepCache,
     num_threads: int,
     **extra: object,
 ) -> tuple[Tensor, None]:
-    """Write keys and values to the cache; attend to the committed context and the tree slots that the mask allows.
+    """Write a pass's keys and values to the cache, and attend to the committed text and the allowed slots of the tree.
+
+    Args:
+        module: the attention layer.
+        query: [1, Hq, W, D].
+        key, value: [1, Hkv, W, D].
+        attention_mask: [1, 1, W, T] bool, the tree slots that each row sees.
+        sliding_window: number of last keys that a row sees; None: all.
+        softcap: bound of scores as in Gemma 2; None: no bound.
+        s_aux: [Hq], attention sinks: one extra score per head without a value.
+        step_cache: the keys, values and offsets of the step.
 
     Returns ([1, W, Hq, D of ``value``], None).
     """
@@ -68,7 +78,11 @@ def chunk_of(module: nn.Module) -> int:
 
 
 def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
-    """Raise YggdrasilError if ``module`` passes an extra attention argument that tree attention does not support."""
+    """Check the extra keyword arguments with which the layer ``module`` calls its attention function.
+
+    Raises:
+        YggdrasilError: tree attention does not support one of them, such as "alibi".
+    """
     unsupported = [name for name in _UNSUPPORTED if extra.get(name) is not None]
     if unsupported:
         raise YggdrasilError(
@@ -78,13 +92,16 @@ def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
 
 
 def keep_mask(*_: object, **kwargs: object) -> object:
-    """Return the attention mask that the model was called with, as transformers' mask function."""
+    """Return the keyword argument ``attention_mask`` unchanged, as a transformers mask function."""
     return kwargs.get("attention_mask")
 
 
 @contextmanager
 def own_attention(model: PreTrainedModel, name: str | None = None) -> Iterator[None]:
-    """Context manager: use transformers' attention ``name`` in ``model``, by default "sdpa" or else "eager"."""
+    """Context manager: run ``model`` with an attention of transformers in the block, and with tree attention after it.
+
+    ``name`` is that of the attention; None: "sdpa", or "eager" if the model does not support sdpa.
+    """
     # Models with soft-capped scores, such as Gemma 2, do not support sdpa.
     model.set_attn_implementation(name or ("sdpa" if model._supports_sdpa else "eager"))
     try:

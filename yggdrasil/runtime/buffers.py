@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class HostBuffer:
-    """An int64 tensor written from the host between steps.
+    """An int64 tensor [size] on ``device`` (``tensor``), which the host writes between steps.
 
     On a CPU the write goes straight to its memory; elsewhere it is staged in pinned memory and copied asynchronously.
     Copies wait for the device's earlier work, so there are several stages: the host writes ahead without waiting.
@@ -28,7 +28,7 @@ class HostBuffer:
         self._stage = 0
 
     def write(self, *values: int) -> None:
-        """Set the first ``len(values)`` entries of the tensor."""
+        """Set the first ``len(values)`` entries of the device tensor to ``values``. Other entries keep their values."""
         if self._view is not None:
             if len(values) == 1:  # faster than assigning a slice, which builds an array
                 self._view[0] = values[0]
@@ -54,11 +54,11 @@ class HostView:
         self._view: npt.NDArray[Any] | None = tensor.numpy() if tensor.device.type == "cpu" else None
 
     def read(self) -> npt.NDArray[Any]:
-        """Return the tensor's current values on the host; on a CPU they are a view of the tensor."""
+        """Return the tensor's current values as a NumPy array: on a CPU a view of the tensor, else a copy."""
         return self._tensor.numpy(force=True) if self._view is None else self._view
 
     def write(self, values: npt.NDArray[Any]) -> None:
-        """Overwrite all entries of the tensor."""
+        """Overwrite all entries of the tensor with ``values``, of the same shape."""
         if self._view is None:
             self._tensor.copy_(torch.from_numpy(values))
         else:
@@ -66,14 +66,14 @@ class HostView:
 
 
 class HostCopies:
-    """Copy several tensors to the host through pinned memory, with a single synchronisation."""
+    """Copier of several tensors from ``device`` to the host through pinned memory, with a single synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
         self._staged: dict[tuple[torch.Size, torch.dtype, int], Tensor] = {}
 
     def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return host copies of ``tensors``, which later calls do not overwrite."""
+        """Return copies of ``tensors`` on the host, after waiting for the device. Later calls do not overwrite them."""
         if not self._is_cuda:
             return [tensor.cpu().clone() for tensor in tensors]
         staged = [self._staging(tensor, number) for number, tensor in enumerate(tensors)]
@@ -92,7 +92,7 @@ class HostCopies:
 
 
 class Readback:
-    """Copy int64 results to the host: one asynchronous copy into pinned memory, and one event to wait for."""
+    """Copier of int64 results to the host: one asynchronous copy into pinned memory, and one event to wait for."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
@@ -100,18 +100,25 @@ class Readback:
         self._copied = torch.cuda.Event() if is_cuda else None
 
     def begin(self, values: Tensor) -> None:
-        """Start an asynchronous copy of ``values`` [n] int64 to the host, n at most ``size``."""
+        """Start an asynchronous copy of ``values`` [n] int64 from the device to the host; n is at most the buffer's
+        size.
+        """
         self._host[: values.numel()].copy_(values, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
     def wait(self, size: int) -> Tensor:
-        """Wait for the last copy and return its first ``size`` values on the host. The next copy overwrites them."""
+        """Wait for the last copy, and return its first ``size`` values, int64 on the host.
+
+        The next copy overwrites them.
+        """
         if self._copied is not None:
             self._copied.synchronize()
         return self._host[:size]
 
     def read(self, values: Tensor) -> Tensor:
-        """Return ``values`` [n] int64 on the host: ``begin``, then ``wait``."""
+        """Copy ``values`` [n] int64 from the device, wait, and return them on the host. The next copy overwrites
+        them.
+        """
         self.begin(values)
         return self.wait(values.numel())

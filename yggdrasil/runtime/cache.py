@@ -40,10 +40,10 @@ class StaticCache:
         *,
         is_sparse: bool = False,
     ) -> "StaticCache":
-        """Allocate zeroed buffers for ``capacity`` slots.
+        """Allocate a KV cache of zeros for ``capacity`` positions, and buffers for the states of recurrent layers.
 
-        ``widest`` is the largest number of rows of a pass over recurrent layers, ``capacity`` by default.
-        With ``is_sparse`` they use small pages until ``use_huge_pages`` is called.
+        ``outline`` has the model's sizes. ``widest`` is the largest number of rows of a pass over recurrent layers;
+        None: ``capacity``. With ``is_sparse`` the cache uses small memory pages until ``use_huge_pages`` is called.
         """
         shapes = [(heads, capacity, size) for heads, size in outline.key_heads]
         arena = Arena(is_sparse=is_sparse)
@@ -59,15 +59,16 @@ class StaticCache:
 
     @property
     def capacity(self) -> int:
-        """Number of slots S."""
+        """Return S, the number of positions whose keys and values fit in the cache."""
         return self.keys[0].shape[1]
 
     @property
     def num_bytes(self) -> int:
+        """Return the size of all buffers in bytes."""
         return sum(t.numel() * t.element_size() for t in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """Return all buffers in the order in which steps take them: keys, values, states."""
+        """Return all buffers in the order in which steps take them: keys by layer, values by layer, states."""
         return [*self.keys, *self.values, *(self.states.tensors() if self.states is not None else ())]
 
     def of_layer(self, layer: int) -> list[Tensor]:
@@ -77,12 +78,14 @@ class StaticCache:
         return rows if states is None or layer not in states.layers else [*rows, *states.of_layer(layer)]
 
     def use_huge_pages(self) -> None:
-        """Move keys and values to huge pages: reads are faster, and a short text takes more memory."""
+        """Move keys and values to huge memory pages: reads are faster, and a short text takes more memory."""
         if self.arena is not None:
             self.arena.use_huge_pages()
 
     def resident_bytes(self, num_rows: int) -> int:
-        """Return the bytes of memory that keys and values of ``num_rows`` tokens hold, in whole pages."""
+        """Return the bytes of memory that keys and values of a text of ``num_rows`` tokens take, in whole memory
+        pages.
+        """
         total = 0
         for each in self.rows():
             heads, capacity, size = each.shape
@@ -90,17 +93,24 @@ class StaticCache:
             total += heads * min(-(-num_rows * row // page) * page, capacity * row)
         return total
 
-    def release_after(self, num_rows: int) -> None:
-        """Return the memory of slots from ``num_rows`` on to the system, in whole pages; they read as zeros again."""
+    def release_slots_from(self, first: int) -> None:
+        """Return the memory of the cache slots from index ``first`` on to the system, in whole memory pages.
+
+        Slots on these pages then read as zeros. Slots on a page shared with earlier slots keep their values. On a GPU
+        nothing happens.
+        """
         if self.arena is not None and self.keys[0].device.type == "cpu":
             for each in self.rows():
                 for head in each:
-                    release(head[num_rows:], self.arena.page)
+                    release(head[first:], self.arena.page)
 
     def rows(self) -> list[Tensor]:
-        """Return the keys, then the values, of the layers with attention."""
+        """Return the key buffers, then the value buffers, [Hkv, S, D] each, of the layers with attention."""
         return [rows for rows in (*self.keys, *self.values) if rows.shape[0]]
 
     def commit(self, sources: Sequence[int], destination: int) -> None:
-        """Move the rows in slots ``sources`` (ascending) to ``destination`` and the slots after it, in every layer."""
+        """Move the keys and values in slots ``sources`` to consecutive slots from ``destination`` on, in every layer.
+
+        ``sources`` must ascend.
+        """
         torch.ops.yggdrasil.move_rows.default(self.rows(), sources, destination)

@@ -13,15 +13,16 @@ HEAD_INPUT = -1  # number of the LM head's input in ``ModelCall.hidden_layers``
 
 
 class Head(Protocol):
-    """The LM head."""
+    """Protocol of a model's LM head."""
 
     def logits(self, rows: Tensor) -> Tensor:
         """Return the logits [R, V] of hidden states ``rows`` [R, H]."""
 
     def best(self, rows: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (largest logit [R], its token [R] int64) of each row; NaN if the row has one, the first token of ties.
+        """Return (largest logit [R], its token [R] int64) for hidden states ``rows`` [R, H].
 
-        ``logits`` [R, V] may pass logits that are already computed.
+        The first token of equal logits is taken, and NaN counts as largest. ``logits`` [R, V] are those of the rows if
+        they are already computed, else None.
         """
 
 
@@ -35,11 +36,13 @@ class Forward:
 
     @cached_property
     def logits(self) -> Tensor:
-        """Logits [R, V], computed on first access."""
+        """Return the logits [R, V] of the requested rows, computed on first access."""
         return self._head.logits(self.hidden)
 
     def best_tokens(self) -> tuple[Tensor, Tensor]:
-        """Return (largest logit [R], its token [R] int64) of each row, without computing all logits if possible."""
+        """Return (largest logit [R], its token [R] int64) of each requested row, if possible without computing all
+        logits.
+        """
         return self._head.best(self.hidden, self.__dict__.get("logits"))
 
     def __iter__(self) -> "Iterator[Tensor | list[Tensor]]":
@@ -47,7 +50,7 @@ class Forward:
 
 
 class ModelCall(Protocol):
-    """One pass of a model, with weights and caches as arguments; every step contains one."""
+    """Protocol of one pass of a model, with weights and caches as arguments; every step contains one."""
 
     vocab_size: int
     hidden_layers: tuple[int, ...]  # indices of the layers whose outputs a pass returns

@@ -22,10 +22,10 @@ Result = TypeVar("Result")
 
 
 class Capture:
-    """A callable that runs work over fixed tensors and later replays it. The next call overwrites its outputs.
+    """A callable that runs work over fixed tensors, records it as a CUDA graph, and then replays the graph.
 
-    Work that fails on its first run, or cannot be recorded, is retried with its steps uncompiled. If recording still
-    fails, every call runs the work. Both cases print a warning.
+    Each call overwrites the outputs of the one before. Work that fails on its first run, or cannot be recorded, is
+    retried with its steps uncompiled. If recording still fails, every call runs the work. Both cases print a warning.
     """
 
     def __init__(self, run: Launch, recorder: "Recorder") -> None:
@@ -44,11 +44,15 @@ class Capture:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the work is recorded."""
+        """Return whether the work is recorded as a CUDA graph."""
         return self._replay is not None
 
     def prepare(self) -> Launch:
-        """Record the work and return the replay. Work that never ran is run once first, with its inputs' values."""
+        """Record the work as a CUDA graph, and return the function that replays it and returns its outputs.
+
+        Work that never ran is run once first, with the present values of its inputs. Later calls return the same
+        function.
+        """
         if not self._was_run:
             self()
         if self._replay is None:
@@ -74,7 +78,7 @@ def _with_less(work: Callable[[], Result]) -> Result:
             except YggdrasilError:
                 raise
             except Exception as error:
-                gave_way = [step.give_way(error) for step in steps]  # a list, so that every step is called
+                gave_way = [step.fall_back(error) for step in steps]  # a list, so that every step is called
                 if not any(gave_way):
                     if isinstance(error, torch.OutOfMemoryError):
                         raise out_of_memory(error) from error
@@ -82,7 +86,7 @@ def _with_less(work: Callable[[], Result]) -> Result:
 
 
 def out_of_memory(error: Exception) -> YggdrasilError:
-    """Return the YggdrasilError to raise if the GPU's memory is full."""
+    """Return the YggdrasilError to raise for the exception ``error`` of a GPU whose memory is full."""
     return YggdrasilError(
         f"the GPU's memory is full ({first_line(error)[:160]}); take a smaller model or --max-length, or end other "
         "programs that use the card"
@@ -102,11 +106,13 @@ class Recorder:
         self.num_recorded = 0
 
     def capture(self, run: Launch) -> Capture:
-        """Return a capture of ``run``, not yet recorded."""
+        """Return a callable that runs ``run`` on its first call, records it as a CUDA graph on its second, then replays
+        it.
+        """
         return Capture(run, self)
 
     def run(self, run: Launch) -> Sequence[Tensor]:
-        """Run the work on the recording stream, so that libraries allocate their workspaces for that stream."""
+        """Run the work ``run`` on the recording stream, so that libraries allocate their workspaces for that stream."""
         if self._stream is None:
             with _no_gradients():
                 return run()
@@ -118,7 +124,11 @@ class Recorder:
         return outputs
 
     def record(self, run: Launch) -> Launch:
-        """Record ``run`` without executing it; return a function that replays it and returns its outputs."""
+        """Capture the work ``run`` as a CUDA graph: its Python code runs now, its kernels do not.
+
+        Return a function that replays the graph and returns the outputs, which are the same tensors each time. ``run``
+        must have run before. On a CPU nothing is recorded, and the returned function calls ``run``.
+        """
         self.num_recorded += 1
         if self._stream is None:
             return lambda: self.run(run)

@@ -1,4 +1,4 @@
-"""Copies of a text's KV rows outside the cache, so that generation can resume after the cache held another text.
+"""Copies of a text's KV entries outside the cache, so that generation can resume after the cache held another text.
 
 Dims: H key heads, R rows, D head size.
 """
@@ -17,14 +17,17 @@ from yggdrasil.runtime.states.snapshots import KeptStates
 
 @dataclass(frozen=True)
 class KeptRows:
-    """An exact copy of the KV rows, and recurrent states, of ``text``."""
+    """An exact copy of the KV entries, and recurrent states, of ``text``."""
 
     text: KeptText
     rows: Tensor  # [sum of H * R * D] over ``StaticCache.rows``, in that order
 
     @classmethod
     def of(cls, runner: ModelRunner, is_wanted: Callable[[], bool] = lambda: True) -> "KeptRows | None":
-        """Copy the current contents of the runner's cache; return None if ``is_wanted`` returns False meanwhile."""
+        """Return a copy of the text, KV entries and recurrent states in the runner's cache.
+
+        None if ``is_wanted``, which is asked before every tensor is copied, returns False.
+        """
         states = None if runner.states is None else runner.states.copy()
         text = KeptText(states)
         count = runner.text.num_kept
@@ -40,18 +43,18 @@ class KeptRows:
 
     @staticmethod
     def bytes_of(runner: ModelRunner) -> int:
-        """Return the size in bytes of the KV rows that ``of`` would copy, without recurrent states."""
+        """Return the size in bytes of the KV entries of the text in the runner's cache, without recurrent states."""
         count = runner.text.num_kept
         return sum(each[:, :count].nbytes for each in runner.cache.rows())
 
     @property
     def num_bytes(self) -> int:
-        """Size of the copy in bytes, with recurrent states."""
+        """Return the size of the copy in bytes, recurrent states included."""
         states = self.text.states
         return self.rows.nbytes + (states.num_bytes if isinstance(states, KeptStates) else 0)
 
     def restore(self, runner: ModelRunner) -> None:
-        """Copy the rows and states back to the cache of ``runner``, from which they were copied."""
+        """Copy the KV entries and states back to the cache of ``runner``, from which they were copied."""
         tensors = runner.cache.rows()
         for part, cached in zip(self._parts(tensors), tensors, strict=True):
             cached[:, : self.text.num_rows].copy_(part)

@@ -1,4 +1,4 @@
-"""Cache the packed tensors of models that are quantised at load, so that later starts read only these.
+"""Caches on disk the packed tensors of models that are quantised at load, so that later starts read only these.
 
 A later start then neither imports transformers' models, which takes longest, nor quantises again. The file is in
 safetensors format, with the model's sizes and formats in its metadata. Models that native steps do not cover are not
@@ -30,7 +30,7 @@ from yggdrasil.native import is_native
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.loading import description_of, load_described
-from yggdrasil.runtime.room import give_back
+from yggdrasil.runtime.room import trim_heap
 
 _FILE = "tensors.safetensors"
 _DTYPES = {
@@ -51,19 +51,23 @@ def open_model(
     weights: Weights = "full",
     is_described: bool = True,
 ) -> LoadedModel:
-    """Load a model ready for steps, by the fastest applicable way.
+    """Load a model so that steps can be built from it, by the fastest applicable way.
 
-    On a CPU, models that native steps cover are packed directly from their mapped file (unless ``is_described`` is
-    False); models that are quantised at load are read from the cache, and written to it the first time. Everything
-    else is loaded with transformers (``load_model``).
+    On a CPU, models that native steps cover are packed directly from their mapped file. Models that are quantised at
+    load are read from the disk cache, and written to it the first time. All others are loaded with transformers.
+
+    Args:
+        num_threads: threads of the model's kernels.
+        weights: "full"; "file" to keep the quantised blocks of the file; or a format to quantise to.
+        is_described: False: do not pack from the mapped file.
 
     Raises:
-        YggdrasilError: if the model cannot be loaded, see ``load_model``.
+        YggdrasilError: the checkpoint is missing, damaged or unsupported.
     """
     found = Source.find(source)
     if found.gguf is None:
         check_weights(found.folder)
-    give_back()  # reading the tokenizer before has freed much memory
+    trim_heap()  # reading the tokenizer before has freed much memory
 
     def load() -> LoadedModel:
         from yggdrasil.runtime.loading import load_model  # imports transformers' models
@@ -94,7 +98,10 @@ def open_model(
 
 
 def keep_model(loaded: LoadedModel, source: str | Path | Source, weights: Weights) -> None:
-    """Write the tensors of a loaded model to the cache of ``open_model``, if it is of a kind that is cached."""
+    """Write the packed tensors of a loaded model to the disk cache, from which later starts read them.
+
+    Nothing happens on a GPU, or unless the model is quantised at load and covered by native steps.
+    """
     found = Source.find(source)
     if loaded.device.type != "cpu" or not _is_kept(found, weights):
         return

@@ -1,28 +1,28 @@
-"""Prefix reuse: which tokens have their rows in a cache, so that a request with the same prefix can skip them."""
+"""Prefix reuse: which tokens have KV entries in a cache, so that a request with the same prefix can skip them."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
 
 class States(Protocol):
-    """Recurrent states; a text can continue only at positions at which the states were copied."""
+    """Protocol of the recurrent states of a text, which can continue only at positions at which they were copied."""
 
-    def places(self) -> Collection[int]:
+    def resume_points(self) -> Collection[int]:
         """Return the numbers of tokens after which the text can continue, 0 included."""
 
     def begin(self, num_rows: int) -> None:
-        """Return to the states after the first ``num_rows`` tokens, which must be in ``places``."""
+        """Return to the states after the first ``num_rows`` tokens, one of ``resume_points``."""
 
     def forget(self) -> None:
         """Return to the states of an empty text, whatever passes have written."""
 
 
 class KeptText:
-    """The committed tokens of a cache. The first ``num_rows`` of them have KV rows, in slots equal to their index.
+    """The committed tokens of a cache. The first ``num_rows`` of them have KV entries, in slots equal to their index.
 
-    ``lead`` are the tokens before ``tokens``, which never have rows: a draft head's cache lacks the first token.
-    Code that writes other rows to the cache must call ``forget`` first, or ``pretend`` to time steps at a context
-    length whose rows were never computed.
+    ``lead`` are the tokens before ``tokens``, which never have entries: a draft head's cache lacks the first token.
+    Code that writes other entries to the cache must call ``forget`` first, or ``pretend`` to time steps at a context
+    length whose entries were never computed.
     """
 
     def __init__(self, states: States | None = None) -> None:
@@ -34,19 +34,21 @@ class KeptText:
 
     @property
     def num_kept(self) -> int:
-        """Number of rows that a later request may reuse; 0 after ``pretend``."""
+        """Return the number of tokens whose KV entries a later request may reuse; 0 after ``pretend``."""
         return self._place(min(self.num_rows, len(self.tokens))) if self._is_real else 0
 
     @property
     def whole(self) -> list[int]:
-        """The whole text, ``lead`` and ``tokens``."""
+        """Return the token ids of the whole text, including the first ones that never have KV entries."""
         return [*self.lead, *self.tokens]
 
     def shared(self, whole: Sequence[int], ahead: int = 0, most: int | None = None) -> int:
-        """Return how many rows the text ``whole`` can reuse: those before the first different token, at most ``most``.
+        """Return how many tokens of the text ``whole`` have reusable KV entries in the cache: those of the common
+        prefix.
 
-        The ``ahead`` tokens after the last row count as if they had rows, for a caller that holds the hidden states to
-        compute them. With recurrent layers, the result is a position with a copy of the states.
+        The result is at most ``most`` (None: no limit). The ``ahead`` tokens after the last KV entry count too, for a
+        caller that holds the hidden states to compute theirs. With recurrent layers, the result is a position with a
+        copy of the states.
         """
         same = self._same(whole, ahead)
         return self._place(same if most is None else max(0, min(same, most)))
@@ -55,7 +57,7 @@ class KeptText:
         """Return the largest number of tokens, at most ``num_rows``, after which the text can continue."""
         if self.states is None:
             return num_rows
-        return max(place for place in self.states.places() if place <= num_rows)
+        return max(place for place in self.states.resume_points() if place <= num_rows)
 
     def _same(self, whole: Sequence[int], ahead: int) -> int:
         """Return the length of the prefix of ``tokens`` shared with ``whole``, see ``shared``."""
@@ -68,13 +70,19 @@ class KeptText:
         return next(i for i in range(most) if self.tokens[i] != whole[start + i])
 
     def begin(self, tokens: Sequence[int], num_rows: int, lead: Sequence[int] = ()) -> None:
-        """Set the text to ``lead`` and ``tokens``. The first ``num_rows`` tokens have rows, a result of ``shared``."""
+        """Set the text to ``lead`` and ``tokens``, of which the first ``num_rows`` tokens have KV entries in the cache.
+
+        ``num_rows`` must be a result of ``shared``. ``lead`` are first tokens that never have entries.
+        """
         if self.states is not None:
             self.states.begin(num_rows)
         self._hold(tokens, num_rows, lead)
 
     def pretend(self, tokens: Sequence[int], num_rows: int) -> None:
-        """Set the text as ``begin`` does, but for timing steps: its rows were never computed and are not reused."""
+        """Set the text as if the first ``num_rows`` of ``tokens`` had KV entries, to time steps at this length.
+
+        The entries were never computed, so no later request reuses them.
+        """
         self._hold(tokens, num_rows)
         self._is_real = False
 
@@ -82,7 +90,7 @@ class KeptText:
         self.lead, self.tokens, self.num_rows, self._is_real = tuple(lead), list(tokens), num_rows, True
 
     def forget(self) -> None:
-        """Drop the text, so that no later request reuses its rows."""
+        """Drop the text, so that no later request reuses its KV entries."""
         if self.states is not None:
             self.states.forget()
         self.begin((), 0)

@@ -1,4 +1,4 @@
-"""Load a causal language model with transformers for static-shape steps; reject unsupported models."""
+"""Loads a causal language model with transformers for static-shape steps; refuses unsupported models."""
 
 import inspect
 import sys
@@ -41,7 +41,7 @@ def load_model(
     pack: bool = True,
     weights: Weights = "full",
 ) -> LoadedModel:
-    """Load a checkpoint folder, GGUF file or hub id and prepare it for static steps.
+    """Load a checkpoint folder, GGUF file or hub id with transformers, and prepare it for steps with tree attention.
 
     Args:
         num_threads: threads of the packed layers' kernels.
@@ -50,8 +50,8 @@ def load_model(
             linear layers and embedding are quantised.
 
     Raises:
-        YggdrasilError: if the checkpoint is missing, lacks weights or holds others, or the architecture or ``weights``
-            is unsupported.
+        YggdrasilError: the checkpoint is missing, lacks weights or holds others, or the architecture or ``weights`` is
+            unsupported.
     """
     found = Source.find(source)
     config = load_config(found)
@@ -128,12 +128,13 @@ def _has_attention_interface(model: PreTrainedModel) -> bool:
 def prepare_model(
     model: PreTrainedModel, name: str, num_threads: int, *, pack: bool = True, quantise: Quantise | None = None
 ) -> LoadedModel:
-    """Install tree attention in ``model`` in place.
+    """Install tree attention in the transformers model ``model``, in place, and return it as a ``LoadedModel``.
 
-    On a CPU, ``pack`` also packs the linear layers, from the rows of ``quantise`` if given; elsewhere both are ignored.
+    On a CPU, ``pack`` also packs the linear layers. ``quantise`` supplies their quantised rows; None: full weights. On
+    other devices both are ignored. ``name`` is used in messages.
 
     Raises:
-        YggdrasilError: if the attention or recurrent layers cannot be replaced, or forward takes no ``position_ids``.
+        YggdrasilError: the attention or recurrent layers cannot be replaced, or forward takes no ``position_ids``.
     """
     if not _has_attention_interface(model):
         raise YggdrasilError(

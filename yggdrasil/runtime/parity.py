@@ -1,4 +1,4 @@
-"""Measure how logits of wide passes differ from width-1 decoding, and derive the tolerance of ``exactness="strict"``.
+"""Measures how logits of wide passes differ from width-1 decoding, and derives the tolerance of ``exactness="strict"``.
 
 Kernels may sum in another order for another number of rows, so logits differ in their last bits. If two tokens are
 nearly tied, the argmax flips. Dims: P positions, V vocabulary.
@@ -33,7 +33,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class WidthParity:
-    """Comparison of one width with width 1."""
+    """Comparison of passes of one width (number of rows) with passes of width 1."""
 
     width: int
     positions: int
@@ -67,20 +67,27 @@ class ParityReport:
     worst_position: str = ""
 
     def save(self, folder: Path) -> Path:
-        """Write the parity report to ``folder`` and return its path."""
+        """Write the parity report as a YAML file to ``folder``, and return the file's path."""
         path = _file(folder, self.dtype)
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
         return path
 
     @classmethod
     def load(cls, folder: Path, dtype: str) -> "ParityReport":
-        """Read the parity report of ``dtype`` from ``folder``. Raises ArtifactError if it is missing or damaged."""
+        """Read the parity report of a dtype ("bfloat16" or "float32") from ``folder``.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
         path = _file(folder, dtype)
         return parse_dataclass(cls, read_yaml(path, KIND, SCHEMA_VERSION), str(path))
 
 
 def read_tolerance(folder: Path, dtype: str) -> float | None:
-    """Return the tolerance, in logits, measured in this dtype for the plan of ``folder``; None if not measured."""
+    """Return the margin in logits above which an argmax is the same at every width, from a parity report in ``folder``.
+
+    The report is of ``dtype``, "bfloat16" or "float32". None if there is no report.
+    """
     return ParityReport.load(folder, dtype).tolerance if _file(folder, dtype).exists() else None
 
 
@@ -89,7 +96,10 @@ def _file(folder: Path, dtype: str) -> Path:
 
 
 def differences(reference: Tensor, found: Tensor) -> Tensor:
-    """Return the largest logit difference [P] among the top tokens of each position; both inputs [P, V]."""
+    """Return the largest absolute difference of two passes' logits at each position, [P], over the likeliest tokens.
+
+    ``reference`` and ``found`` are the logits [P, V]. Compared are the 16 largest of either.
+    """
     reference, found = reference.float(), found.float()
     count = min(_CONTENDERS, reference.shape[1])
     contenders = torch.cat([reference.topk(count).indices, found.topk(count).indices], dim=1)  # [P, 2K]
@@ -103,7 +113,11 @@ def margins(logits: Tensor) -> Tensor:
 
 
 def mismatches(prompt: str, width: int, reference: Tensor, found: Tensor) -> list[Mismatch]:
-    """Return the positions whose argmax tokens differ; ``reference`` (width 1) and ``found`` are logits [P, V]."""
+    """Return one ``Mismatch`` for each position whose argmax tokens differ between two kinds of passes.
+
+    ``reference`` are the logits [P, V] of width-1 passes, and ``found`` those of passes of ``width`` rows. ``prompt``
+    is the prompt's id.
+    """
     expected, chosen = reference.argmax(1), found.argmax(1)
     leads = margins(reference), margins(found)
     return [
@@ -113,11 +127,17 @@ def mismatches(prompt: str, width: int, reference: Tensor, found: Tensor) -> lis
 
 
 def summarise_width(width: int, apart: Tensor, flips: Sequence[Mismatch]) -> WidthParity:
-    """Summarise one width; ``apart`` [P] are its ``differences`` at all positions, ``flips`` its mismatches."""
+    """Return the summary of the comparison of passes of ``width`` rows with width-1 passes.
+
+    ``apart`` [P] has the largest logit difference at each position, and ``flips`` the positions whose argmax differs.
+    """
     lost = max((max(flip.expected_margin, flip.found_margin) for flip in flips), default=0.0)
     return WidthParity(width, apart.shape[0], len(flips), lost, float(apart.max()), float(apart.mean()))
 
 
 def tolerance_of(widths: Sequence[WidthParity]) -> float:
-    """Return a margin in logits that no probed width can flip: twice the largest difference, times a safety factor."""
+    """Return the margin in logits above which no measured width flips the argmax, with a safety factor.
+
+    It is twice the largest difference of all ``widths``, times the factor; 0 if there are no widths.
+    """
     return 2 * _SAFETY * max((width.largest_difference for width in widths), default=0.0)

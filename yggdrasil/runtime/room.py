@@ -1,4 +1,4 @@
-"""Check whether caches fit in memory, and return freed memory to the system."""
+"""Checks whether KV caches fit in memory, and returns freed memory to the system."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ _CONTAINER = Path("/sys/fs/cgroup")
 
 
 def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
-    """Check that every model supports ``max_length`` tokens and that caches of ``capacity`` slots fit in free memory.
+    """Check that all ``models`` support ``max_length`` tokens, and that their KV caches fit in free memory.
 
-    Memory is checked on a CPU only.
+    ``capacity`` is the number of slots of each cache. Memory is checked on a CPU only.
 
     Raises:
-        YggdrasilError: if ``max_length`` is too large.
+        YggdrasilError: ``max_length`` is too large.
     """
     for model in models:
         if max_length > model.max_context:
@@ -36,7 +36,7 @@ def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) ->
 
 
 def cache_bytes(model: LoadedModel, capacity: int) -> int:
-    """Return the bytes of a KV cache of ``capacity`` slots, and of recurrent states with their copies."""
+    """Return the bytes of a model's KV cache of ``capacity`` slots, and of its recurrent states with their copies."""
     outline = model.outline
     elements = sum(2 * heads * size * capacity for heads, size in outline.key_heads)
     recurrence = outline.recurrence
@@ -74,7 +74,10 @@ def _left_in_container() -> int | None:
     return max(int(limit) - int(taken) + files, 0)
 
 
-def give_back() -> None:
-    """Return freed memory to the system (glibc only), which may hold it in pieces that later allocations do not fit."""
+def trim_heap() -> None:
+    """Return the free memory of this process's heap to the system (glibc only).
+
+    The heap may hold it in pieces that later allocations do not fit.
+    """
     with suppress(OSError, AttributeError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

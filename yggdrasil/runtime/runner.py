@@ -26,9 +26,10 @@ _SMALL_SHARE = 0.01  # bytes of a text's rows over those of the weights, up to w
 
 
 class ModelRunner:
-    """One model, its static cache, and its steps by (name, width).
+    """One model, its static KV cache, and its steps (calls with a fixed number of rows) by (name, width).
 
-    With a ``recorder`` (backend "cudagraph"), steps are parts of captures; ``captured`` returns a capture of one step.
+    With a ``recorder`` (backend "cudagraph"), steps are parts of CUDA graphs; ``captured`` returns the graph of some
+    steps.
     """
 
     def __init__(
@@ -74,47 +75,61 @@ class ModelRunner:
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]]]] = {}
 
     def prepare_cache(self, num_tokens: int) -> None:
-        """Use huge pages for the cache if a text of ``num_tokens`` fills a relevant part of what a pass reads."""
+        """Back the KV cache with huge memory pages if a text of ``num_tokens`` tokens is long.
+
+        It is long if its KV entries exceed 1 % of the bytes of the model's weights.
+        """
         num_bytes = self.cache.num_bytes / self.cache.capacity * num_tokens
         if num_bytes > _SMALL_SHARE * sum(weight.nbytes for weight in self.weights):
             self.cache.use_huge_pages()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit ``rows`` of the last pass to the text; their keys and values are already in the slots after it."""
+        """Add ``rows`` of the last pass to the committed text.
+
+        Their keys and values must already be in the slots after it.
+        """
         if self.states is not None:
             self.states.commit(self.text.num_rows, rows)
         self.text.num_rows += len(rows)
 
     def keep_captured(self, start: Tensor, rows: Tensor, count: Tensor) -> None:
-        """Commit the first ``count`` [1] of ``rows`` [W] of a pass at position ``start`` [1], within its capture.
+        """Update recurrent states by the accepted rows of a pass, as a part of the pass's CUDA graph.
 
-        Keys and values must be moved already. ``note_kept`` must follow outside the capture.
+        The first ``count`` [1] of ``rows`` [W] int64 are accepted; ``start`` [1] is the position of the pass. Keys and
+        values must be moved already. ``note_kept`` must follow outside the graph.
         """
         if self.cache.states is not None:
             self.cache.states.commit_captured(start, rows, count)
 
     def note_launch(self) -> None:
-        """Record the launch of a capture that commits rows (``keep_captured``); ``note_kept`` follows its end."""
+        """Mark the recurrent states as being updated, before a CUDA graph that commits rows is launched.
+
+        ``note_kept`` follows when the graph has ended.
+        """
         if self.states is not None:
-            self.states.unsettle()
+            self.states.mark_updating()
 
     def note_kept(self, num_rows: int) -> None:
-        """Add ``num_rows`` rows that a capture has committed to the text."""
+        """Add the ``num_rows`` rows that a CUDA graph has committed to the count of the text's cached tokens."""
         self.text.num_rows += num_rows
         if self.states is not None:
-            self.states.settle(self.text.num_rows)
+            self.states.mark_updated(self.text.num_rows)
 
     def read(self, tokens: Tensor, most: int) -> Iterator[Forward]:
-        """Read a new text ``tokens`` [N] int64 in eager passes of at most ``most`` rows, and yield their results.
+        """Run a new text ``tokens`` [N] int64 in eager passes of at most ``most`` rows, and yield each pass's result.
 
-        The text in the cache is forgotten before and after.
+        A result has logits and hidden states. The text in the cache is dropped before and after.
         """
         self.text.forget()
         yield from self.extend(tokens, most)
         self.text.forget()
 
     def extend(self, tokens: Tensor, most: int) -> Iterator[Forward]:
-        """Append ``tokens`` [N] int64 to the text in eager passes of at most ``most`` rows, and yield their results."""
+        """Append ``tokens`` [N] int64 to the text in eager passes of at most ``most`` rows, and yield each pass's
+        result.
+
+        A result has logits and hidden states.
+        """
         most = most if self.states is None else min(most, self.states.widest)
         for chunk in tokens.split(most):
             start, rows = self.text.num_rows, torch.arange(len(chunk), device=tokens.device)
@@ -122,8 +137,10 @@ class ModelRunner:
             yield self.call(self.weights, self.cache.tensors(), chunk, start + rows, mask, offsets, rows)
             self.keep(range(len(chunk)))
 
-    def reading(self, hidden_layers: Sequence[int]) -> ModelCall:
-        """Return the model call of this runner for other ``hidden_layers``."""
+    def call_reading(self, hidden_layers: Sequence[int]) -> ModelCall:
+        """Return a call of this model, over the same weights and cache, that returns the outputs of
+        ``hidden_layers``.
+        """
         if self.backend == "native":
             native = native_call(self.loaded, self.cache, self.call.vocab_size, hidden_layers)
             assert native is not None
@@ -131,19 +148,25 @@ class ModelRunner:
         return TracedCall(self.loaded, self.call.vocab_size, hidden_layers)
 
     def define(self, name: str, width: int, module: StepModule, inputs: Sequence[Tensor]) -> None:
-        """Declare a step that calls ``module(weights, caches, *inputs)``. ``complete`` or the first use builds it."""
+        """Declare the step ``name`` for ``width`` rows, which calls ``module(weights, caches, *inputs)``.
+
+        ``inputs`` are fixed tensors, whose values change between calls. The step is built by ``complete`` or its first
+        use.
+        """
         assert (name, width) not in self._defined, f"the step {name} of width {width} is defined already"
         self._defined[name, width] = module, self.arguments(inputs)
 
     def arguments(self, inputs: Sequence[Tensor]) -> list[Tensor | list[Tensor]]:
-        """Return the argument list of a step: weights, cache tensors, then ``inputs``."""
+        """Return the argument list of a step's module: weights, cache tensors, then ``inputs``."""
         return [self.weights, self.cache.tensors(), *inputs]
 
     def step(self, name: str, width: int) -> Step:
-        """Return the step; it is built if necessary.
+        """Return the step ``name`` for ``width`` rows: a function without arguments that returns its outputs.
+
+        It is compiled first if necessary.
 
         Raises:
-            YggdrasilError: if ``complete`` has been called and did not build it.
+            YggdrasilError: ``complete`` has been called and did not build it.
         """
         found = self._steps.get((name, width))
         if found is None:
@@ -172,7 +195,10 @@ class ModelRunner:
         return step
 
     def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
-        """Build all defined steps; afterwards a missing one is an error. ``report`` gets the fraction done, 0 to 1."""
+        """Build all declared steps. From then on, using any other step raises YggdrasilError.
+
+        ``report`` receives the fraction done, 0 to 1.
+        """
         for number, step in enumerate(self._defined, start=1):
             if step not in self._steps:
                 self._steps[step] = self._build(*step)
@@ -180,14 +206,14 @@ class ModelRunner:
         self._is_complete = True
 
     def complete_again(self) -> None:
-        """If ``complete`` was called before, build the steps that were defined since."""
+        """Build the steps that were declared since the last ``complete``. Nothing happens if there was none."""
         if self._is_complete:
             self.complete()
 
     def launch(self, *steps: tuple[str, int]) -> Sequence[Tensor]:
-        """Run steps (name, width) in sequence, with a recorder as one capture; return the outputs of the last step.
+        """Run steps, each given as (name, width), one after another, and return the outputs of the last one.
 
-        The next launch of a capture overwrites its outputs.
+        With the backend "cudagraph" they are one CUDA graph, whose next launch overwrites the outputs.
         """
         if self.recorder is not None:
             return self.captured(*steps)()
@@ -197,7 +223,11 @@ class ModelRunner:
         return outputs
 
     def captured(self, *steps: tuple[str, int]) -> Capture:
-        """Return a capture of these steps in sequence, recorded on its second call; its outputs are the last step's."""
+        """Return the CUDA graph of steps, each given as (name, width), that run one after another.
+
+        Its first call runs them, its second records the graph and replays it, as do later calls. Its outputs are those
+        of the last step. Calls with equal steps return the same object.
+        """
         found = self._captures.get(steps)
         if found is None:
             assert self.recorder is not None
@@ -214,7 +244,7 @@ class ModelRunner:
 
     @property
     def defined(self) -> list[tuple[str, int]]:
-        """Names and widths of all declared steps."""
+        """Return the (name, width) of every declared step."""
         return list(self._defined)
 
 
@@ -224,20 +254,20 @@ def _eager(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Sequen
     return outputs
 
 
-def row_mover(cache: StaticCache, recorder: Recorder | None = None, most: int = 1) -> Move:
-    """Return a function equivalent to ``cache.commit``.
+def row_mover(cache: StaticCache, recorder: Recorder | None = None, max_rows: int = 1) -> Move:
+    """Return a function (source slots, destination slot) that moves KV entries of accepted rows within ``cache``.
 
-    With a ``recorder`` it is a capture that moves up to ``most`` rows; on a CPU with the native library, a direct C
-    call.
+    With a ``recorder`` the move is one launch of a CUDA graph, of at most ``max_rows`` rows. On a CPU with the native
+    library it is one C call of any number of rows.
     """
     if recorder is not None:
-        return CapturedMover(cache, recorder, most)
+        return CapturedMover(cache, recorder, max_rows)
     is_here = cache.keys[0].device.type == "cpu" and is_native()
     return _NativeMover(cache) if is_here else cache.commit
 
 
 class CapturedMover:
-    """Move rows by one launch of a capture, whatever their number."""
+    """Function that moves KV entries within a cache by one launch of a CUDA graph, of at most ``most`` rows."""
 
     def __init__(self, cache: StaticCache, recorder: Recorder, most: int) -> None:
         device = cache.keys[0].device
@@ -250,13 +280,15 @@ class CapturedMover:
         self.capture()
 
     def write(self, sources: Sequence[int], destination: int) -> None:
-        """Set the cache rows that the next ``move`` moves: those in slots ``sources``, to ``destination`` onwards."""
+        """Set the KV entries that the next ``move`` moves: from the slots ``sources`` to those from ``destination``
+        on.
+        """
         self._start.write(destination)
         self._rows.write(*(source - destination for source in sources))
         self._count.write(len(sources))
 
     def move(self) -> Sequence[Tensor]:
-        """Move the rows set by ``write``; the operator call, for captures that include it."""
+        """Move the KV entries that ``write`` has set. Call it within a CUDA graph that includes the move."""
         arguments = self._start.tensor, self._rows.tensor, self._count.tensor
         torch.ops.yggdrasil.keep_rows(self._cache.rows(), *arguments)
         return ()

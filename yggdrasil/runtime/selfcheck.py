@@ -80,7 +80,8 @@ class _Record:
     def compare(self, what: str, found: Tensor, expected: Tensor, before: Tensor | None = None) -> None:
         """Compare rows [W, ...] of pass 2 with ``expected`` [T, ...]; raise ``_Differs`` if they differ.
 
-        With ``before`` [T, ...], to which a layer added something, that sum is compared.
+        With ``before`` [T, ...], to which a layer added something, that sum is compared. ``what`` names the rows in the
+        message.
         """
         assert self.part is not None
         is_own = ~self.part.is_sibling
@@ -98,13 +99,13 @@ class _Record:
 
 @torch.inference_mode()
 def check_tree_attention(loaded: LoadedModel, tokens: Sequence[int] | None = None) -> None:
-    """Compare tree attention with the model's own attention on ``tokens``, layer by layer.
+    """Check that a model computes the same with tree attention as with its own attention, layer by layer.
 
-    ``tokens`` are ids of a short text, by default 24 ids spread over the vocabulary.
+    ``tokens`` are the ids of a short text; None: 24 ids spread over the vocabulary.
 
     Raises:
-        YggdrasilError: if tree attention differs (the message has the layer), the model cannot run as in a decode
-            step, or its logits are not finite.
+        YggdrasilError: tree attention differs (the message has the layer), the model cannot run as in a decode step, or
+            its logits are not finite.
     """
     device, model = loaded.device, loaded.model
     ids = torch.tensor(tokens or _spread_ids(loaded.vocab_size), device=device)

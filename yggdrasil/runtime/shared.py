@@ -1,4 +1,4 @@
-"""Share loaded models within a process, so that several plans of one model use the same tensors.
+"""Shares loaded models within a process, so that several plans of one model use the same tensors.
 
 This saves memory, and makes plans comparable: a pass over a copy at other addresses can be 1 % faster or slower.
 """
@@ -27,10 +27,12 @@ def shared_model(
     *,
     is_described: bool = True,
 ) -> LoadedModel:
-    """Return the model already loaded from the same files with the same options, or load it with ``open_model``.
+    """Return the model that this process has already loaded from the same files with the same options, or load it.
+
+    ``is_described`` allows packing the weights directly from the file, for native steps.
 
     Raises:
-        YggdrasilError: if the model cannot be loaded.
+        YggdrasilError: the model cannot be loaded.
     """
     key = (source.given, source.fingerprint(), dtype, device, num_threads, weights, is_described)
     with _opening:

@@ -1,10 +1,10 @@
-"""Batched generation of texts of unequal length without padding, each with its own KV cache row.
+"""Batched generation of texts of unequal length without padding, each with its own KV cache.
 
-A pass takes one more token for each of the first M rows, and whole prompts for the rows after them, concatenated to N
+A pass takes one more token for each of the first M texts, and whole prompts for the texts after them, concatenated to N
 tokens; only attention treats them separately. Models with recurrent layers, attention sinks or chunked attention
 process one text after the other.
 
-Dims: R rows, M rows that continue, S slots of a row, N tokens of a pass, Hq and Hkv heads, D head size.
+Dims: R texts, M texts that continue, S slots of a text, N tokens of a pass, Hq and Hkv heads, D head size.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class _Part(NamedTuple):
 
 
 class Rows:
-    """KV caches [R, Hkv, S, D] of R texts, and the layout of the current pass."""
+    """KV caches [R, Hkv, S, D] of a batch of R texts ("rows"), and the layout of the current pass."""
 
     def __init__(self, loaded: LoadedModel, num_rows: int, capacity: int) -> None:
         shapes = [(num_rows, heads, capacity, size) for heads, size in loaded.outline.key_heads]
@@ -47,22 +47,26 @@ class Rows:
         self._layers_attended = 0
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` slots of row ``source`` to row ``target``."""
+        """Copy the KV entries of the first ``length`` tokens of text number ``source`` to text number ``target``."""
         for caches in self._caches:
             for cache in caches:
                 cache[target, :, :length] = cache[source, :, :length]
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Append ``tokens[i]`` to row i, which holds ``lengths[i]`` tokens, and read ``prompts`` into the next rows.
+        """Run one pass that appends ``tokens[i]`` to text i, and prefills ``prompts`` as the texts after these.
 
-        Returns the logits [len(tokens) + len(prompts), V] after each row's last token.
+        ``lengths[i]`` is the number of tokens of text i. Return the logits [len(tokens) + len(prompts), V] after each
+        text's last token.
         """
         return self._pass(tokens, lengths, prompts)
 
     @torch.inference_mode()
     def can_read(self) -> bool:
-        """Return whether all layers of the model support batching: none has attention sinks or chunked attention."""
+        """Return whether all layers of the model support batching: none has attention sinks or chunked attention.
+
+        A pass over one token tries it, and overwrites the first text's cache.
+        """
         try:
             self._pass([], [], [[0]])
         except _OneByOneError:
@@ -107,7 +111,11 @@ class Rows:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float
     ) -> Tensor:
-        """Store ``key`` and ``value`` [N, Hkv, D]; attend with ``query`` [N, Hq, D] and return [N, Hq, D]."""
+        """Store a pass's keys and values in one layer's cache, and return the attention of each token to its own text.
+
+        ``query`` is [N, Hq, D], and so is the result; ``key`` and ``value`` are [N, Hkv, D]. ``window`` is that of
+        sliding attention, 0 without one. ``softcap`` bounds scores as in Gemma 2; 0: no bound.
+        """
         keys, values = self._caches[layer]
         self._layers_attended += 1
         keys[self._rows, :, self._places], values[self._rows, :, self._places] = key, value
@@ -121,7 +129,7 @@ class Rows:
 
 
 class OneRow:
-    """The interface of ``Rows`` for a single row, for models that ``Rows`` does not support."""
+    """KV cache of a single text with the methods of ``Rows``, for models that do not support batching."""
 
     num_rows = 1
 
@@ -130,11 +138,12 @@ class OneRow:
         self._runner = ModelRunner(loaded, capacity + _READ, loaded.vocab_size, "eager", widest=_READ)
 
     def move(self, source: int, target: int, length: int) -> None:
+        """Raise AssertionError: a single text is never copied."""
         raise AssertionError("there is one row")
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read the only prompt, or append the only token; return the logits [1, V] after it."""
+        """Prefill the only prompt, or append the only token to the text. Return the logits [1, V] after it."""
         assert len(tokens) + len(prompts) == 1
         if prompts:
             self._runner.text.forget()
@@ -145,9 +154,10 @@ class OneRow:
 
 
 def rows_for(loaded: LoadedModel, num_rows: int, capacity: int) -> "Rows | OneRow":
-    """Allocate caches for ``num_rows`` texts of ``capacity`` tokens, or for one if the model does not support batching.
+    """Allocate KV caches for a batch of ``num_rows`` texts of at most ``capacity`` tokens each.
 
-    The caller must set the model's attention to ``SIDE_BY_SIDE`` before, and while texts are read.
+    If the model does not support batching, return a cache of a single text. Before this call and while passes run, the
+    model's attention implementation must be ``SIDE_BY_SIDE``.
     """
     if loaded.outline.recurrence is not None:
         return OneRow(loaded, capacity)
@@ -161,9 +171,9 @@ class _OneByOneError(Exception):
 
 def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
     module: nn.Module,
-    query: Tensor,  # [1, Hq, N, D]
-    key: Tensor,  # [1, Hkv, N, D]
-    value: Tensor,  # [1, Hkv, N, D]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     attention_mask: Tensor,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -173,9 +183,10 @@ def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
     side_by_side: Rows | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Attend to the keys of each token's own row of ``side_by_side``; returns ([1, N, Hq, D of ``value``], None).
+    """Attention function of transformers in which each token of a batch attends to its own text.
 
-    Without ``side_by_side``, run tree attention: the model is called by a step.
+    ``query`` is [1, Hq, N, D], ``key`` and ``value`` are [1, Hkv, N, D]. ``side_by_side`` has the texts' caches; None:
+    tree attention runs, since the model is called by a step. Return ([1, N, Hq, D of ``value``], None).
     """
     if side_by_side is None:
         given = query, key, value, attention_mask, scaling, sliding_window, softcap, s_aux

@@ -42,9 +42,11 @@ class StepCache(Cache):
 
     @classmethod
     def over(cls, tensors: Sequence[Tensor], outline: Outline, offsets: Tensor, tree_mask: Tensor) -> "StepCache":
-        """Wrap ``tensors``, which begin with those of ``StaticCache.tensors``; others after them are ignored.
+        """Return the cache object of a step over ``tensors``: all keys, all values, then states of recurrent layers.
 
-        ``tree_mask`` [W, T] bool gives the parents of the step's rows; T must be W if the model has recurrent layers.
+        Further tensors are ignored. ``outline`` has the model's sizes; ``offsets`` [2] int64 are the context length and
+        the first slot written. ``tree_mask`` [W, T] bool gives the parents of the step's rows; T must be W with
+        recurrent layers.
         """
         count = len(outline.key_heads)
         keys, values = dict(enumerate(tensors[:count])), dict(enumerate(tensors[count : 2 * count]))
@@ -65,12 +67,12 @@ class StepCache(Cache):
 
     @property
     def parents(self) -> Tensor:
-        """Parents of the step's rows, [W] int64."""
+        """Return the parent row of each row of the step, [W] int64; -1 for a row that follows the text."""
         assert self._parents is not None, "a step over recurrent states has the parents of its rows"
         return self._parents
 
     def own_states(self) -> Sequence[Tensor]:
-        """Return the buffers of the recurrent layer that is running."""
+        """Return the state buffers of the recurrent layer that is running."""
         return self._states[self._layer]
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
@@ -89,23 +91,23 @@ class StepCache(Cache):
     # ==== tensors of one layer, for compiling layers separately ====
 
     def own_tensors(self, layer: int) -> list[Tensor]:
-        """Return the layer's keys and values, if it has attention, then its states."""
+        """Return the cache tensors of a layer: keys and values if it has attention, then its states."""
         rows = [self.step_keys[layer], self.step_values[layer]] if self._attends(layer) else []
         return [*rows, *self._states.get(layer, ())]
 
     def shared_tensors(self) -> list[Tensor]:
-        """Return the tensors common to all layers: offsets and, if there are states, parents."""
+        """Return the tensors common to all layers: offsets [2] int64 and, with recurrent layers, parents [W] int64."""
         return [self.offsets] if self._parents is None else [self.offsets, self._parents]
 
     def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> "StepCache":
-        """Build a cache with the tensors of one layer, from ``own_tensors`` and ``shared_tensors``."""
+        """Return a cache object with the tensors of one layer, ``own``, and those common to all layers, ``shared``."""
         offsets, *parents = shared
         count = 2 if self._attends(layer) else 0
         rows = [{layer: tensor} for tensor in own[:count]] or [{}, {}]
         return StepCache(rows[0], rows[1], offsets, {layer: own[count:]}, parents[0] if parents else None)
 
     def note_call(self, layer: int) -> None:
-        """Record that ``layer`` was called with this cache."""
+        """Add ``layer`` to the layers that were called with this cache."""
         self.layers_read.add(layer)
 
     def _attends(self, layer: int) -> bool:

@@ -42,9 +42,11 @@ class CallStep(StepModule, Generic[Call]):
         self._call = call
 
     def decoder_layers(self) -> Sequence[nn.Module]:
+        """Return the model's layers that can be compiled separately; empty if the step must be compiled as a whole."""
         return self._call.decoder_layers if isinstance(self._call, TracedCall) else ()
 
     def tracing(self) -> AbstractContextManager[object]:
+        """Return the context manager under which the step and its layers must be traced."""
         return self._call.tracing() if isinstance(self._call, TracedCall) else nullcontext()
 
 
@@ -137,12 +139,15 @@ class TracedCall:
         return Forward(wanted, layers, _Logits(logits, self._num_threads))
 
     def tracing(self) -> AbstractContextManager[object]:
-        """Return, on a CPU, a mode in which results of a row are bitwise equal at any width; else a null context."""
+        """Return a context manager under which, on a CPU, the results of a row are bitwise equal at any width.
+
+        On other devices it does nothing.
+        """
         return _RowBits(self._num_threads) if self._loaded.device.type == "cpu" else nullcontext()
 
     @property
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """The model's decoder layers, in order; empty if some layers share keys and values of others."""
+        """Return the model's decoder layers, in order; empty if some layers share keys and values of others."""
         if getattr(self._loaded.model.config.get_text_config(), "num_kv_shared_layers", 0):
             return ()
         return tuple(decoder_layers(self._loaded.model))
@@ -187,7 +192,11 @@ class _Logits:
 
 
 def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
-    """Return the model's list of decoder layers, whatever its name. Raises ValueError if there is none."""
+    """Return the list of the model's decoder layers, whatever the name of its attribute.
+
+    Raises:
+        ValueError: there is none.
+    """
     num_layers = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
@@ -196,17 +205,26 @@ def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
 
 
 class PrefillStep(CallStep[ModelCall]):
-    """Prefill: read a chunk of committed tokens, padded to W rows; return the results of one row."""
+    """Step that runs a chunk of committed tokens, padded to W rows, and returns the results of one row."""
 
     def forward(
         self,
         weights: list[Tensor],
         caches: list[Tensor],
-        tokens: Tensor,  # [W] int64
-        start: Tensor,  # [1] int64, position of the first row
-        last: Tensor,  # [1] int64, the row whose results are returned
+        tokens: Tensor,
+        start: Tensor,
+        last: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return (argmax token [1], its logit [1], LM head input [1, H] float32, logits [1, V], *layers [W, H])."""
+        """Run a chunk of a prompt through the model, and write its KV entries to ``caches``.
+
+        Args:
+            tokens: [W] int64, the chunk padded to W.
+            start: [1] int64, the first token's index in the text.
+            last: [1] int64, the row whose results are returned.
+
+        Returns (argmax token [1], its logit [1], LM head input [1, H] float32, logits [1, V], [W, H] of each read
+        layer).
+        """
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         mask = rows[:, None] >= rows[None, :]
         offsets = start.expand(2).contiguous()

@@ -12,7 +12,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.request import Generation
 from yggdrasil.engine.request_options import RequestOptions
 from yggdrasil.errors import first_line
-from yggdrasil.runtime.room import give_back
+from yggdrasil.runtime.room import trim_heap
 from yggdrasil.serving.answer_delivery import AnswerDelivery
 from yggdrasil.serving.errors import Fault, fault_of
 from yggdrasil.serving.jobs import Failed, Job, QueuedRequest
@@ -118,7 +118,7 @@ class Worker:
     def _tidy(self) -> None:
         """Return memory that no kept text uses to the system."""
         self._conversations.release_unused()
-        give_back()
+        trim_heap()
         self._is_tidy, self._trimmed = True, monotonic()
 
     def _next(self) -> tuple[QueuedRequest, Job] | None:

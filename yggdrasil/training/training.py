@@ -15,7 +15,7 @@ from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.engine.assembly import open_device
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.prompts import encode_prompt, read_prompts, usual_prompts
+from yggdrasil.prompts import default_prompts, encode_prompt, read_prompts
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.training.publish import is_free, is_ours
 from yggdrasil.training.run import TrainingRun
@@ -90,7 +90,7 @@ def _prompts(settings: TrainSettings, tokenizer: Tokenizer) -> list[list[int]]:
 
 def _judges(tokenizer: Tokenizer) -> set[tuple[int, ...]]:
     """Return the ends of calibration's default prompts. Training on their answers would inflate measured speed-ups."""
-    file, is_chat = usual_prompts(tokenizer)
+    file, is_chat = default_prompts(tokenizer)
     return {end_of(encode_prompt(tokenizer, prompt)) for prompt in read_prompts(file, chat=is_chat)}
 
 

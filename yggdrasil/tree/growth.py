@@ -17,7 +17,7 @@ MIN_LOG_PROBABILITY = -12.0
 
 
 def calibrated(log_probability: Tensor, knots: Tensor) -> Tensor:
-    """Map the drafter's log-probabilities to log acceptance probabilities by linear interpolation.
+    """Return log acceptance probabilities for a drafter's log-probabilities, by linear interpolation.
 
     ``knots`` [M] float32 are the values at M equally spaced log-probabilities from -12 to 0. All are below 0, so a
     child's score is strictly below its parent's.
@@ -31,7 +31,7 @@ def calibrated(log_probability: Tensor, knots: Tensor) -> Tensor:
 
 
 def plant_root(tree: TokenTree, token: Tensor) -> None:
-    """Remove all nodes and candidates, and make ``token`` [1] int64 the root."""
+    """Remove all nodes and candidates of the tree, and make ``token`` [1] int64 its root."""
     tree.scores.fill_(NO_SCORE)
     tree.scores[:1] = 0.0
     tree.pool_scores.fill_(NO_SCORE)
@@ -43,16 +43,20 @@ def plant_root(tree: TokenTree, token: Tensor) -> None:
 
 
 def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tensor) -> None:
-    """Add the top-K tokens after ``nodes`` [W] int64 to the pool as candidates, from the drafter's logits [W, V].
+    """Add the K likeliest tokens after each of ``nodes`` [W] int64 to the tree's pool of candidates.
 
-    ``knots`` calibrate their scores, see ``calibrated``.
+    ``logits`` [W, V] are the drafter's after these nodes. ``knots`` [M] float32 is the acceptance calibration of their
+    scores.
     """
     edges, tokens = likeliest(logits, tree.candidates)
     offer(tree, nodes, edges, tokens, knots)
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return (log-probabilities float32, tokens int64) of the top ``count`` tokens of ``logits`` [W, V], [W, count]."""
+    """Return (log-probabilities float32, tokens int64) of the ``count`` likeliest tokens of ``logits`` [W, V].
+
+    Both are [W, count], the likeliest first.
+    """
     logits = logits.float()
     top, tokens = torch.ops.yggdrasil.top_candidates(logits, count)
     edges = top - logits.logsumexp(-1, keepdim=True)
@@ -61,10 +65,11 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor) -> None:
-    """Add candidates below ``nodes`` [W] to the pool: their log-probabilities ``edges`` and ``tokens``, [W, K].
+    """Add candidates below ``nodes`` [W] int64 to the tree's pool, by ``tokens`` and log-probabilities ``edges``, [W,
+    K].
 
-    Their scores are those of ``nodes`` plus the calibrated log-probabilities (``calibrated`` with ``knots``), or
-    where the target draws at random, those that follow from its draws.
+    A candidate's score is that of its node plus the log-probability calibrated with ``knots`` [M] float32; where the
+    target samples, plus the log-probability that follows from its draws.
     """
     k, likely = tree.candidates, calibrated(edges, knots)
     if tree.draws is not None and tree.draw_weights is not None:
@@ -77,9 +82,9 @@ def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: 
 
 
 def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
-    """Attach the ``width`` candidates with the highest scores in the pool as nodes ``first`` [1] onwards.
+    """Attach the ``width`` candidates with the highest scores in the tree's pool as nodes number ``first`` [1] onwards.
 
-    Returns the new nodes [W] int64.
+    Return the numbers of the new nodes, [W] int64.
     """
     best, indices = torch.ops.yggdrasil.top_candidates(tree.pool_scores[None], width)
     scores, entries = best[0], indices[0]
@@ -97,10 +102,11 @@ def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
 
 
 def rank_nodes(tree: TokenTree) -> tuple[Tensor, Tensor]:
-    """Return (nodes by descending score [N] int64, expected accepted tokens of each prefix [N] float32, with bonus).
+    """Return the nodes by descending score, [N] int64, and the expected tokens of passes over the first 1 to N, [N]
+    float32.
 
     A child's score is below its parent's, so every prefix is a connected subtree and the best one of its size; the
-    dynamic programme of paper section 4.2 is not needed.
+    dynamic programme of paper section 4.2 is not needed. Expected tokens include the bonus token.
     """
     order, expected = torch.empty_like(tree.tokens), torch.empty_like(tree.scores)
     torch.ops.yggdrasil.rank_nodes(tree.scores, order, expected)

@@ -17,7 +17,7 @@ class TreeShape(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether the tree has only model-free drafts."""
+        """Return whether the tree of this shape has only model-free drafts."""
         return self.width == 0 and self.depth > 0
 
 

@@ -43,7 +43,11 @@ class TokenTree:
 
     @classmethod
     def allocate(cls, num_nodes: int, candidates: int, device: torch.device) -> "TokenTree":
-        """Allocate buffers for ``num_nodes`` nodes (root included) with ``candidates`` pool entries each."""
+        """Allocate a tree for ``num_nodes`` nodes, root included, with ``candidates`` entries per node in its pool.
+
+        Raises:
+            ValueError: either number is below 1.
+        """
         if num_nodes < 1 or candidates < 1:
             raise ValueError(f"a tree needs a root and a candidate, got {num_nodes = }, {candidates = }")
         pool = num_nodes * candidates
@@ -70,18 +74,18 @@ class TokenTree:
 
     @classmethod
     def on_host(cls, num_nodes: int, candidates: int = 1) -> "TokenTree":
-        """Allocate a tree on the host; with one candidate per node, for model-free drafts, which use no pool."""
+        """Allocate a tree on the host. One candidate per node suffices for model-free drafts, which use no pool."""
         with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
             return cls.allocate(num_nodes, candidates, torch.device("cpu"))
 
     @property
     def num_nodes(self) -> int:
-        """Node capacity N."""
+        """Return N, the number of nodes for which the tree has room, root included."""
         return self.tokens.shape[0]
 
     @property
     def candidates(self) -> int:
-        """Candidates per node, K."""
+        """Return K, the number of entries per node in the pool of candidates."""
         return self.pool_tokens.shape[0] // self.tokens.shape[0]
 
     def node_tensors(self) -> list[Tensor]:
@@ -89,17 +93,20 @@ class TokenTree:
         return [self.tokens, self.parents, self.depths, self.scores, self.edges, self.ancestors]
 
     def tensors(self) -> list[Tensor]:
-        """Return the buffers of nodes and pool in field order, the order in which compiled steps take them."""
+        """Return the tree's buffers of nodes and pool in field order, the order in which compiled steps take them."""
         return [*self.node_tensors(), self.pool_scores, self.pool_edges, self.pool_tokens]
 
     def draft_tensors(self) -> list[Tensor]:
-        """Return all buffers, as inputs of the steps that offer candidates."""
+        """Return all buffers of the tree in field order, as inputs of steps that add candidates. Draws are included."""
         assert self.draws is not None
         assert self.draw_weights is not None
         return [*self.tensors(), self.draws, self.draw_weights]
 
     def take_nodes(self, other: "TokenTree") -> None:
-        """Copy the nodes of ``other``, a tree of the same capacity, but not its pool."""
+        """Copy the nodes of ``other``, a tree of the same capacity, into this tree.
+
+        The pool of candidates is not copied.
+        """
         for ours, theirs in zip(self.node_tensors(), other.node_tensors(), strict=True):
             ours.copy_(theirs)
 
@@ -112,7 +119,7 @@ class TokenTree:
         return torch.where(torch.isfinite(self.pool_scores[first]), self.pool_edges[first], NO_SCORE).cpu()
 
     def plant(self, token: int) -> None:
-        """Remove all nodes and candidates, and make ``token`` the root; for use on the host."""
+        """Remove all nodes and candidates of the tree, and make ``token`` its root; for use on the host."""
         self.scores.fill_(NO_SCORE)
         self.pool_scores.fill_(NO_SCORE)
         self.ancestors.copy_(torch.eye(self.num_nodes, dtype=torch.bool, device=self.tokens.device))
@@ -122,15 +129,15 @@ class TokenTree:
         self.scores[0] = 0.0
 
     def attach(self, parent: int, token: int, log_probability: float) -> int:
-        """Add a node with ``token`` below ``parent`` and return its number.
+        """Add a node with ``token`` below the node ``parent`` of the tree, and return its number.
 
         ``log_probability`` (at most 0) is the estimated log-probability that ``token`` follows its parent. This is for
         drafters on the host; draft models grow the tree in their compiled steps.
 
         Raises:
-            ValueError: if the tree is full, the parent is unknown or has a child with this token, or
+            ValueError: the tree is full, the parent is unknown or has a child with this token, or
                 ``log_probability`` is positive or NaN.
-            TypeError: if ``token`` is no integer.
+            TypeError: ``token`` is no integer.
         """
         node = self.size
         if node >= self.num_nodes:
@@ -153,14 +160,13 @@ class TokenTree:
         return node
 
     def graft(self, parents: Sequence[int], tokens: Sequence[int], log_probabilities: Sequence[float]) -> int:
-        """Merge a tree drafted on the host into this one, below the root; return the number of nodes added.
+        """Merge a tree drafted on the host into this one, below the root, and return the number of nodes added.
 
-        Given node i is a child of given node ``parents[i] - 1``, or of the root if ``parents[i]`` is 0. Nodes that the
-        tree already has are skipped; others are attached until it is full, as by ``attach`` but with few tensor writes.
+        Given node i has token ``tokens[i]``; it is a child of given node ``parents[i] - 1``, or of the root if
+        ``parents[i]`` is 0. Nodes that the tree already has are skipped; others are attached until it is full.
 
         Raises:
-            ValueError: if a parent does not precede its child or a log-probability is positive; nothing is written
-                then.
+            ValueError: a parent does not precede its child or a log-probability is positive; nothing is written then.
         """
         scores = [score for score in self.scores.tolist() if math.isfinite(score)]
         size = len(scores)
@@ -207,11 +213,11 @@ class TokenTree:
 
     @property
     def size(self) -> int:
-        """Number of nodes in the tree, root included."""
+        """Return the number of nodes in the tree, root included."""
         return int(torch.isfinite(self.scores).sum())
 
     def path(self, node: int) -> list[int]:
-        """Return the nodes from the root to ``node``, both included."""
+        """Return the node numbers from the root to ``node``, both included."""
         return torch.nonzero(self.ancestors[node]).flatten().tolist()
 
 
@@ -242,20 +248,26 @@ class Ranking:
             self._rank = direct("rank", self._native)
 
     def rank(self) -> list[float]:
-        """Rank the nodes; return the expected accepted tokens, bonus included, at each verify width."""
+        """Rank the tree's nodes by score.
+
+        Return the expected number of tokens at each verify width, bonus token included.
+
+        Raises:
+            RuntimeError: the native library failed.
+        """
         if self._rank() < 0:
             raise RuntimeError("the tree could not be ranked")
         totals: list[float] = self._given.tolist()
         return totals
 
     def depth(self, width: int) -> int:
-        """Return the depth of the subtree of the top ``width`` nodes; ``width`` must be one of ``verify_widths``."""
+        """Return the depth in levels of the subtree of the ``width`` best nodes. ``width`` must be a verify width."""
         deepest: int = self._deepest[self._indices[width]]
         return deepest
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """Node numbers by descending score, [N] int64."""
+        """Return the node numbers by descending score, [N] int64, of the last ranking."""
         return self._order.read()
 
     def _rank_portably(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.errors import ArtifactError
-from yggdrasil.runtime.room import give_back
+from yggdrasil.runtime.room import trim_heap
 
 SCORER_FILE, TABLE_FILE = "scorer.safetensors", "table.safetensors"
 NICENESS = 10  # niceness of processes that write tables
@@ -51,7 +51,7 @@ class WatchedTable:
                 continue
             self._use(table)
             self._used = version
-            give_back()  # the arrays, which are larger than what is kept of them
+            trim_heap()  # the arrays, which are larger than what is kept of them
             return True
         return self._used is not None
 

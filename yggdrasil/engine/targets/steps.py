@@ -44,15 +44,19 @@ class VerifyLogitsStep(CallStep[ModelCall]):
         self,
         weights: list[Tensor],
         caches: list[Tensor],
-        root: Tensor,  # [1] int64, the root's position
-        chosen: Tensor,  # [W] int64, nodes
+        root: Tensor,
+        chosen: Tensor,
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run the nodes ``chosen`` of a tree through the target, with tree attention.
+        """Run nodes of a tree through the target, with tree attention, and write their KV entries to ``caches``.
 
-        KV entries are written to ``caches``. Return (layout [4, W] int64, logits [W, V], hidden [W, H], [W, H] of each
-        layer a drafter reads). The rows of the layout are: nodes, tokens, parents' rows, and 1 for existing rows or 0
-        for padding.
+        Args:
+            root: [1] int64, the root's index in the text.
+            chosen: [W] int64, the nodes.
+            tree_buffers: the tensors of the ``TokenTree``.
+
+        Returns (layout [4, W] int64, logits [W, V], hidden [W, H], [W, H] of each layer a drafter reads). The rows of
+        the layout are: nodes, tokens, parents' rows, and 1 for existing rows or 0 for padding.
         """
         tree = TokenTree(*tree_buffers)
         rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
@@ -124,16 +128,20 @@ class VerifyStep(CallStep[ModelCall]):
         self,
         weights: list[Tensor],
         caches: list[Tensor],
-        root: Tensor,  # [1] int64, the root's position
-        chosen: Tensor,  # [W] int64, nodes
+        root: Tensor,
+        chosen: Tensor,
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run the nodes ``chosen`` of a tree through the target and accept a path.
+        """Run nodes of a tree through the target, write their KV entries, and accept the path of argmax tokens.
 
-        KV entries are written to ``caches``. Return (summary [2 + 4W] int64, hidden [W, H], [W, H] of each layer a
-        drafter reads). The summary has the number of accepted rows (root included), whether their logits are finite, W
-        accepted rows and W target tokens after them (valid up to that number), then the target's token after every row
-        and every row's node.
+        Args:
+            root: [1] int64, the root's index in the text.
+            chosen: [W] int64, the nodes.
+            tree_buffers: the tensors of the ``TokenTree``.
+
+        Returns (summary [2 + 4W] int64, hidden [W, H], [W, H] of each layer a drafter reads). The summary has the
+        number of accepted rows (root included), whether their logits are finite, W accepted rows and W target tokens
+        after them (valid up to that number), then the target's token after every row and every row's node.
         """
         rows, found = read_tree(self._call, weights, caches, root, chosen, TokenTree(*tree_buffers))
         best, choices = found.best_tokens()
@@ -171,15 +179,21 @@ class AcceptStep(StepModule):
         self,
         weights: list[Tensor],
         caches: list[Tensor],
-        logits: Tensor,  # [W, V] float32
-        root: Tensor,  # [1] int64, the root's position
-        chosen: Tensor,  # [W] int64, nodes
-        *buffers: Tensor,  # ``TokenTree.tensors``, then the fields of ``SamplingInputs``
+        logits: Tensor,
+        root: Tensor,
+        chosen: Tensor,
+        *buffers: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Sample a token after every row of a pass by a request's parameters, and accept a path of the tree by its
         rule.
 
-        Return (summary, words). The summary [2 + 4W] int64 is that of ``VerifyStep``. The words are the bits of every
+        Args:
+            logits: [W, V] float32.
+            root: [1] int64, the root's index in the text.
+            chosen: [W] int64, the rows' nodes.
+            buffers: the tensors of the ``TokenTree``, then the fields of ``SamplingInputs``.
+
+        Returns (summary, words). The summary [2 + 4W] int64 is that of ``VerifyStep``. The words are the bits of every
         row's log-probabilities, [0] if the request has none.
         """
         num_tree, kind = len(buffers) - len(SamplingInputs._fields), self._kind

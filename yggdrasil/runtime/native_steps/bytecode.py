@@ -1,4 +1,4 @@
-"""Bytecode of layers: stages over numbered tensors, as in ``native/layers/program_code.h``."""
+"""Bytecode of decoder layers: stages over numbered tensors, as ``native/layers/program_code.h`` defines them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ CARRIED, MASK, OFFSETS, FIRST_TURN = 0, 1, 2, 3
 
 
 class Writer:
-    """Write one layer's bytecode.
+    """Writer of one decoder layer's bytecode: integers that describe its stages to the native library.
 
     Operands are tensor numbers: 0 for the hidden states, then the step's shared inputs, the layer's own tensors in the
     order of ``tensor`` calls, and the outputs of stages. While writing, output n is numbered -2 - n, since the number
@@ -31,14 +31,14 @@ class Writer:
         self.numbers: list[float] = []
 
     def tensor(self, tensor: Tensor | None) -> int:
-        """Register a tensor of the layer and return its number; ``NOTHING`` for None."""
+        """Add a tensor to those of the layer, and return its number in the bytecode; ``NOTHING`` (-1) for None."""
         if tensor is None:
             return NOTHING
         self.own.append(tensor)
         return self._first_own + len(self.own) - 1
 
     def code(self) -> list[int]:
-        """Return the finished bytecode, with the numbers of stage outputs resolved."""
+        """Return the finished bytecode of the layer, with the numbers of stage outputs resolved."""
         first = self._first_own + len(self.own)
         return [
             first - 2 - value if place in self._given and value < NOTHING else value
@@ -72,11 +72,16 @@ class Writer:
         residual: int = NOTHING,
         scale: float = 1.0,
     ) -> list[int]:
-        """Write linear layers over one input, quantised ones and others as separate stages; return output numbers.
+        """Write linear layers over the same input, and return the tensor number of each one's output.
 
-        ``norm``: RMS norm applied to the input. ``gate``: tensor whose ``activation``, of this
-        number, multiplies the input. ``residual``:
-        tensor added to the outputs, which are multiplied by ``scale``.
+        Args:
+            source: tensor number of the input.
+            norm: weight of an RMS norm applied to the input; None: no norm. ``norm_kind`` says how the weight is
+                applied.
+            gate: number of a tensor whose activation multiplies the input. ``activation`` is the number of the
+                function.
+            residual: number of a tensor that is added to the outputs.
+            scale: factor of the outputs before the addition.
         """
         given: dict[int, int] = {}
         for is_quantised in (True, False):
@@ -95,7 +100,10 @@ class Writer:
         return [given[i] for i in range(len(layers))]
 
     def norm(self, source: int, weight: Tensor, kind: int, eps: float, residual: int = NOTHING) -> int:
-        """Write an RMS norm of ``source``, added to ``residual`` if given; return its output's number."""
+        """Write an RMS norm of the tensor number ``source``, and return the number of its output.
+
+        ``kind`` says how the weight is applied. The tensor number ``residual`` is added to the output.
+        """
         self._code.append(_NORM)
         self._add([source, self.tensor(weight)], [kind])
         self._add([residual])
@@ -103,20 +111,26 @@ class Writer:
         return self._give()
 
     def attention(self, values: Sequence[int], plain: Sequence[int], numbers: Sequence[float]) -> int:
-        """Write tree attention over the operands ``values``; return its output's number.
+        """Write tree attention over the tensor numbers ``values``, and return the number of its output.
 
         ``plain`` are the window, the kinds of norms and of rotary embedding, and whether queries have gates.
+        ``numbers`` are the norms' eps, the scale of scores and their softcap.
         """
         return self._stage(_ATTENTION, values, plain, numbers)
 
     def convolution(self, values: Sequence[int], *, is_silu: bool = False) -> int:
-        """Write a causal convolution along paths over the operands ``values``; return its output's number."""
+        """Write a causal convolution along the tree's paths over the tensor numbers ``values``; return its output's
+        number.
+
+        ``is_silu`` applies SiLU to the output.
+        """
         return self._stage(_CONVOLUTION, values, [int(is_silu)], [0.0] * 3)
 
     def recurrence(self, values: Sequence[int], numbers: Sequence[float], *, is_normed_first: bool = False) -> int:
-        """Write the recurrence and norm of a gated delta network or Mamba-2; return its output's number.
+        """Write the recurrence and norm of a gated delta network or Mamba-2 over the tensor numbers ``values``.
 
-        ``numbers`` are eps of the norm, and the least and greatest time step.
+        ``numbers`` are the norm's eps, and the least and greatest time step. ``is_normed_first`` applies the norm
+        before the gate. Return the number of the output.
         """
         return self._stage(_RECURRENCE, values, [int(is_normed_first)], numbers)
 
@@ -128,10 +142,14 @@ class Writer:
         formats: Sequence[int],
         numbers: Sequence[float],
     ) -> int:
-        """Write a mixture of experts over the operands ``values``; return its output's number.
+        """Write a mixture of experts over the tensor numbers ``values``, and return the number of its output.
 
-        ``plain`` say how the router chooses, I and the activation; ``packed`` are the experts' weights and biases;
-        ``numbers`` are a factor of their sum, and limit and alpha of a clamped gate.
+        Args:
+            plain: whether shares are sigmoids, whether they add up to one, the number of experts of a row, the experts'
+                intermediate size, and the activation's number.
+            packed: tensor numbers of the experts' weights and biases.
+            formats: GGUF type numbers of the weights, -1 if not quantised.
+            numbers: factor of the experts' sum, limit and alpha of a clamped gate (0, 0: not clamped).
         """
         return self._stage(_EXPERTS, values, [*plain, *packed, *formats], numbers)
 
@@ -143,7 +161,7 @@ class Writer:
 
 
 class Program(NamedTuple):
-    """The bytecode, float parameters and own tensors of one layer."""
+    """The bytecode of one layer, its float parameters, and its own tensors."""
 
     code: list[int]
     numbers: list[float]

@@ -39,9 +39,10 @@ def _plain_name(name: str, names: Mapping[str, str]) -> str:
 def native_call(
     loaded: LoadedModel, cache: StaticCache, vocab_size: int, hidden_layers: Sequence[int] = ()
 ) -> "NativeCall | None":
-    """Build the native pass of a model over ``cache``.
+    """Return a native pass of a model over ``cache``, which runs without transformers' code and without a compiler.
 
-    Returns None on a GPU, without the native library, or if the model's family or tensors are not covered.
+    Passes return logits of ``vocab_size`` tokens and the outputs of ``hidden_layers``. None on a GPU, without the
+    native library, or if the model's family or tensors are not covered.
     """
     described = describe(loaded.config) if is_native() and loaded.device.type == "cpu" else None
     if described is None:
@@ -145,7 +146,7 @@ class _Head:
         self._is_plain = self._divisor == 1.0 and self._softcap == 0.0 and vocab_size == loaded.vocab_size
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Return the logits [R, V] of ``rows`` [R, H]."""
+        """Return the logits [R, V] of hidden states ``rows`` [R, H]."""
         layer = self._layer
         logits: Tensor = _outputs(rows, layer, self._threads)
         if self._divisor != 1.0:
@@ -155,7 +156,10 @@ class _Head:
         return logits[:, : self._vocab_size]
 
     def best(self, rows: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (largest logit [R], its token [R] int64) of each row; ``logits`` if they are already computed."""
+        """Return (largest logit [R], its token [R] int64) for hidden states ``rows`` [R, H].
+
+        ``logits`` [R, V] are those of the rows if they are already computed, else None.
+        """
         if logits is None and not self._is_plain:
             logits = self.logits(rows)
         packed, bias, outputs, form = self._layer

@@ -1,4 +1,4 @@
-"""Describe the computation of a decoder from its configuration as plain JSON, without importing model code."""
+"""Describes the computation of a decoder from its configuration alone, without importing model code."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from yggdrasil.runtime.native_steps.families import (
     Family,
     NormKind,
     Turn,
-    turning_layers,
+    rotary_layers,
     with_defaults,
 )
 from yggdrasil.runtime.native_steps.mixtures import Mixture
@@ -42,7 +42,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class StateSpace:
-    """What Mamba-2 layers do beside their recurrence."""
+    """Properties of Mamba-2 layers beside the sizes of their recurrence."""
 
     limits: tuple[float, float]  # of time steps
     is_normed_first: bool  # outputs are normalised before their gate, if there is a norm
@@ -91,7 +91,10 @@ class Description:
 
 
 def describe(config: Config) -> Description | None:
-    """Describe the model of ``config`` (config.json as a mapping); return None if it is not covered."""
+    """Return the sizes and layer properties of the model with the configuration ``config`` (config.json as a mapping).
+
+    None if native steps do not cover the model.
+    """
     full = with_defaults(config)
     if full is None:
         return None
@@ -177,7 +180,7 @@ def _state_space(full: Config, types: Sequence[str]) -> StateSpace | None:
 def _turning(config: Config) -> Callable[[Sequence[str]], Sequence[int]]:
     """Return a function layer types -> 1 for each layer with rotary embeddings, else 0."""
     if config["model_type"] == "smollm3":
-        return lambda types: turning_layers(config)
+        return lambda types: rotary_layers(config)
     if config["model_type"] == "exaone4" and config.get("sliding_window"):
         return lambda types: [int(kind == SLIDING) for kind in types]
     if config["model_type"] == "nemotron_h" or (

@@ -70,11 +70,11 @@ def _qwen_types(config: Config) -> Sequence[str]:
 def _smollm_types(config: Config) -> Sequence[str]:
     if not config.get("use_sliding_window"):
         return [FULL] * config["num_hidden_layers"]
-    return config.get("layer_types") or [FULL if turns else SLIDING for turns in turning_layers(config)]
+    return config.get("layer_types") or [FULL if turns else SLIDING for turns in rotary_layers(config)]
 
 
-def turning_layers(config: Config) -> Sequence[int]:
-    """Return 1 for every layer with rotary embeddings, 0 for others (SmolLM3)."""
+def rotary_layers(config: Config) -> Sequence[int]:
+    """Return 1 for every layer with rotary embeddings and 0 for every other, from a SmolLM3 configuration."""
     every = config.get("no_rope_layer_interval", 4)
     return config.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
 
@@ -274,12 +274,16 @@ _OTHER_NAMES = {
 
 
 def names_of(config: Config) -> Mapping[str, str]:
-    """Return the parts of weight names of a covered family that differ from Llama's, by Llama's names."""
+    """Return the parts of weight names in which a configuration's model family differs from Llama, by Llama's names."""
     return FAMILIES[config["model_type"]].names
 
 
 def with_defaults(config: Config) -> dict[str, Any] | None:
-    """Fill missing fields of ``config`` with its family's defaults; return None if the family is not covered."""
+    """Return ``config`` (config.json as a mapping) with missing fields filled by its model family's defaults.
+
+    Fields that the family names differently are added under Llama's names. None if native steps do not cover the
+    family.
+    """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         return None

@@ -1,4 +1,4 @@
-"""Write decoder layers as bytecode over the model's tensors, and run all layers by one native call.
+"""Writes decoder layers as bytecode over the model's tensors, and runs all layers by one native call.
 
 Dims: W rows, H hidden size.
 """
@@ -20,14 +20,17 @@ from yggdrasil.runtime.native_steps.packed import NotCoveredError, Weights
 
 
 def layer_program(
-    of: Description, shape: LayerShape, name: str, weights: Weights, remembered: Sequence[Tensor]
+    model: Description, shape: LayerShape, name: str, weights: Weights, remembered: Sequence[Tensor]
 ) -> Program:
-    """Write the bytecode of decoder layer ``name`` over its tensors of the cache, see ``StaticCache.of_layer``.
+    """Return the bytecode of the decoder layer ``name``, such as "model.layers.0", with its tensors.
+
+    ``shape`` has the layer's properties, and ``remembered`` its tensors of the cache: keys and values, then recurrent
+    states.
 
     Raises:
-        NotCoveredError: if a tensor is missing or has an unsupported layout.
+        NotCoveredError: a tensor is missing or has an unsupported layout.
     """
-    writer, kind, eps, scales = _writer(of), of.norm_kind, of.norm_eps, of.scales
+    writer, kind, eps, scales = _writer(model), model.norm_kind, model.norm_eps, model.scales
 
     def norm(part: str) -> Tensor | None:
         return weights.tensors.get(f"{name}.{part}.weight")
@@ -39,7 +42,10 @@ def layer_program(
     before_mlp = norm("pre_feedforward_layernorm") if has_four or before is None else norm("post_attention_layernorm")
 
     def added(mixed: Mixed, residual: int, scale: float, behind: Tensor | None) -> int:
-        """Write the last linear layer of a part, the norm ``behind`` it if there is one, and the addition."""
+        """Write a part's last linear layer, the norm after it (None: no norm), and the addition to ``residual``.
+
+        ``scale`` multiplies the linear layer's output. Return the tensor number of the sum.
+        """
         source, layer, reads = mixed
         if behind is None:
             (given,) = writer.linears(source, [layer], residual=residual, scale=scale, **reads)
@@ -54,24 +60,24 @@ def layer_program(
     if shape.kind in RECURRENT:
         part, write = RECURRENT[shape.kind]
         states = remembered[2:] if shape.kind == BOTH else remembered
-        mixed = write(writer, of, weights, path(part), before, states)
+        mixed = write(writer, model, weights, path(part), before, states)
         between = added(mixed, between, scales.state, behind_mixer)
     if shape.kind in (FULL, SLIDING, BOTH):
-        mixed = write_attention(writer, of, shape, weights, path("self_attn"), before, remembered[:2])
+        mixed = write_attention(writer, model, shape, weights, path("self_attn"), before, remembered[:2])
         between = added(mixed, between, scales.attention, behind_mixer)
-    if weights.has(f"{name}.mlp.experts.down_proj") and of.mixture is not None and before_mlp is not None:
+    if weights.has(f"{name}.mlp.experts.down_proj") and model.mixture is not None and before_mlp is not None:
         rows = writer.norm(between, before_mlp, kind, eps)
-        write_mixture(writer, of.mixture, weights, f"{name}.mlp", rows, between, of.hidden_size, scales.mlp)
+        write_mixture(writer, model.mixture, weights, f"{name}.mlp", rows, between, model.hidden_size, scales.mlp)
     elif alone is None:
-        mixed = write_mlp(writer, of, weights, f"{name}.mlp", between, before_mlp)
+        mixed = write_mlp(writer, model, weights, f"{name}.mlp", between, before_mlp)
         added(mixed, between, scales.mlp, norm("post_feedforward_layernorm"))
     elif shape.kind == DENSE:
-        added(write_mlp(writer, of, weights, path("mlp"), between, before), between, scales.mlp, None)
+        added(write_mlp(writer, model, weights, path("mlp"), between, before), between, scales.mlp, None)
     return Program(writer.code(), writer.numbers, writer.own)
 
 
-def _writer(of: Description) -> Writer:
-    return Writer(2 + 2 * len(of.ropes) + (of.recurrence is not None))
+def _writer(model: Description) -> Writer:
+    return Writer(2 + 2 * len(model.ropes) + (model.recurrence is not None))
 
 
 class LayerStack:
@@ -92,28 +98,29 @@ class LayerStack:
         finalize(self, drop_stack, self._number)
 
     def run(self, rows: Tensor, shared: list[Tensor], kept: list[int]) -> list[Tensor]:
-        """Run all layers on ``rows`` [W, H]; return the outputs [W, H] of layers ``kept``, which must ascend.
+        """Run all layers on the hidden states ``rows`` [W, H], and return the outputs [W, H] of the layers ``kept``.
 
-        ``shared`` are the tree mask, the offsets, the cosines and sines of each rotary table, and the rows' parents
-        if there are recurrent layers.
+        ``kept`` are layer numbers in ascending order; the number of layers stands for the final norm. ``shared`` are
+        the tree mask, the offsets, the cosines and sines of each rotary table, and the rows' parents if there are
+        recurrent layers.
         """
         outputs: list[Tensor] = torch.ops.yggdrasil.run_stack(self._number, rows, shared, kept, self._num_threads)
         return outputs
 
 
-def stack_of(of: Description, weights: Weights, cache: StaticCache, num_threads: int) -> LayerStack:
-    """Build the stack of the model's layers, over ``cache``, and final norm.
+def stack_of(model: Description, weights: Weights, cache: StaticCache, num_threads: int) -> LayerStack:
+    """Return all layers and the final norm of a model as one ``LayerStack`` over ``cache``.
 
     Raises:
-        NotCoveredError: if a tensor is missing or has an unsupported layout.
+        NotCoveredError: a tensor is missing or has an unsupported layout.
     """
     programs = [
-        layer_program(of, shape, f"model.layers.{number}", weights, cache.of_layer(number))
-        for number, shape in enumerate(of.layers)
+        layer_program(model, shape, f"model.layers.{number}", weights, cache.of_layer(number))
+        for number, shape in enumerate(model.layers)
     ]
     last = weights.tensors.get("model.norm.weight")
     if last is None:
         raise NotCoveredError("there is no last norm")
-    writer = _writer(of)
-    writer.norm(CARRIED, last, of.norm_kind, of.norm_eps)
+    writer = _writer(model)
+    writer.norm(CARRIED, last, model.norm_kind, model.norm_eps)
     return LayerStack([*programs, Program(writer.code(), writer.numbers, writer.own)], num_threads)

@@ -1,4 +1,4 @@
-"""Load a natively supported model by packing its weights directly from the mapped file, without transformers."""
+"""Loads a natively supported model by packing its weights directly from the mapped file, without transformers."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,10 @@ class _Mapped(Protocol):
 
 
 def description_of(source: Source) -> tuple[Config, Description] | None:
-    """Return (configuration, description) of ``source``; None if its family is not covered or it is invalid."""
+    """Return the configuration (config.json as a mapping) and the layer properties of the model in ``source``.
+
+    None if native steps do not cover its family, or config.json is missing or invalid.
+    """
     try:
         config = parse_json((source.folder / "config.json").read_bytes())
         is_sized = isinstance(config, dict) and int(config["num_hidden_layers"]) <= MOST_LAYERS
@@ -51,10 +54,10 @@ def description_of(source: Source) -> tuple[Config, Description] | None:
 
 
 def outline_of(source: Source) -> Outline:
-    """Return the sizes of a supported model. Imports transformers only if native steps do not cover its family.
+    """Return the sizes of the model in ``source``. Imports transformers only if native steps do not cover its family.
 
     Raises:
-        YggdrasilError: if its configuration is missing or invalid, or the model is unsupported.
+        YggdrasilError: its configuration is missing or invalid, or the model is unsupported.
     """
     found = description_of(source)
     if found is None:
@@ -72,10 +75,10 @@ def _outline(config: Config, described: Description) -> Outline:
 
 
 def refuse_uncovered(source: Source) -> None:
-    """Check, before weights are read, that native steps can run the model.
+    """Check, before weights are read, that native steps can run the model in ``source``.
 
     Raises:
-        YggdrasilError: if they do not cover its architecture, or the native library is missing.
+        YggdrasilError: they do not cover its architecture, or the native library is missing.
     """
     if not is_native():
         raise YggdrasilError("native steps need the native library, which is not installed; use --backend inductor")
@@ -101,13 +104,13 @@ def _fits(described: Description) -> bool:
 def load_described(
     source: Source, dtype: torch.dtype, num_threads: int, weights: Weights, build: Callable[[], "PreTrainedModel"]
 ) -> LoadedModel | None:
-    """Load and pack the model of ``source`` for a CPU; return None if the general loader must load it.
+    """Load and pack the model in ``source`` for native steps on a CPU, directly from its mapped file.
 
-    ``weights`` is "full", or "file" to read a GGUF file's quantised blocks. ``build`` loads the transformers model, see
-    ``LoadedModel.build``.
+    ``weights`` is "full", or "file" to keep a GGUF file's quantised blocks. ``build`` loads the transformers model if
+    it is needed later. None if the model cannot be loaded in this way.
 
     Raises:
-        YggdrasilError: if the checkpoint lacks weights of its model or holds others.
+        YggdrasilError: the checkpoint lacks weights of its model or holds others.
     """
     found = description_of(source) if is_native() and weights in ("full", "file") else None
     if found is None or not FAMILIES[found[0]["model_type"]].is_mapped or (weights == "file" and source.gguf is None):
@@ -149,7 +152,9 @@ class _Packer:
         self._arena = Arena(None if self._reserved is None else self._reserved.region)
 
     def add(self, name: str, *, is_linear: bool) -> None:
-        """Add the weight ``name``: pack that of a linear layer, copy a full embedding, norm, convolution or bias."""
+        """Pack the linear weight ``name`` into the arena; copy it if it is a full embedding, norm, convolution or
+        bias.
+        """
         stem = name.rpartition(".")[0]
         if (is_linear or name == EMBEDDING) and (blocks := self._blocks(name)) is not None:
             self._keep(stem, blocks.pack(self._arena, is_mapped=True))
@@ -162,7 +167,10 @@ class _Packer:
         self._mapped.release(name)
 
     def add_head(self, *, is_tied: bool) -> None:
-        """Pack the LM head from its own weight or the embedding; a tied quantised embedding is shared instead."""
+        """Pack the LM head from its own weight or from the embedding.
+
+        A tied quantised embedding is shared and not packed again.
+        """
         own = HEAD in self._mapped
         if not own and is_tied and "model.embed_tokens.packed" in self.tensors:
             return
@@ -179,7 +187,7 @@ class _Packer:
         self._mapped.release(source)
 
     def finish(self) -> None:
-        """Return memory that was reserved for the weights and is not needed."""
+        """Return memory that was mapped in advance for the weights and is not needed to the system."""
         if self._reserved is not None:
             self._reserved.stop()
             self._arena.free_rest()

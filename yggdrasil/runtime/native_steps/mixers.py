@@ -25,97 +25,125 @@ class Mixed(NamedTuple):
 
 def write_attention(
     writer: Writer,
-    of: Description,
+    model: Description,
     shape: LayerShape,
     weights: Weights,
     name: str,
     norm: Tensor | None,
     caches: Sequence[Tensor],
 ) -> Mixed:
-    """Write attention ``name`` over the layer's key and value ``caches``; ``norm`` is applied to its input."""
-    sizes = [heads * of.head_size for heads in (of.query_heads, of.key_heads, of.key_heads)]
-    sizes[0] *= 2 if of.is_gated else 1
+    """Write the bytecode of the attention layer ``name`` over its key and value ``caches``, [Hkv, S, D] each.
+
+    ``norm`` is the weight of the RMS norm applied to its input, None without one. The output projection is not written:
+    it is returned with its input.
+
+    Raises:
+        NotCoveredError: a tensor is missing or has an unsupported layout.
+    """
+    sizes = [heads * model.head_size for heads in (model.query_heads, model.key_heads, model.key_heads)]
+    sizes[0] *= 2 if model.is_gated else 1
     if weights.has(f"{name}.qkv_proj.packed"):
         layers = weights.joined(f"{name}.qkv_proj", sizes)
     else:
         parts = ("q_proj", "k_proj", "v_proj")
         layers = [weights.linear(f"{name}.{part}", size) for part, size in zip(parts, sizes, strict=True)]
-    query, key, value = writer.linears(CARRIED, layers, norm=norm, norm_kind=of.norm_kind, eps=of.norm_eps)
-    query, key, head_norms = _normed_heads(writer, of, weights, name, (query, key))
-    turn = [NOTHING] * 2 if shape.rope is None else _turn_of(of, shape.rope)
+    query, key, value = writer.linears(CARRIED, layers, norm=norm, norm_kind=model.norm_kind, eps=model.norm_eps)
+    query, key, head_norms = _normed_heads(writer, model, weights, name, (query, key))
+    turn = [NOTHING] * 2 if shape.rope is None else _turn_of(model, shape.rope)
     own, sinks = [writer.tensor(cache) for cache in caches], weights.tensors.get(f"{name}.sinks")
     sinks = None if sinks is None else sinks.float()
     attended = writer.attention(
         [query, key, value, *head_norms, *turn, *own, writer.tensor(sinks), OFFSETS, MASK],
-        [shape.window, of.norm_kind, of.turn, int(of.is_gated)], [of.norm_eps, of.scale, of.softcap],
+        [shape.window, model.norm_kind, model.turn, int(model.is_gated)], [model.norm_eps, model.scale, model.softcap],
     )  # fmt: skip
-    return Mixed(attended, weights.linear(f"{name}.o_proj", of.hidden_size))
+    return Mixed(attended, weights.linear(f"{name}.o_proj", model.hidden_size))
 
 
 def _normed_heads(
-    writer: Writer, of: Description, weights: Weights, name: str, rows: tuple[int, int]
+    writer: Writer, model: Description, weights: Weights, name: str, rows: tuple[int, int]
 ) -> tuple[int, int, list[int]]:
     """Return (queries, keys, norms of single heads). A norm over all heads together is written as a separate stage."""
     norms = [weights.tensors.get(f"{name}.{part}.weight") for part in ("q_norm", "k_norm")]
     query, key = rows
     if norms[0] is None or norms[1] is None:
         return query, key, [NOTHING] * 2
-    if norms[0].shape[0] == of.head_size:
+    if norms[0].shape[0] == model.head_size:
         return query, key, [writer.tensor(norm) for norm in norms]
     query, key = (
-        writer.norm(source, norm, of.norm_kind, of.norm_eps)
+        writer.norm(source, norm, model.norm_kind, model.norm_eps)
         for source, norm in zip(rows, (norms[0], norms[1]), strict=True)
     )
     return query, key, [NOTHING] * 2
 
 
-def _turn_of(of: Description, rope: str) -> list[int]:
+def _turn_of(model: Description, rope: str) -> list[int]:
     """Return the tensor numbers of a rotary table's cosines and sines."""
-    first = FIRST_TURN + 2 * list(of.ropes).index(rope)
+    first = FIRST_TURN + 2 * list(model.ropes).index(rope)
     return [first, first + 1]
 
 
 def write_short_convolution(
-    writer: Writer, of: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
+    writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the gated short convolution ``name`` over the layer's ``states``; ``norm`` is applied to its input."""
-    layers = weights.joined(f"{name}.in_proj", [of.hidden_size] * 3)
-    factor, gate, source = writer.linears(CARRIED, layers, norm=norm, norm_kind=of.norm_kind, eps=of.norm_eps)
+    """Write the bytecode of LFM2's gated short convolution ``name`` over the layer's ``states``.
+
+    ``norm`` is the weight of the RMS norm applied to its input, None without one. The output projection is not written:
+    it is returned with its input.
+
+    Raises:
+        NotCoveredError: a tensor is missing or has an unsupported layout.
+    """
+    layers = weights.joined(f"{name}.in_proj", [model.hidden_size] * 3)
+    factor, gate, source = writer.linears(CARRIED, layers, norm=norm, norm_kind=model.norm_kind, eps=model.norm_eps)
     taps = _taps(writer, weights, f"{name}.conv", states)
-    rows = writer.convolution([source, factor, gate, *taps, OFFSETS, parents_of(of)])
-    return Mixed(rows, weights.linear(f"{name}.out_proj", of.hidden_size))
+    rows = writer.convolution([source, factor, gate, *taps, OFFSETS, parents_tensor(model)])
+    return Mixed(rows, weights.linear(f"{name}.out_proj", model.hidden_size))
 
 
 def write_gated_delta(
-    writer: Writer, of: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
+    writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the gated delta network ``name`` over the layer's ``states``; ``norm`` is applied to its input."""
-    sizes = of.recurrence
+    """Write the bytecode of the gated delta network ``name`` over the layer's recurrent ``states``.
+
+    ``norm`` is the weight of the RMS norm applied to its input, None without one. The output projection is not written:
+    it is returned with its input.
+
+    Raises:
+        NotCoveredError: a tensor is missing or has an unsupported layout.
+    """
+    sizes = model.recurrence
     assert sizes is not None, "the layer is recurrent"
     outputs = {"qkv": sizes.conv_channels, "z": sizes.heads * sizes.value_size, "a": sizes.heads, "b": sizes.heads}
     layers = [weights.linear(f"{name}.in_proj_{part}", size) for part, size in outputs.items()]
-    mixed, gate, decay, beta = writer.linears(CARRIED, layers, norm=norm, norm_kind=of.norm_kind, eps=of.norm_eps)
+    mixed, gate, decay, beta = writer.linears(CARRIED, layers, norm=norm, norm_kind=model.norm_kind, eps=model.norm_eps)
     taps = _taps(writer, weights, f"{name}.conv1d", states[:2])
-    mixed = writer.convolution([mixed, NOTHING, NOTHING, *taps, OFFSETS, parents_of(of)], is_silu=True)
+    mixed = writer.convolution([mixed, NOTHING, NOTHING, *taps, OFFSETS, parents_tensor(model)], is_silu=True)
     bias, rate, own = (weights.tensors.get(f"{name}.{part}") for part in ("dt_bias", "A_log", "norm.weight"))
     if bias is None or rate is None or own is None:
         raise NotCoveredError(f"{name} lacks decays or its norm")
     operands = [writer.tensor(tensor) for tensor in (bias.float(), -rate.float().exp(), own, *states[2:])]
-    values = [mixed, decay, beta, gate, *operands[:2], NOTHING, *operands[2:], OFFSETS, parents_of(of)]
-    rows = writer.recurrence(values, [of.norm_eps, 0.0, 0.0])
-    return Mixed(rows, weights.linear(f"{name}.out_proj", of.hidden_size))
+    values = [mixed, decay, beta, gate, *operands[:2], NOTHING, *operands[2:], OFFSETS, parents_tensor(model)]
+    rows = writer.recurrence(values, [model.norm_eps, 0.0, 0.0])
+    return Mixed(rows, weights.linear(f"{name}.out_proj", model.hidden_size))
 
 
 def write_state_space(
-    writer: Writer, of: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
+    writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write Mamba-2 ``name`` over the layer's ``states``; ``norm`` is applied to its input."""
-    sizes, form, scales = of.recurrence, of.state_space, of.scales.inputs
+    """Write the bytecode of the Mamba-2 layer ``name`` over its recurrent ``states``.
+
+    ``norm`` is the weight of the RMS norm applied to its input, None without one. The output projection is not written:
+    it is returned with its input.
+
+    Raises:
+        NotCoveredError: a tensor is missing or has an unsupported layout.
+    """
+    sizes, form, scales = model.recurrence, model.state_space, model.scales.inputs
     assert sizes is not None, "the layer is recurrent"
     assert form is not None, "the layer is Mamba-2"
     values, keys = sizes.heads * sizes.value_size, sizes.key_heads * sizes.key_size
     layers = weights.joined(f"{name}.in_proj", [values, sizes.conv_channels, sizes.heads])
-    read: dict[str, Any] = {"norm": norm, "norm_kind": of.norm_kind, "eps": of.norm_eps}
+    read: dict[str, Any] = {"norm": norm, "norm_kind": model.norm_kind, "eps": model.norm_eps}
     given: list[int] = []
     if scales[0] == scales[4] == 1.0:
         given += writer.linears(CARRIED, layers, **read)
@@ -126,33 +154,42 @@ def write_state_space(
     # A convolution is linear: its taps are scaled instead of its inputs.
     factors = torch.tensor(scales[1:4]).repeat_interleave(torch.tensor([values, keys, keys]))
     taps = _taps(writer, weights, f"{name}.conv1d", states[:2], factors)
-    mixed = writer.convolution([mixed, NOTHING, NOTHING, *taps, OFFSETS, parents_of(of)], is_silu=True)
+    mixed = writer.convolution([mixed, NOTHING, NOTHING, *taps, OFFSETS, parents_tensor(model)], is_silu=True)
     bias, rate, skip = (weights.tensors.get(f"{name}.{part}") for part in ("dt_bias", "A_log", "D"))
     if bias is None or rate is None or skip is None:
         raise NotCoveredError(f"{name} lacks time steps, decays or what its inputs are multiplied by")
     own = [bias.float(), -rate.float().exp(), skip.float(), weights.tensors.get(f"{name}.norm.weight"), *states[2:]]
     operands = [writer.tensor(tensor) for tensor in own]
     rows = writer.recurrence(
-        [mixed, time, NOTHING, gate, *operands, OFFSETS, parents_of(of)], [of.norm_eps, *form.limits],
+        [mixed, time, NOTHING, gate, *operands, OFFSETS, parents_tensor(model)], [model.norm_eps, *form.limits],
         is_normed_first=form.is_normed_first,
     )  # fmt: skip
-    return Mixed(rows, weights.linear(f"{name}.out_proj", of.hidden_size))
+    return Mixed(rows, weights.linear(f"{name}.out_proj", model.hidden_size))
 
 
-def write_mlp(writer: Writer, of: Description, weights: Weights, name: str, source: int, norm: Tensor | None) -> Mixed:
-    """Write the MLP ``name`` over the rows ``source``, to which ``norm`` is applied."""
-    read: dict[str, Any] = {"norm": norm, "norm_kind": of.norm_kind, "eps": of.norm_eps}
-    down, scale = weights.linear(f"{name}.down_proj", of.hidden_size), of.scales.gate
+def write_mlp(
+    writer: Writer, model: Description, weights: Weights, name: str, source: int, norm: Tensor | None
+) -> Mixed:
+    """Write the bytecode of the MLP ``name`` over the tensor number ``source``.
+
+    ``norm`` is the weight of the RMS norm applied to its input, None without one. The down projection is not written:
+    it is returned with its input.
+
+    Raises:
+        NotCoveredError: a tensor is missing or has an unsupported layout.
+    """
+    read: dict[str, Any] = {"norm": norm, "norm_kind": model.norm_kind, "eps": model.norm_eps}
+    down, scale = weights.linear(f"{name}.down_proj", model.hidden_size), model.scales.gate
     if weights.has(f"{name}.gate_up_proj.packed"):
-        layers = weights.joined(f"{name}.gate_up_proj", [of.inner_size] * 2)
+        layers = weights.joined(f"{name}.gate_up_proj", [model.inner_size] * 2)
     else:
         parts = ("gate_proj", "up_proj") if weights.has(f"{name}.gate_proj.packed") else ("up_proj",)
-        layers = [weights.linear(f"{name}.{part}", of.inner_size) for part in parts]
+        layers = [weights.linear(f"{name}.{part}", model.inner_size) for part in parts]
     if scale == 1.0:
         given = writer.linears(source, layers, **read)
     else:
         given = [*writer.linears(source, layers[:1], scale=scale, **read), *writer.linears(source, layers[1:], **read)]
-    return Mixed(given[-1], down, {"gate": given[0], "activation": of.activation})
+    return Mixed(given[-1], down, {"gate": given[0], "activation": model.activation})
 
 
 RECURRENT: Mapping[str, tuple[str, Callable[..., Mixed]]] = {
@@ -175,6 +212,9 @@ def _taps(
     return [writer.tensor(tensor) for tensor in own]
 
 
-def parents_of(of: Description) -> int:
-    """Return the tensor number of the parents of rows."""
-    return FIRST_TURN + 2 * len(of.ropes)
+def parents_tensor(model: Description) -> int:
+    """Return the number, in a layer's bytecode, of the tensor [W] int64 with each row's parent row in the tree.
+
+    Only models with recurrent layers have this tensor.
+    """
+    return FIRST_TURN + 2 * len(model.ropes)

@@ -20,7 +20,7 @@ _BIASES = ("gate_bias", "up_bias", "down_bias")
 class Mixture:
     """The router and the experts of a model's mixtures, and the shared experts beside them."""
 
-    places: int  # experts that a row chooses
+    num_chosen: int  # experts that a row chooses
     inner_size: int  # I
     shared_size: int  # intermediate size of the shared experts; 0: there are none
     is_sigmoid: bool  # shares are sigmoids of the router's logits, else their softmax
@@ -30,7 +30,10 @@ class Mixture:
 
     @classmethod
     def of(cls, full: Mapping[str, Any]) -> "Mixture | None":
-        """Read the mixtures of a configuration without missing fields; None if it has none."""
+        """Return the properties of the mixtures of experts in a configuration; None if it has none.
+
+        ``full`` is the configuration with missing fields filled by defaults.
+        """
         if not (full.get("num_local_experts") or full.get("num_experts")):
             return None
         clamp = (float(full["swiglu_limit"]), float(full["swiglu_alpha"])) if "swiglu_limit" in full else (0.0, 0.0)
@@ -44,20 +47,29 @@ class Mixture:
 
 
 def write_mixture(
-    writer: Writer, of: Mixture, weights: Weights, name: str, rows: int, residual: int, hidden_size: int, scale: float
+    writer: Writer,
+    mixture: Mixture,
+    weights: Weights,
+    name: str,
+    rows: int,
+    residual: int,
+    hidden_size: int,
+    scale: float,
 ) -> int:
-    """Write the mixture ``name`` over normalised ``rows``; return the number of ``residual`` + ``scale`` * its output.
+    """Write the bytecode of the mixture of experts ``name``: ``residual`` + ``scale`` * its output over ``rows``.
+
+    ``rows`` and ``residual`` are tensor numbers; the rows are already normalised. Return the number of the sum.
 
     Raises:
-        NotCoveredError: if a tensor is missing or has an unsupported layout.
+        NotCoveredError: a tensor is missing or has an unsupported layout.
     """
     shared = f"{name}.shared_expert" if weights.has(f"{name}.shared_expert.down_proj.packed") else name
     read = [_router(weights, f"{name}.gate")]
-    has_shared = of.shared_size > 0
+    has_shared = mixture.shared_size > 0
     if has_shared and weights.has(f"{shared}.gate_up_proj.packed"):
-        read += weights.joined(f"{shared}.gate_up_proj", [of.shared_size] * 2)
+        read += weights.joined(f"{shared}.gate_up_proj", [mixture.shared_size] * 2)
     elif has_shared:
-        read += [weights.linear(f"{shared}.{part}_proj", of.shared_size) for part in ("gate", "up")]
+        read += [weights.linear(f"{shared}.{part}_proj", mixture.shared_size) for part in ("gate", "up")]
     has_gate = weights.has(f"{name}.shared_expert_gate.packed")
     read += [weights.linear(f"{name}.shared_expert_gate", 1)] if has_gate else []
     logits, *beside = writer.linears(rows, read)
@@ -68,8 +80,8 @@ def write_mixture(
     given = writer.experts(
         [rows, logits, writer.tensor(None if correction is None else correction.float()),
          *((beside[1], beside[2]) if has_gate else (NOTHING, NOTHING)), residual],
-        [int(of.is_sigmoid), int(of.is_normed), of.places, of.inner_size, 0], [*packed, *biases], formats,
-        [scale * of.scale, *of.clamp],
+        [int(mixture.is_sigmoid), int(mixture.is_normed), mixture.num_chosen, mixture.inner_size, 0],
+        [*packed, *biases], formats, [scale * mixture.scale, *mixture.clamp],
     )  # fmt: skip
     if not has_shared:
         return given

@@ -31,10 +31,15 @@ class Weights:
         self.tensors, self._formats = tensors, formats
 
     def has(self, name: str) -> bool:
+        """Return whether there is a tensor of the full name ``name``."""
         return name in self.tensors
 
     def linear(self, name: str, outputs: int) -> Linear:
-        """Return the packed linear layer ``name``. Raises NotCoveredError if it is not packed."""
+        """Return the packed linear layer ``name`` (without ".packed"), which has ``outputs`` output features.
+
+        Raises:
+            NotCoveredError: it is not packed.
+        """
         packed = self.tensors.get(f"{name}.packed")
         if packed is None:
             raise NotCoveredError(f"{name} is not packed")
@@ -42,9 +47,10 @@ class Weights:
         return Linear(packed, None if bias is None else bias.float(), outputs, self._formats.get(name, -1))
 
     def joined(self, name: str, sizes: Sequence[int]) -> list[Linear]:
-        """Split the linear layer ``name``, whose outputs concatenate those of several layers of ``sizes`` outputs.
+        """Split the packed linear layer ``name``, a concatenation of layers with ``sizes`` outputs, into these layers.
 
-        Raises NotCoveredError if a boundary is within a block of packed weights.
+        Raises:
+            NotCoveredError: it is not packed, or a boundary is within a block of packed weights.
         """
         whole = self.linear(name, sum(sizes))
         step = _PANEL if whole.format < 0 else _QUANTISED_PANELS
@@ -59,5 +65,5 @@ class Weights:
         return parts
 
     def format_of(self, name: str) -> int:
-        """Return the GGUF type number of layer ``name``, -1 if it is not quantised."""
+        """Return the GGUF type number of the weights of layer ``name``; -1 if it is not quantised."""
         return self._formats.get(name, -1)

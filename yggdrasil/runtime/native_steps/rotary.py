@@ -27,9 +27,9 @@ class RotaryTable:
         self._computed = 0
 
     def rows(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
-        """Return (cosines, sines), [W, D] each, of ``positions`` [W] int64; ``last`` is at least their maximum.
+        """Return the cosines and sines, [W, D] each, of the positions [W] int64.
 
-        Passing ``last`` saves reading ``positions``.
+        ``last`` is at least the largest position; the caller passes it to save a read of ``positions``.
         """
         if last >= self._computed:
             self._compute(max(last + 1, _FIRST_ROWS, 2 * self._computed))
@@ -47,9 +47,9 @@ class RotaryTable:
 
 
 def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
-    """Return (frequencies [D / 2] float32 in radians per position, factor of cosines and sines).
+    """Return the frequencies [D / 2] float32 of a rotary embedding, in radians per position, and a factor.
 
-    ``rope`` are transformers' ``rope_parameters``, ``size`` is D.
+    Cosines and sines are multiplied by the factor. ``rope`` are transformers' ``rope_parameters``, ``size`` is D.
     """
     theta, kind = float(rope["rope_theta"]), rope["rope_type"]
     shares = torch.arange(0, size, 2, dtype=torch.int64).float() / size

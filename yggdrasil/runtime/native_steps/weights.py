@@ -16,13 +16,16 @@ _NORMS = {
 
 
 def is_tied(config: Config) -> bool:
-    """Return whether the embedding is the LM head if the checkpoint has no LM head."""
+    """Return whether a model whose checkpoint has no LM head uses its embedding as LM head."""
     full = with_defaults(config)
     return bool(full and full["tie_word_embeddings"])
 
 
 def weight_shapes(config: Config, described: Description) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all weights by name, in the order of the layers; the LM head's only if it is not tied."""
+    """Return the shapes of all weights of a model by their name in checkpoints, in the order of the layers.
+
+    The LM head is included only if it is not tied to the embedding.
+    """
     family, hidden = FAMILIES[config["model_type"]], described.hidden_size
     linears = {kind: _linears(family, described, kind) for kind in {shape.kind for shape in described.layers}}
     table = (described.vocab_size, hidden)
@@ -68,7 +71,10 @@ def _head_norms(family: Family, of: Description) -> dict[str, tuple[int, ...]]:
 
 
 def checkpoint_name(name: str, names: Mapping[str, str]) -> str:
-    """Return the name in checkpoints of the weight that Llama calls ``name``; ``names`` as in ``Family.names``."""
+    """Return the name in checkpoints of a weight that Llama calls ``name``.
+
+    ``names`` are the parts of names in which the model family differs, by Llama's names.
+    """
     for ours, theirs in names.items():
         name = name.replace(ours, theirs)
     return name

@@ -20,7 +20,10 @@ SavedState = tuple[Tensor, ...]  # windows of all layers, then states of all lay
 
 @dataclass(frozen=True)
 class StateBuffers:
-    """Static buffers. Row r of a pass that starts at position s writes its factors to slot (s + r) modulo M."""
+    """States of all recurrent layers after the committed text, and the factors of a pass's rows, in static buffers.
+
+    Row r of a pass that starts at position s writes its factors to slot (s + r) modulo M.
+    """
 
     layers: tuple[int, ...]  # layer indices in the model, R of them
     num_slots: int  # M, the number of rows of the widest pass
@@ -32,44 +35,54 @@ class StateBuffers:
     decays: list[Tensor]  # R x [M, Hv] float32
 
     @classmethod
-    def allocate(cls, of: Recurrence, num_slots: int, dtype: torch.dtype, device: torch.device) -> "StateBuffers":
-        """Allocate zeroed state buffers for the recurrent layers ``of``, each with its own storage."""
+    def allocate(
+        cls, recurrence: Recurrence, num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> "StateBuffers":
+        """Allocate zeros for the states of all recurrent layers and for the factors of ``num_slots`` rows.
+
+        ``recurrence`` has the layers' sizes. ``dtype`` is that of the convolution's inputs; the other buffers are
+        float32.
+        """
 
         def zeros(shape: tuple[int, ...], dtype: torch.dtype, *, exists: bool = True) -> list[Tensor]:
-            return [torch.zeros(shape, dtype=dtype, device=device) for _ in of.layers if exists]
+            return [torch.zeros(shape, dtype=dtype, device=device) for _ in recurrence.layers if exists]
 
-        has_state = of.heads > 0
+        has_state = recurrence.heads > 0
         return cls(
-            of.layers, num_slots,
-            zeros((of.conv_kernel - 1, of.conv_channels), dtype),
-            zeros((num_slots, of.conv_channels), dtype),
-            zeros((of.heads, of.key_size, of.value_size), torch.float32, exists=has_state),
-            zeros((num_slots, of.key_heads, of.key_size), torch.float32, exists=has_state),
-            zeros((num_slots, of.heads, of.value_size), torch.float32, exists=has_state),
-            zeros((num_slots, of.heads), torch.float32, exists=has_state),
+            recurrence.layers, num_slots,
+            zeros((recurrence.conv_kernel - 1, recurrence.conv_channels), dtype),
+            zeros((num_slots, recurrence.conv_channels), dtype),
+            zeros((recurrence.heads, recurrence.key_size, recurrence.value_size), torch.float32, exists=has_state),
+            zeros((num_slots, recurrence.key_heads, recurrence.key_size), torch.float32, exists=has_state),
+            zeros((num_slots, recurrence.heads, recurrence.value_size), torch.float32, exists=has_state),
+            zeros((num_slots, recurrence.heads), torch.float32, exists=has_state),
         )  # fmt: skip
 
     def tensors(self) -> list[Tensor]:
-        """Return all state buffers, layer by layer, the order in which steps take them."""
+        """Return the buffers of all recurrent layers, layer by layer, in the order in which steps take them."""
         return [tensor for layer in self.layers for tensor in self.of_layer(layer)]
 
     def of_layer(self, layer: int) -> list[Tensor]:
-        """Return the buffers of one recurrent layer, in the order of the fields."""
+        """Return the buffers of the recurrent layer with this index in the model, in the order of the fields."""
         number = self.layers.index(layer)
         parts = self.windows, self.inputs, self.states, self.keys, self.updates, self.decays
         return [part[number] for part in parts if part]
 
     def commit(self, start: int, rows: Sequence[int], num_threads: int) -> None:
-        """Update the states with the accepted ``rows`` of the pass at position ``start``, in the order of the path."""
+        """Update the recurrent states in place by the accepted ``rows`` of the pass that began at text index ``start``.
+
+        ``rows`` are row numbers of the pass along a path of the tree, the root's first. A pass is committed once.
+        """
         slots = [(start + row) % self.num_slots for row in rows]
         torch.ops.yggdrasil.commit_states.default(
             self.windows, self.inputs, self.states, self.keys, self.updates, self.decays, slots, num_threads
         )
 
     def commit_captured(self, start: Tensor, rows: Tensor, count: Tensor) -> None:
-        """Do what ``commit`` does within a capture, where the host does not know the accepted rows.
+        """Update the recurrent states in place by a pass's accepted rows, within a CUDA graph.
 
-        ``start`` [1] is the position of the pass; the first ``count`` [1] of ``rows`` [W], all int64, are accepted.
+        ``start`` [1] is the text position of the pass; the first ``count`` [1] of ``rows`` [W] are accepted, along a
+        path of the tree. All are int64 tensors, since the host does not know their values.
         """
         slots = (start + rows) % self.num_slots
         places = torch.arange(slots.shape[0], device=slots.device)
@@ -80,21 +93,24 @@ class StateBuffers:
             apply_updates(state, key[slots], update[slots], decay[slots], places < count)
 
     def clear(self) -> None:
-        """Reset the states to those of an empty text, zeros."""
+        """Reset the recurrent states to those of an empty text, zeros."""
         for tensor in (*self.windows, *self.states):
             tensor.zero_()
 
     def save(self) -> SavedState:
-        """Return a copy of the text's convolution windows and states."""
+        """Return a copy of the recurrent states and convolution windows after the committed text."""
         return tuple(tensor.clone() for tensor in (*self.windows, *self.states))
 
     def load(self, saved: SavedState) -> None:
-        """Restore windows and states from a copy."""
+        """Restore the recurrent states and convolution windows from a copy that ``save`` returned."""
         for tensor, before in zip((*self.windows, *self.states), saved, strict=True):
             tensor.copy_(before)
 
 
 def parents_of(tree_mask: Tensor) -> Tensor:
-    """Return each row's parent [W] int64, its last ancestor in ``tree_mask`` [W, W] bool; -1 if it follows the text."""
+    """Return each row's parent row in a pass, [W] int64; -1 for a row that follows the text directly.
+
+    ``tree_mask`` [W, W] bool marks each row's ancestors; the parent is the last of them.
+    """
     rows = torch.arange(1, tree_mask.shape[0] + 1, device=tree_mask.device)
     return (tree_mask.tril(-1) * rows).amax(1) - 1

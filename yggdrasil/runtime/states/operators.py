@@ -1,4 +1,4 @@
-"""Replace the recurrences of transformers' models by operators that follow the paths of a tree.
+"""Replaces the recurrences of transformers' models by operators that follow the paths of a tree.
 
 The mixers of all families call functions of their module for convolution and recurrence, and pass on the arguments of
 the model. These functions are wrapped: if the arguments have a step's cache, the operators here run instead.
@@ -21,10 +21,12 @@ _Operator = Callable[..., Any]
 
 
 def serve_recurrent_layers(model: PreTrainedModel) -> None:
-    """Wrap the recurrence functions in the Python modules of ``model``, so that steps can run its recurrent layers.
+    """Replace the recurrence functions in the Python modules of ``model``, so that recurrent layers process trees.
+
+    Calls without a step's cache still run the original functions.
 
     Raises:
-        YggdrasilError: if none of its modules has such functions.
+        YggdrasilError: none of its modules has such functions.
     """
     served = [_serve(sys.modules[name]) for name in {type(module).__module__ for module in model.modules()}]
     if not any(served):

@@ -15,21 +15,21 @@ class KeptStates:
     def __init__(self, kept: dict[int, SavedState]) -> None:
         self.kept = kept
 
-    def places(self) -> Collection[int]:
-        """Return the numbers of tokens after which a text can continue, 0 included."""
+    def resume_points(self) -> Collection[int]:
+        """Return the numbers of tokens after which a text can continue: those with a copy of the states, and 0."""
         return {0, *self.kept}
 
     def begin(self, num_rows: int) -> None:
-        """Drop copies that include more than ``num_rows`` tokens; ``num_rows`` must be in ``places``."""
+        """Drop the copies of states that include more than ``num_rows`` tokens, one of ``resume_points``."""
         self.kept = {place: saved for place, saved in self.kept.items() if place <= num_rows}
 
     def forget(self) -> None:
-        """Drop all copies."""
+        """Drop all copies of states."""
         self.kept = {}
 
     @property
     def num_bytes(self) -> int:
-        """Size of all copies in bytes."""
+        """Return the size of all copies of states in bytes."""
         return sum(tensor.nbytes for saved in self.kept.values() for tensor in saved)
 
 
@@ -43,13 +43,19 @@ class TextStates(KeptStates):
 
     @property
     def widest(self) -> int:
-        """Number of rows of the widest pass."""
+        """Return the number of rows of the widest pass."""
         return self._buffers.num_slots
 
-    def places(self) -> Collection[int]:
+    def resume_points(self) -> Collection[int]:
+        """Return the numbers of tokens after which the text can continue: 0, those with a copy of the states, the
+        present one.
+        """
         return {0, *self.kept} if self._num_read is None else {0, self._num_read, *self.kept}
 
     def begin(self, num_rows: int) -> None:
+        """Set the recurrent states to those after the first ``num_rows`` tokens of the text, one of
+        ``resume_points``.
+        """
         if num_rows == self._num_read:
             self.keep()  # a request begins here, and its tokens may be dropped later
             super().begin(num_rows)
@@ -64,23 +70,26 @@ class TextStates(KeptStates):
         self._num_read = num_rows
 
     def commit(self, start: int, rows: Sequence[int]) -> None:
-        """Update the states with the accepted ``rows`` of the pass at position ``start``, in the order of the path."""
-        self.unsettle()
-        self._buffers.commit(start, rows, self._num_threads)
-        self.settle(start + len(rows))
+        """Update the recurrent states by the accepted ``rows`` of the pass that began at text position ``start``.
 
-    def unsettle(self) -> None:
-        """Record that the states are being updated: if interrupted, they belong to no position."""
+        ``rows`` are row numbers of the pass along a path of the tree, the root's first.
+        """
+        self.mark_updating()
+        self._buffers.commit(start, rows, self._num_threads)
+        self.mark_updated(start + len(rows))
+
+    def mark_updating(self) -> None:
+        """Mark the states as being updated: if the update is interrupted, they belong to no position of the text."""
         self._num_read = None
 
-    def settle(self, num_rows: int) -> None:
-        """Record that the states include ``num_rows`` tokens, and copy them at intervals."""
+    def mark_updated(self, num_rows: int) -> None:
+        """Mark the states as those after ``num_rows`` tokens. Every 16 tokens, copy them."""
         self._num_read = num_rows
         if self._num_read - max(self.kept, default=0) >= _APART:
             self.keep()
 
     def keep(self) -> None:
-        """Copy the current states. With more than 4 copies, drop the one closest after another."""
+        """Copy the present states. With more than 4 copies, drop the one closest after another."""
         if self._num_read:
             self.kept.setdefault(self._num_read, self._buffers.save())
         places = sorted(self.kept)
@@ -94,10 +103,12 @@ class TextStates(KeptStates):
         self.begin(0)
 
     def copy(self) -> KeptStates:
-        """Return the kept states of all positions and a copy of the present ones; later commits do not change them."""
+        """Return copies of the states at all resume points, the present one included; later commits do not change
+        them.
+        """
         return KeptStates({**self.kept, self._num_read: self._buffers.save()} if self._num_read else dict(self.kept))
 
     def restore(self, copies: KeptStates) -> None:
-        """Replace the copies by ``copies``; ``begin`` must follow, and loads one of them."""
+        """Replace the copies of states by ``copies``. ``begin`` must follow, and loads one of them."""
         self._num_read = None
         self.kept = dict(copies.kept)
