@@ -77,7 +77,7 @@ def both(tmp_path, monkeypatch, header):
     folders = tmp_path / "ours", tmp_path / "theirs"
     for folder in folders:
         folder.mkdir()
-        facts.write_facts(header, folder)
+        facts.write_config_and_tokenizer(header, folder)
         monkeypatch.setattr(facts, "is_complete", lambda *_: False)
         monkeypatch.setattr(facts, "build_tokenizer", lambda _: None)
     return folders

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from yggdrasil.checkpoints.formats.layers import QuantisedExperts, keep_biases, kept_biases
+from yggdrasil.checkpoints.formats.layers import QuantisedExperts, register_biases, registered_biases
 from yggdrasil.checkpoints.formats.rows import Quantise, QuantisedRows
 from yggdrasil.checkpoints.packable import is_packable, page_out
 from yggdrasil.native.arena import Arena
@@ -34,7 +34,9 @@ class ExpertsForm(NamedTuple):
     clamp: tuple[float, ...]  # empty, or limit and alpha of ``clamped_gate``
 
     def gate_up(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the joint weight into gate and up, views [E, I, H]; or the joint bias, [E, I]."""
+        """Split the experts' joint gate-and-up weight into gate and up, views [E, I, H] each, or their joint bias, [E,
+        I].
+        """
         weight = weight.transpose(1, 2) if self.is_transposed and weight.dim() == 3 else weight
         if self.is_concatenated:
             gate, up = weight.chunk(2, dim=1)
@@ -42,16 +44,16 @@ class ExpertsForm(NamedTuple):
         return weight[:, ::2], weight[:, 1::2]
 
     def joined(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Join gate and up [E, I, H] (or biases [E, I]); the inverse of ``gate_up``."""
+        """Join the experts' gate and up weights [E, I, H], or biases [E, I], to one tensor as checkpoints store it."""
         weight = torch.cat([gate, up], 1) if self.is_concatenated else torch.stack([gate, up], 2).flatten(1, 2)
         return weight.transpose(1, 2).contiguous() if self.is_transposed and weight.dim() == 3 else weight
 
     def down(self, weight: Tensor) -> Tensor:
-        """Return the down projection's weight as [E, H, I]; applied twice, the weight as stored."""
+        """Return the experts' down projection as [E, H, I] if given as stored; as stored if given as [E, H, I]."""
         return weight.transpose(1, 2) if self.is_transposed and weight.dim() == 3 else weight
 
     def biases(self, experts: Any) -> list[Tensor]:
-        """Return the float32 biases of gate, up and down, an empty list without biases."""
+        """Return the biases of an experts module: gate [E, I], up [E, I] and down [E, H], float32; or an empty list."""
         if not self.has_bias:
             return []
         parts = (*self.gate_up(experts.gate_up_proj_bias), experts.down_proj_bias)
@@ -69,7 +71,7 @@ class PackedExperts(nn.Module):
         super().__init__()
         self.num_threads, self.is_gelu, self.clamp = num_threads, form.is_gelu, list(form.clamp)
         self.inner_features = form.down(experts.down_proj).shape[-1]
-        keep_biases(self, form.biases(experts))
+        register_biases(self, form.biases(experts))
         for name, parts in (("gate_up_proj", form.gate_up), ("down_proj", lambda weight: (form.down(weight),))):
             weight = getattr(experts, name).detach()
             setattr(experts, name, None)
@@ -77,9 +79,13 @@ class PackedExperts(nn.Module):
             page_out(weight)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return the weighted sums [W, H] of expert outputs; inputs [W, H], expert ids [W, K] int64, weights [W, K]."""
+        """Return the weighted sums [W, H] of the outputs of each row's experts.
+
+        ``hidden_states`` are [W, H], ``top_k_index`` [W, K] int64 the expert ids, and ``top_k_weights`` [W, K] their
+        weights.
+        """
         output: Tensor = torch.ops.yggdrasil.packed_experts(
-            hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, kept_biases(self),
+            hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, registered_biases(self),
             self.inner_features, self.is_gelu, self.clamp, self.num_threads,
         )  # fmt: skip
         return output
@@ -88,9 +94,10 @@ class PackedExperts(nn.Module):
 def pack_experts(
     name: str, module: nn.Module, num_threads: int, arena: Arena, quantise: Quantise
 ) -> PackedExperts | QuantisedExperts | None:
-    """Return packed experts that replace ``module``, taking its weights; None if the operators do not support it.
+    """Return a module with packed weights that replaces the experts module ``module``, whose weights it takes.
 
-    They are quantised if ``quantise`` returns rows for gate, up and down.
+    The weights are quantised if ``quantise`` returns quantised rows of gate, up and down. None if ``module`` is no
+    mixture of experts, or of a form that the operators do not support.
     """
     form = form_of(module)
     if form is None:
@@ -103,7 +110,10 @@ def pack_experts(
 
 
 def form_of(module: Any) -> ExpertsForm | None:
-    """Return the form of the experts in ``module``; None if it is no mixture or the operators do not support it."""
+    """Return how the experts module ``module`` stores its weights, with activation and clamp.
+
+    None if it is no mixture of experts, or of a form that the operators do not support.
+    """
     weights = [getattr(module, name, None) for name in _WEIGHTS]
     if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 and is_packable(weight) for weight in weights):
         return None
@@ -144,7 +154,7 @@ def _probe() -> Tensor:
 
 
 def expert_parts(name: str, module: Any, form: ExpertsForm) -> dict[str, Tensor]:
-    """Return the weights of the experts module ``name`` by name, with gate and up split."""
+    """Return the gate, up and down weights of the experts module ``name``, by the names of separate linear layers."""
     parts = dict(zip(("gate", "up"), form.gate_up(module.gate_up_proj), strict=True))
     parts["down"] = form.down(module.down_proj)
     return {f"{name}.{part}_proj.weight": weight for part, weight in parts.items()}

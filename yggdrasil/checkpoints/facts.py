@@ -1,4 +1,4 @@
-"""Load a model's configuration and tokenizer, and reject unsupported models before their weights are read."""
+"""Loads a model's configuration and tokenizer, and refuses unsupported models before their weights are read."""
 
 import filecmp
 from pathlib import Path
@@ -26,10 +26,10 @@ _NO_TREE = (
 
 
 def load_config(source: str | Path | Source) -> "PretrainedConfig":
-    """Load the configuration of a folder, GGUF file or hub id.
+    """Load the transformers configuration of a checkpoint folder, GGUF file or hub id, and check its sizes.
 
     Raises:
-        YggdrasilError: if it is missing, unreadable or inconsistent.
+        YggdrasilError: it is missing, unreadable or inconsistent.
     """
     from transformers import AutoConfig  # imported late: later starts do not need it
 
@@ -69,9 +69,12 @@ def _fault(config: "PretrainedConfig") -> str | None:
 
 
 def refuse_unverifiable(config: "PretrainedConfig", name: str) -> None:
-    """Raise YggdrasilError if a tree of tokens cannot be verified in one pass of the model ``name``.
+    """Check that one pass of the model with this configuration can verify a tree of tokens.
 
-    This holds for encoder-decoder models, models without attention, and unsupported layers or positions.
+    ``name`` is used in messages.
+
+    Raises:
+        YggdrasilError: it is an encoder-decoder model, has no attention, or has unsupported layers or positions.
     """
     if config.is_encoder_decoder:
         raise YggdrasilError(f"{name} is an encoder-decoder model; Yggdrasil decodes decoder-only causal models")
@@ -101,7 +104,7 @@ def load_tokenizer(source: str | Path | Source) -> Tokenizer:
     """Load the tokenizer of a checkpoint folder, hub id or GGUF file.
 
     Raises:
-        YggdrasilError: if it cannot be loaded.
+        YggdrasilError: it cannot be loaded.
     """
     found = Source.find(source)
     try:
@@ -114,10 +117,12 @@ def load_tokenizer(source: str | Path | Source) -> Tokenizer:
 
 
 def check_drafter_tokenizer(tokenizer: Tokenizer, target: str | Source, drafter: str | Source) -> None:
-    """Check that ``drafter`` has the ``tokenizer`` of ``target``; the drafter's is opened only if its files differ.
+    """Check that the model ``drafter`` has the same tokenizer as the model ``target``, whose loaded one is given.
+
+    Models are given as path, hub id or ``Source``. The drafter's tokenizer is loaded only if its files differ.
 
     Raises:
-        YggdrasilError: if it has not, or its tokenizer cannot be loaded.
+        YggdrasilError: the tokenizers differ, or the drafter's cannot be loaded.
     """
     one, other = Source.find(target), Source.find(drafter)
     files = [(one.folder / name, other.folder / name) for name in ("tokenizer.json", "tokenizer_config.json")]
@@ -126,9 +131,12 @@ def check_drafter_tokenizer(tokenizer: Tokenizer, target: str | Source, drafter:
 
 
 def check_same_tokenizer(target: Tokenizer, drafter: Tokenizer, names: tuple[str, str]) -> None:
-    """Raise YggdrasilError if the two tokenizers differ; the message has the first difference.
+    """Check that two tokenizers have the same vocabulary and encode two samples equally.
 
-    Padded vocabularies (embeddings with more rows than the tokenizer has tokens) do not matter here.
+    ``names`` are the models' names. Embeddings with more rows than the tokenizer has tokens do not matter.
+
+    Raises:
+        YggdrasilError: they differ. The message has the first difference.
     """
     ours, theirs = target.get_vocab(), drafter.get_vocab()
     if ours != theirs:

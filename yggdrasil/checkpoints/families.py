@@ -12,9 +12,9 @@ _MIMO = "mimo"
 
 
 def register_family(folder: Path) -> None:
-    """Register the model classes for ``folder`` with transformers if it lacks them (MiMo).
+    """Register the classes of the model in ``folder`` with transformers if it lacks them. This is so for MiMo.
 
-    An unreadable configuration is ignored here; reading it later raises.
+    An unreadable config.json is ignored here; reading it later raises.
     """
     try:
         config = parse_json((folder / "config.json").read_bytes())
@@ -40,5 +40,8 @@ def _register_mimo() -> None:
 
 
 def cache_name(model: nn.Module) -> str:
-    """Return the name of the cache in the arguments and output of the model's forward; transformers 5.24 renamed it."""
+    """Return the name of the cache argument of the model's forward, "cache" or "past_key_values".
+
+    Transformers 5.24 renamed it.
+    """
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -1,4 +1,4 @@
-"""Reject checkpoints whose tensors are not exactly those of their model."""
+"""Refuses checkpoints whose tensors are not exactly those of their model."""
 
 import re
 from collections.abc import Sequence
@@ -11,15 +11,16 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def refuse_gaps(name: str, missing: Sequence[str], unexpected: Sequence[str], misshapen: Sequence[str]) -> None:
-    """Raise if the checkpoint ``name`` lacks weights or has others: missing ones would be left at random values.
+    """Check that a checkpoint has exactly the weights of its model: missing ones would be left at random values.
 
     Args:
+        name: the checkpoint's name in messages.
         missing: names of weights that the model has and the checkpoint lacks.
-        unexpected: names that the model does not have.
+        unexpected: names of tensors that the checkpoint has and the model lacks.
         misshapen: names of weights with the stored and the expected shape.
 
     Raises:
-        YggdrasilError: if any of the three is not empty.
+        YggdrasilError: any of the three lists is not empty.
     """
     faults = (("lacks", missing), ("holds, beyond what the model has,", unexpected), ("has misshapen", misshapen))
     said = [f"{verb} {_listed(keys)}" for verb, keys in faults if keys]
@@ -29,13 +30,16 @@ def refuse_gaps(name: str, missing: Sequence[str], unexpected: Sequence[str], mi
         )
 
 
-def is_ignored(key: str, num_layers: int, num_drafting: int) -> bool:
-    """Return whether tensor ``key`` may be in the checkpoint without being a weight of the model.
+def is_ignored(key: str, num_layers: int, num_draft_layers: int) -> bool:
+    """Return whether the tensor ``key`` of a checkpoint may be ignored because it is no weight of the model itself.
 
-    These are obsolete buffers, draft heads, and drafting layers numbered from ``num_layers`` on.
+    This holds for obsolete buffers such as ``inv_freq``, for draft heads, and for the ``num_draft_layers`` layers for
+    multi-token prediction, whose numbers follow those of the model's ``num_layers`` layers.
     """
     found = _LAYER.match(key)
-    return (found is not None and 0 <= int(found[1]) - num_layers < num_drafting) or _IGNORED.search(key) is not None
+    return (found is not None and 0 <= int(found[1]) - num_layers < num_draft_layers) or _IGNORED.search(
+        key
+    ) is not None
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

@@ -16,7 +16,7 @@ _SURELY = 1 + 1e-6  # covers the rounding of norms to float32
 
 
 def pays_a_copy(weight: Tensor) -> bool:
-    """Return whether an 8-bit copy of ``weight`` [N, K] speeds up the argmax.
+    """Return whether an 8-bit copy of the LM head ``weight`` [N, K] speeds up the argmax of its outputs.
 
     True if the processor multiplies bytes, the weight has at least 16 MiB and all its values are finite.
     """
@@ -25,7 +25,7 @@ def pays_a_copy(weight: Tensor) -> bool:
 
 
 def copy_of(weight: Tensor, arena: Arena) -> tuple[Tensor, Tensor]:
-    """Quantise ``weight`` [N, K] to 8 bits; return (copy, factors).
+    """Return a copy of the LM head ``weight`` [N, K] in 8 bits, and factors that bound its errors.
 
     The copy [P, K / 4, 16, 4] uint8 holds multiples, plus 128, of one scale per output; K is padded to a multiple of
     64. The factors [P, 3, 16] float32 are, per output, the scale, the norm of the rounding error, and the norm of the

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: return a snapshot folder from the local cache, or download it."""
+"""Models of the Hugging Face hub: returns a snapshot folder from the local cache, or downloads it."""
 
 import os
 import re
@@ -14,10 +14,10 @@ _PROBE_SECONDS = 5.0
 
 
 def hub_folder(name: str) -> Path:
-    """Return the snapshot folder of the hub id ``name``, downloading it unless it is in the local cache.
+    """Return the snapshot folder of the Hugging Face hub id ``name``, downloaded unless it is in the local cache.
 
     Raises:
-        YggdrasilError: if ``name`` is no hub id, the hub does not have it, or it is not cached and the hub cannot be
+        YggdrasilError: ``name`` is no hub id, the hub does not have it, or it is not cached and the hub cannot be
             reached.
     """
     if not _HUB_ID.fullmatch(name):

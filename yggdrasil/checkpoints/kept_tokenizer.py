@@ -41,19 +41,22 @@ _ahead: dict[tuple[Path, int], Tokenizer] = {}  # (folder, its inode) -> what ``
 
 
 def open_ahead(folder: Path) -> None:
-    """Open the tokenizer of ``folder`` for a later ``open_tokenizer``, if it can be opened without transformers."""
+    """Open the tokenizer of ``folder`` now, so that the next ``open_tokenizer`` returns it at once.
+
+    Nothing happens if it can only be opened with transformers.
+    """
     if (found := _by_record(folder)[0]) is not None:
         _ahead[folder, folder.stat().st_ino] = found
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of ``folder``, equivalent to that of ``AutoTokenizer``.
+    """Return the tokenizer of ``folder``, equivalent to that of transformers' ``AutoTokenizer``.
 
     Files that were never opened before are first opened in a fork with limited time and memory.
 
     Raises:
-        YggdrasilError: if the files crash the parser, or take too much time or memory.
-        Exception: what ``AutoTokenizer`` raises.
+        YggdrasilError: the files crash the parser, or take too much time or memory.
+        Exception: any exception of ``AutoTokenizer``.
     """
     if (ahead := _ahead.pop((folder, folder.stat().st_ino), None)) is not None:
         return ahead
@@ -86,10 +89,12 @@ def _kept_file(folder: Path) -> Path:
 
 
 def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, facts: Mapping[str, Any]) -> None:
-    """Write a tokenizer to ``folder``, for ``open_tokenizer`` and transformers. ``facts`` as for ``Tokenizer``.
+    """Write a tokenizer to ``folder``, in files for ``open_tokenizer`` and for transformers.
+
+    ``facts`` has its chat template and special tokens, as ``Tokenizer`` takes them.
 
     Raises:
-        YggdrasilError: if its chat template takes too much time or memory.
+        YggdrasilError: its chat template takes too much time or memory.
     """
     tokenizer = Tokenizer(backend, facts, lambda: _by_transformers(folder, None))
     if tokenizer.chat_template and not ends_within(lambda: try_template(tokenizer), _CPU_SECONDS, _TEMPLATE_MEGABYTES):

@@ -1,4 +1,4 @@
-"""Read weights from memory-mapped safetensors files, to pack them without a second copy in memory."""
+"""Reads weights from memory-mapped safetensors files, to pack them without a second copy in memory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ class MappedSafetensors:
     """The memory-mapped weights of a checkpoint folder, by name."""
 
     def __init__(
-        self, folder: Path, name: str, shapes: Mapping[str, tuple[int, ...]], optional: str, num_drafting: int
+        self, folder: Path, name: str, shapes: Mapping[str, tuple[int, ...]], optional: str, num_draft_layers: int
     ) -> None:
         """Open the files of ``folder`` and check their tensors.
 
@@ -25,7 +25,7 @@ class MappedSafetensors:
             name: the model's name in error messages.
             shapes: expected shapes by weight name.
             optional: a weight of ``shapes`` that the folder may lack.
-            num_drafting: number of drafting layers after the model's own, which are ignored.
+            num_draft_layers: number of drafting layers after the model's own, which are ignored.
 
         Raises:
             YggdrasilError: if a tensor is missing, unexpected or has another shape.
@@ -37,7 +37,7 @@ class MappedSafetensors:
         self._mapped: dict[str, Tensor] = {}
         found = {key: tuple(opened.get_slice(key).get_shape()) for key, opened in self._files.items()}
         num_layers = len({key.split(".")[2] for key in shapes if key.startswith("model.layers.")})
-        unexpected = [key for key in found.keys() - shapes.keys() if not is_ignored(key, num_layers, num_drafting)]
+        unexpected = [key for key in found.keys() - shapes.keys() if not is_ignored(key, num_layers, num_draft_layers)]
         misshapen = [
             f"{key} ({list(found[key])}, not {list(shape)})"
             for key, shape in sorted(shapes.items())
@@ -49,17 +49,17 @@ class MappedSafetensors:
         return name in self._files
 
     def blocks(self, name: str) -> QuantisedRows | None:
-        """Return None: safetensors weights are not stored in quantised blocks."""
+        """Return None: no weight of a safetensors file is stored in quantised blocks."""
         return None
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return the weight in ``dtype``. If that is the stored dtype, it is a view of the file's mapping."""
+        """Return the weight ``name`` in ``dtype``. If that is the stored dtype, it is a view of the file's mapping."""
         self._mapped[name] = mapped = self._files[name].get_tensor(name)
         values: Tensor = mapped.to(dtype)
         return values
 
     def release(self, name: str) -> None:
-        """Drop the pages of the mapped weight from memory; values that still view it are read from the file again."""
+        """Drop the memory pages of the mapped weight ``name``; values that view it are read from the file again."""
         mapped = self._mapped.pop(name, None)
         if mapped is not None:
             release(mapped)

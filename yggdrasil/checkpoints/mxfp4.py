@@ -20,7 +20,7 @@ _METHOD = "mxfp4"
 
 
 def holds_mxfp4(folder: Path) -> bool:
-    """Return whether the configuration in ``folder`` specifies MXFP4 quantisation."""
+    """Return whether config.json in ``folder`` specifies MXFP4 quantisation."""
     try:
         config = parse_json((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -39,7 +39,10 @@ class Mxfp4Experts:
             self._files |= {name: opened for name in opened.keys() if name.endswith((BLOCKS, SCALES))}  # noqa: SIM118
 
     def part(self, name: str, weight: Tensor) -> QuantisedRows | None:
-        """Return the gate, up or down weight ``name`` [E, N, K] in GGUF's block format; None if it is not MXFP4."""
+        """Return the experts' gate, up or down weight ``name`` [E, N, K] as rows of GGUF blocks; None if not MXFP4.
+
+        ``weight`` is ignored.
+        """
         stem = name.removesuffix(".weight")
         experts, _, part = stem.rpartition(".")
         if part in ("gate_proj", "up_proj"):  # stored interleaved
@@ -52,7 +55,9 @@ class Mxfp4Experts:
         return self._rows(stem)
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        """Return the dequantised parameter ``name`` [E, K, N] in ``dtype``; None if it is not stored in MXFP4."""
+        """Return the experts' parameter ``name`` dequantised, [E, K, N] in ``dtype``; None if it is not stored in
+        MXFP4.
+        """
         from gguf import GGMLQuantizationType, dequantize  # imported late: packed blocks do not need it
 
         rows = self._rows(name)

@@ -16,7 +16,7 @@ _UNLIMITED = 1 << 20  # positions, for models without a limit
 
 
 def longest_text(config: "PretrainedConfig") -> int | None:
-    """Return the number of positions for which traced steps compute the same as the model; None without a limit.
+    """Return the number of positions up to which passes compute the same as the model's own code; None without a limit.
 
     LongRoPE is limited to its original context: beyond it, the rotation of all earlier positions would change. Llama 4
     is limited to positions before its queries are scaled, since its code scales by row numbers and not positions.
@@ -33,7 +33,7 @@ def longest_text(config: "PretrainedConfig") -> int | None:
 
 
 def layer_configs(text: Any) -> list[Any]:
-    """Return the configuration of every layer; they differ in heterogeneous models such as Gemma 4."""
+    """Return the configuration of every layer of a text model; they differ in models such as Gemma 4."""
     if getattr(text, "is_heterogeneous", False):
         return list(text.per_layer_config)
     return [text] * int(text.num_hidden_layers)
@@ -62,18 +62,18 @@ class Outline:
 
     @property
     def attention(self) -> tuple[int, int]:
-        """(key heads, head size) of the last layer with attention."""
+        """Return (number of key heads, head size) of the last layer with attention."""
         return next(pair for pair in reversed(self.key_heads) if pair[0])
 
     @property
     def remembering_layers(self) -> set[int]:
-        """Indices of the layers with a KV cache or a recurrent state."""
+        """Return the indices of the layers that have a KV cache or a recurrent state."""
         attending = {number for number, (heads, _) in enumerate(self.key_heads) if heads}
         return attending if self.recurrence is None else attending | set(self.recurrence.layers)
 
     @classmethod
     def of(cls, config: "PretrainedConfig") -> "Outline":
-        """Read the sizes of a model from transformers' configuration."""
+        """Return the sizes of the model with this transformers configuration."""
         text = config.get_text_config()
         layers = layer_configs(text)
         return cls(
@@ -90,9 +90,9 @@ class Outline:
     def of_facts(
         cls, facts: Mapping[str, Any], rope: Mapping[str, Any], attends: Sequence[bool], recurrence: Recurrence | None
     ) -> "Outline":
-        """Read the sizes of a model from config.json as a mapping ``facts`` without missing fields.
+        """Return the sizes of the model with the configuration ``facts``, a mapping with missing fields filled.
 
-        ``rope`` are its rotary parameters, ``attends`` says of each layer whether it has attention.
+        ``rope`` are its rotary parameters, and ``attends`` tells of each layer whether it has attention.
         """
         limits = [facts.get("max_position_embeddings")]
         if rope.get("rope_type") == "longrope":
@@ -106,6 +106,6 @@ class Outline:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Outline":
-        """Restore an outline from a record that ``dataclasses.asdict`` and JSON wrote."""
+        """Return the sizes of a model from a JSON record of them, as ``dataclasses.asdict`` makes it."""
         recurrence = Recurrence.from_record(record["recurrence"])
         return cls(**record | {"key_heads": tuple(map(tuple, record["key_heads"])), "recurrence": recurrence})

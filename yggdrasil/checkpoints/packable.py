@@ -1,4 +1,4 @@
-"""Check whether a weight can be packed, and free the memory of memory-mapped weights."""
+"""Checks whether a weight can be packed, and frees the memory of memory-mapped weights."""
 
 import ctypes
 import mmap
@@ -13,23 +13,23 @@ _PAGE_OUT = 21  # MADV_PAGEOUT: ask the system to reclaim the pages; an access r
 
 
 def is_packable(weight: Tensor) -> bool:
-    """Return whether the kernels support the dtype and device of ``weight`` [..., N, K]; K must be even too.
+    """Return whether the kernels can pack weights of the dtype and device of ``weight`` [..., N, K]. K must be even.
 
-    Weights on the meta device count as packable, to find out what would be packed before they are loaded.
+    Weights on the meta device count as packable, to find out which will be packed before they are loaded.
     """
     return weight.dtype in _DTYPES and weight.device.type in ("cpu", "meta")
 
 
 def release(tensor: Tensor, unit: int = mmap.PAGESIZE) -> None:
-    """Return whole pages of ``unit`` bytes of a mapped tensor to the system.
+    """Return the memory of a tensor to the system, in whole pages of ``unit`` bytes.
 
-    It stays valid: an access reads the file again, or zeros if no file is mapped.
+    The tensor stays valid: an access reads the mapped file again, or zeros if no file is mapped.
     """
     _advise(tensor, _DONT_NEED, unit)
 
 
 def page_out(weight: Tensor) -> None:
-    """Let the operating system reclaim the pages of a weight, which stays valid: an access reads them again.
+    """Let the operating system reclaim the memory of a weight, which stays valid: an access reads it again.
 
     Without it, a model would be resident twice after packing. Dropping the tensor is not enough: the mapping of its
     checkpoint file lives as long as any tensor of that file.

@@ -1,4 +1,4 @@
-"""Replace a model's linear layers and experts, in place, by modules with packed weights.
+"""Replaces a model's linear layers and experts, in place, by modules with packed weights.
 
 One packed copy serves the steps of all widths. Packing changes the layout of weights in memory only: module names and
 results stay the same.
@@ -37,7 +37,7 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def over(cls, packed: Tensor, bias: Tensor | None, shape: tuple[int, int], num_threads: int) -> "PackedLinear":
-        """Build a linear layer of ``shape`` (N, K) that shares the tensor ``packed`` with another layer."""
+        """Return a linear layer of ``shape`` (N, K) over the tensor ``packed``, which it shares with another layer."""
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         (layer.out_features, layer.in_features), layer.num_threads = shape, num_threads
@@ -47,11 +47,11 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Empty tensor with the weights' dtype and device: some models cast a layer's input to these."""
+        """Return an empty tensor with the weights' dtype and device. Some models cast a layer's input to these."""
         return self.packed.new_empty(0)
 
     def rows(self, outputs: Tensor) -> Tensor:
-        """Return the exact weight rows [R, K] of ``outputs`` [R] int64."""
+        """Return the exact weight rows [R, K] of the outputs numbered ``outputs`` [R] int64."""
         if self.packed.dim() == 2:  # the layout of portable operators
             return self.packed[outputs]
         lanes = self.packed.shape[2]
@@ -59,6 +59,7 @@ class PackedLinear(nn.Module):
         return found.flatten(1)[:, : self.in_features].contiguous()
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
+        """Apply the packed linear layer to ``x`` [..., K], and return [..., N]."""
         output: Tensor = torch.ops.yggdrasil.packed_linear(
             x, self.packed, self.bias, self.out_features, self.num_threads
         )
@@ -68,12 +69,11 @@ class PackedLinear(nn.Module):
 def pack_linears(
     model: nn.Module, num_threads: int, quantise: Quantise | None = None, device: torch.device = _CPU
 ) -> None:
-    """Replace linear layers and experts of ``model``, which is on a CPU, in place, by packed ones on ``device``.
+    """Replace the linear layers and experts of ``model``, which is on a CPU, by packed ones on ``device``, in place.
 
-    On a GPU, only quantised layers are replaced.
-
-    Weights for which ``quantise`` returns quantised rows are packed in that format; embeddings are replaced only then.
-    A quantised weight shared by embedding and LM head is packed once; otherwise a tied embedding stays unpacked.
+    ``quantise`` returns the quantised rows of a weight, or None to keep it unquantised; None: no weight is quantised.
+    Embeddings, and on a GPU linear layers too, are replaced only if they are quantised. A quantised weight shared by
+    embedding and LM head is packed once; otherwise a tied embedding stays unpacked.
     """
     packer = _Packer(num_threads, quantise or (lambda name, weight: None), device)
     for name, child in list(model.named_modules(remove_duplicate=False)):
@@ -106,7 +106,7 @@ class _Packer:
         self._quantised: dict[int, PackedRows] = {}  # by address of the weight
 
     def packed(self, name: str, module: nn.Module) -> nn.Module | None:
-        """Return the packed replacement of ``module``; None to keep it."""
+        """Return the module with packed weights that replaces ``module``; None to keep it."""
         # Exact types only: a subclass (an adapted layer, a scaled embedding) may compute something else.
         if type(module) is nn.Embedding:
             found = self._quantised_weight(name, module.weight, module.weight)

@@ -1,4 +1,4 @@
-"""Load a model whose quantised weights are read elsewhere: these get placeholders, one NaN expanded to full shape.
+"""Loads a model whose quantised weights are read elsewhere: these get placeholders, one NaN expanded to full shape.
 
 Dequantised instead, an 18 GB mixture would take 60 GB of disk and, until it is packed, of memory.
 """
@@ -22,9 +22,10 @@ _PARTS = (BLOCKS, SCALES)
 def load_with_placeholders(
     folder: Path, dtype: torch.dtype, values: Callable[[str, torch.dtype], Tensor | None] | None = None, **options: Any
 ) -> Any:
-    """Load a folder as ``from_pretrained`` does, with placeholders for the weights that it lacks.
+    """Load the transformers model in ``folder`` with placeholders, tensors of NaN, for the weights that it lacks.
 
-    ``values`` (name, dtype) -> tensor may return the values of such a weight, or None.
+    ``values`` (weight name, dtype) may return the values of a lacking weight, or None for a placeholder. ``options``
+    are those of ``from_pretrained``, whose result is returned.
     """
     config = AutoConfig.from_pretrained(folder)
     vars(config).pop("quantization_config", None)  # transformers must not read the quantised blocks
@@ -50,6 +51,6 @@ def is_placeholder(weight: Tensor) -> bool:
 
 
 def check_no_placeholders(model: PreTrainedModel) -> None:
-    """Raise AssertionError if a layer still holds a placeholder after packing."""
+    """Raise AssertionError if a parameter of ``model`` is still a placeholder."""
     left = [name for name, weight in model.named_parameters() if is_placeholder(weight)]
     assert not left, f"blocks were to be read in the place of {left}"

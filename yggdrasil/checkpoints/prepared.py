@@ -17,12 +17,12 @@ _SMALL_BYTES = _NUM_SAMPLES * _SAMPLE_BYTES
 
 
 def prepared_root() -> Path:
-    """Return the folder of all prepared folders, which are grouped by the model's fingerprint."""
+    """Return the folder in the user's cache with all folders derived from models, grouped by model fingerprint."""
     return cache_root() / "models"
 
 
 def is_whole(folder: Path, layout: int | str, sampled: str | None = None) -> bool:
-    """Return whether the folder was completely prepared in this layout, and has not changed since.
+    """Return whether a prepared folder is complete, has this version of the layout, and has not changed since.
 
     Of the file ``sampled``, only samples are hashed; its reader must check the rest.
     """
@@ -34,10 +34,10 @@ def is_whole(folder: Path, layout: int | str, sampled: str | None = None) -> boo
 
 
 def prepare(folder: Path, layout: int | str, write: Callable[[Path], None], sampled: str | None = None) -> None:
-    """Create the folder by calling ``write`` on a temporary one, which replaces it atomically when complete.
+    """Create ``folder`` by calling ``write`` on a temporary folder, which replaces it atomically when complete.
 
-    ``sampled`` is as in ``is_whole``. A lock admits one process at a time; a process that waited uses the folder that
-    another one finished meanwhile.
+    ``layout`` is the version recorded in it. Of the file ``sampled``, only samples are hashed. A lock admits one
+    process at a time; a process that waited uses the folder that another one finished meanwhile.
     """
     before = _made(folder)
     with locked(folder.with_name(f"{folder.name}.lock"), f"preparing {shown(folder)}", wait=tell):

@@ -35,7 +35,7 @@ class Recurrence:
 
     @classmethod
     def of(cls, config: Any) -> "Recurrence | None":
-        """Read the sizes of recurrent layers from a text model's ``config``; None without any or if unsupported.
+        """Return the sizes of the recurrent layers of a text model; None if it has none, or they are unsupported.
 
         ``config`` is transformers' configuration or another object with its fields.
         """
@@ -61,27 +61,29 @@ class Recurrence:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> "Recurrence | None":
-        """Restore the sizes from a record that ``dataclasses.asdict`` and JSON wrote; None for None."""
+        """Return the sizes of recurrent layers from a JSON record, as ``dataclasses.asdict`` makes it; None for
+        None.
+        """
         return None if record is None else cls(**{**record, "layers": tuple(record["layers"])})
 
     @property
     def num_buffers(self) -> int:
-        """Number of state tensors per layer that a step takes (``runtime/states/buffers.py``)."""
+        """Return the number of state tensors per recurrent layer that a step takes."""
         return 6 if self.heads else 2
 
     @property
     def state_size(self) -> int:
-        """Number of elements of one layer's state."""
+        """Return the number of elements of one recurrent layer's state."""
         return self.heads * self.key_size * self.value_size
 
 
 def layer_types(config: Any) -> tuple[str, ...]:
-    """Return the kind of every layer of a text model's ``config``; empty if it does not specify them."""
+    """Return the kind of every layer of a text model, such as "full_attention"; empty if ``config`` lists none."""
     return tuple(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
 
 
 def attending_layers(config: "PretrainedConfig") -> tuple[bool, ...]:
-    """Return for each layer whether it has attention; True for all layers of a model without recurrent layers."""
+    """Return for each layer of a text model whether it has attention."""
     kinds = layer_types(config)
     if not any(kind in _RECURRENT for kind in kinds):
         return (True,) * int(config.num_hidden_layers)

@@ -1,4 +1,4 @@
-"""Write a checkpoint's weights as safetensors, holding one shard in memory at a time."""
+"""Writes a checkpoint's weights as safetensors, holding one shard in memory at a time."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from yggdrasil.errors import first_line
 
 @contextmanager
 def faults_of_disks() -> Iterator[None]:
-    """Convert write errors of safetensors and tokenizers to OSError, which other writers raise."""
+    """Context manager: errors of safetensors and tokenizers in writing a file are raised as OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -26,7 +26,7 @@ def faults_of_disks() -> Iterator[None]:
 
 
 class ShardWriter:
-    """Write weights as safetensors shards of at most ``max_bytes`` each; only a single larger weight exceeds it."""
+    """Writer of weights as safetensors shards of at most ``max_bytes`` each; only a single larger weight exceeds it."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.num_parameters = 0
@@ -38,7 +38,7 @@ class ShardWriter:
         self._shards: list[list[str]] = []  # the weight names of each shard written
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add a weight to the pending shard, which is written first if it would become too large."""
+        """Add a weight to the shard in memory, which is written first if it would become too large."""
         if self._pending and self._pending_bytes + tensor.nbytes > self._max_bytes:
             self._flush()
         self._pending[name] = tensor
@@ -47,7 +47,7 @@ class ShardWriter:
         self.num_parameters += tensor.numel()
 
     def close(self) -> None:
-        """Write the pending shard, give all shards their final names and write the index."""
+        """Write the shard in memory, give all shards their final names, and write the index file."""
         self._flush()
         if len(self._shards) == 1:
             self._shard_path(0).rename(self._folder / "model.safetensors")

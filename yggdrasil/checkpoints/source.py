@@ -1,4 +1,4 @@
-"""Find a model given as checkpoint folder, hub id or GGUF file, as folders in Hugging Face layout.
+"""Finds a model given as checkpoint folder, hub id or GGUF file, as folders in Hugging Face layout.
 
 A GGUF file is converted once: its configuration and tokenizer, and its weights dequantised to a dtype, are stored in
 the user's cache under the file's fingerprint.
@@ -36,10 +36,12 @@ class Source:
 
     @classmethod
     def find(cls, given: "str | Path | Source") -> "Source":
-        """Find the model ``given`` as folder, GGUF file or hub id; a hub id is downloaded unless it is cached.
+        """Return the paths of the model that ``given`` names: a checkpoint folder, GGUF file or hub id.
+
+        A hub id is downloaded unless it is in the local cache. A ``Source`` is returned unchanged.
 
         Raises:
-            YggdrasilError: if there is no such model, or it cannot be read.
+            YggdrasilError: there is no such model, or it cannot be read.
         """
         if isinstance(given, Source):
             return given
@@ -61,11 +63,11 @@ class Source:
 
     @property
     def path(self) -> Path:
-        """The GGUF file, or else the folder, whose fingerprint identifies the model."""
+        """Return the path of the GGUF file, or else of the folder, whose fingerprint identifies the model."""
         return self.gguf or self.folder
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of configuration and weights, 16 hexadecimal digits."""
+        """Return the fingerprint of the model's configuration and weights, 16 hexadecimal digits."""
         return model_fingerprint(self.path)
 
     def tokenizer_fingerprint(self) -> str:
@@ -73,9 +75,10 @@ class Source:
         return tokenizer_fingerprint(self.folder) if self.gguf is None else (self.folder / _FINGERPRINT).read_text()
 
     def checkpoint(self, dtype: torch.dtype, *, keeps_blocks: bool = False) -> Path:
-        """Return the folder to load weights from; those of a GGUF file are dequantised to ``dtype`` on the first call.
+        """Return the checkpoint folder to load the model's weights from.
 
-        With ``keeps_blocks``, it lacks the weights whose layers read the GGUF file's quantised blocks.
+        The weights of a GGUF file are dequantised to ``dtype`` on the first call and stored in the user's cache. With
+        ``keeps_blocks``, that folder lacks the weights whose layers read the file's quantised blocks.
         """
         if self.gguf is None:
             return self.folder
@@ -87,11 +90,11 @@ def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
     """Return the cached folder with configuration and tokenizer of a GGUF file; size and mtime are part of the key."""
 
     def write(header: GgufHeader, partial: Path) -> None:
-        from yggdrasil.checkpoints.gguf.facts import write_facts
+        from yggdrasil.checkpoints.gguf.facts import write_config_and_tokenizer
         from yggdrasil.checkpoints.shards import faults_of_disks
 
         with faults_of_disks():
-            write_facts(header, partial)
+            write_config_and_tokenizer(header, partial)
         (partial / _FINGERPRINT).write_text(tokenizer_fingerprint(path))
 
     folder = prepared_root() / model_fingerprint(path) / "facts"

@@ -42,7 +42,7 @@ class Tokenizer:
 
     @cached_property
     def whole(self) -> "PreTrainedTokenizerBase":
-        """The same tokenizer as a transformers object, opened on first access."""
+        """Return the same tokenizer as a transformers object, opened on first access."""
         return self._load()
 
     def __getattr__(self, name: str) -> Any:
@@ -60,17 +60,17 @@ class Tokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        """Added tokens by id, as ``tokenizers.AddedToken``."""
+        """Return the tokens added to the vocabulary by id, as ``tokenizers.AddedToken``."""
         found: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
         return found
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of ``text``."""
+        """Return the token ids of ``text``; with ``add_special_tokens``, also tokens such as the beginning of text."""
         (encoded,) = self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Detokenise ``tokens`` and return their text."""
+        """Return the text of the token ids ``tokens``; with ``skip_special_tokens``, without special tokens."""
         return str(self.backend_tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def get_vocab(self) -> dict[str, int]:
@@ -84,7 +84,10 @@ class Tokenizer:
         return [self.backend_tokenizer.id_to_token(int(token)) for token in tokens]
 
     def apply_chat_template(self, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-        """Render a chat as ``render_chat`` does."""
+        """Render a chat with the tokenizer's template in a sandbox.
+
+        ``render_chat`` explains options, result and errors.
+        """
         return render_chat(self, turns, **options)
 
 
@@ -143,7 +146,13 @@ def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def try_template(tokenizer: Any) -> None:
-    """Render the chats on which templates branch, and ignore what the template raises, except MemoryError."""
+    """Render short chats of all forms with the tokenizer's template, to see whether it uses too much time or memory.
+
+    Errors of the template are ignored.
+
+    Raises:
+        MemoryError: the memory limit of this process is reached.
+    """
     function = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
     call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {}}}
     system, user, answer = ({"role": role, "content": "a"} for role in ("system", "user", "assistant"))

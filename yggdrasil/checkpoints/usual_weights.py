@@ -2,18 +2,18 @@
 
 from yggdrasil.artifacts.gguf import read_gguf_layout
 from yggdrasil.checkpoints.formats.names import Weights
-from yggdrasil.checkpoints.gguf.mapped import keeps_blocks
+from yggdrasil.checkpoints.gguf.mapped import has_quantised_layers
 from yggdrasil.checkpoints.mxfp4 import holds_mxfp4
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.native import is_native
 
 
 def usual_weights(model: str | Source, dtype: str, device: str) -> Weights:
-    """Return "file" if the kernels read the model's quantised blocks (GGUF, MXFP4 experts) directly, else "full".
+    """Return the default weight format of a model: "file" to keep its quantised blocks, or "full".
 
-    It is "full" in float32, which serves to compare with transformers, and on a GPU.
+    It is "file" in bfloat16 on a CPU, if the native kernels read the model's blocks (GGUF, MXFP4 experts) directly.
     """
     found = Source.find(model)
     has_kernels = device == "cpu" and dtype == "bfloat16" and is_native()
-    has_blocks = keeps_blocks(read_gguf_layout(found.gguf)) if found.gguf else holds_mxfp4(found.folder)
+    has_blocks = has_quantised_layers(read_gguf_layout(found.gguf)) if found.gguf else holds_mxfp4(found.folder)
     return "file" if has_kernels and has_blocks else "full"

@@ -1,4 +1,4 @@
-"""Quantise to GGUF's K formats with the ggml library that the package ``llama-cpp-python`` includes.
+"""Quantises to GGUF's K formats with the ggml library that the package ``llama-cpp-python`` includes.
 
 The ``gguf`` package can dequantise these formats but not quantise to them.
 """
@@ -23,12 +23,12 @@ def has_ggml() -> bool:
 
 
 def quantise_by_ggml(weight: npt.NDArray[np.float32], form: Format) -> npt.NDArray[np.uint8]:
-    """Quantise ``weight`` [N, K] with ggml and return its rows of blocks, [N, bytes] uint8.
+    """Quantise ``weight`` [N, K] float32 with ggml, and return its rows of GGUF blocks, [N, bytes] uint8.
 
     K must be a multiple of the format's block size. The format must not require an importance matrix.
 
     Raises:
-        YggdrasilError: if the library is missing or cannot be loaded.
+        YggdrasilError: the library is missing or cannot be loaded.
     """
     block_inputs, block_bytes = BLOCKS[form]
     num_rows, num_inputs = weight.shape

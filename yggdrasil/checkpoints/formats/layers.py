@@ -30,17 +30,21 @@ class QuantisedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Empty tensor with the inputs' dtype, see ``PackedLinear.weight``."""
+        """Return an empty tensor with the inputs' dtype and the weights' device.
+
+        Some models cast a layer's input to these.
+        """
         return self.packed.new_empty(0, dtype=self._dtype)
 
     def rows(self, outputs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the dequantised weight rows [R, K] of ``outputs`` [R] int64 in ``dtype``."""
+        """Return the dequantised weight rows [R, K] of the outputs numbered ``outputs`` [R] int64, in ``dtype``."""
         found: Tensor = torch.ops.yggdrasil.quantised_rows(
             outputs, self.packed, self.format, self.in_features, self.out_features, dtype
         )
         return found
 
     def forward(self, x: Tensor) -> Tensor:  # [..., K] -> [..., N]
+        """Apply the quantised linear layer to ``x`` [..., K], and return [..., N]."""
         output: Tensor = torch.ops.yggdrasil.quantised_linear(
             x, self.packed, self.bias, self.out_features, self.format, self.num_threads
         )
@@ -50,14 +54,14 @@ class QuantisedLinear(nn.Module):
 _BIASES = ("gate_bias", "up_bias", "down_bias")  # buffer names of experts' biases
 
 
-def keep_biases(experts: nn.Module, biases: Sequence[Tensor]) -> None:
-    """Register the experts' biases (gate, up and down, or none) as buffers."""
+def register_biases(experts: nn.Module, biases: Sequence[Tensor]) -> None:
+    """Register the biases of an experts module (three: gate, up and down; or none) as its buffers."""
     for name, bias in zip(_BIASES, biases, strict=bool(biases)):
         experts.register_buffer(name, bias)
 
 
-def kept_biases(experts: nn.Module) -> list[Tensor]:
-    """Return the biases that ``keep_biases`` registered."""
+def registered_biases(experts: nn.Module) -> list[Tensor]:
+    """Return the biases of an experts module: gate [E, I], up [E, I] and down [E, H], float32; or an empty list."""
     return [getattr(experts, name) for name in _BIASES if hasattr(experts, name)]
 
 
@@ -83,7 +87,7 @@ class QuantisedExperts(nn.Module):
         """
         super().__init__()
         self.clamp = list(clamp)
-        keep_biases(self, biases)
+        register_biases(self, biases)
         self.formats = [weight.format for weight in weights]
         self.inner_features = weights[-1].num_inputs
         self.is_gelu, self.num_threads = is_gelu, num_threads
@@ -91,10 +95,14 @@ class QuantisedExperts(nn.Module):
             self.register_buffer(name, weight.packed)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return the weighted sums [W, H] of expert outputs; inputs [W, H], expert ids [W, K] int64, weights [W, K]."""
+        """Return the weighted sums [W, H] of the outputs of each row's experts.
+
+        ``hidden_states`` are [W, H], ``top_k_index`` [W, K] int64 the expert ids, and ``top_k_weights`` [W, K] their
+        weights.
+        """
         output: Tensor = torch.ops.yggdrasil.quantised_experts(
             hidden_states, top_k_index, top_k_weights, [self.gate_proj, self.up_proj, self.down_proj], self.formats,
-            kept_biases(self), self.inner_features, self.is_gelu, self.clamp, self.num_threads,
+            registered_biases(self), self.inner_features, self.is_gelu, self.clamp, self.num_threads,
         )  # fmt: skip
         return output
 
@@ -111,6 +119,7 @@ class QuantisedEmbedding(nn.Module):
         self.register_buffer("packed", packed)
 
     def forward(self, ids: Tensor) -> Tensor:  # [...] -> [..., K]
+        """Return the embeddings [..., K] of the token ids [...], dequantised."""
         output: Tensor = torch.ops.yggdrasil.quantised_rows(
             ids, self.packed, self.format, self.embedding_dim, self.num_embeddings, self.dtype
         )
@@ -118,7 +127,10 @@ class QuantisedEmbedding(nn.Module):
 
 
 def formats_of(model: nn.Module) -> dict[str, int]:
-    """Return the GGUF type number of every quantised layer by its name; for experts, by the names of their weights."""
+    """Return the GGUF type number of the weights of every quantised layer of ``model``, by the layer's name.
+
+    Experts have one entry per weight, by the weight's name.
+    """
     formats: dict[str, int] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, QuantisedLinear | QuantisedEmbedding):

@@ -1,4 +1,4 @@
-"""Quantise the weights of a checkpoint when it is loaded. The output is that of the quantised model."""
+"""Quantises the weights of a checkpoint when it is loaded. The output is that of the quantised model."""
 
 import re
 from typing import TYPE_CHECKING
@@ -23,11 +23,11 @@ _DEAR = ("v_proj.", "down_proj.")  # layers whose quantisation harms the output 
 
 
 def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
-    """Return a function that quantises the linear layers of ``model`` to the format ``weights``, for ``pack_linears``.
+    """Return a function (parameter name, weight) that quantises weights of ``model`` to the format ``weights``.
 
     Embedding and LM head get Q8_0. The mixes of K formats are llama.cpp's: Q6_K for embedding and LM head, and for
-    sensitive projections in every third layer and in the first and last eighth. Experts, and layers whose K is not a
-    multiple of the block size, stay unquantised.
+    sensitive projections in every third layer and in the first and last eighth. The function returns None, to keep a
+    weight unquantised, for experts and for weights whose number of inputs is no multiple of the block size.
     """
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     tables = {id(end.weight) for end in ends if isinstance(end, nn.Embedding | nn.Linear)}
@@ -55,7 +55,7 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
 
 
 def in_four_bits(name: str, weight: Tensor) -> QuantisedRows | None:
-    """Quantise a weight [N, K] to Q4_1; return None, to keep it, for experts or K not a multiple of 32."""
+    """Return a weight [N, K] quantised to Q4_1; None, to keep it, for experts or K not a multiple of 32."""
     if weight.dim() != 2 or weight.shape[1] % BLOCKS[Q.Q4_1][0]:
         return None
     return QuantisedRows(Q.Q4_1, torch.from_numpy(_quantise(weight.detach().float().numpy(), Q.Q4_1)))

@@ -24,22 +24,22 @@ class QuantisedRows(NamedTuple):
 
     @property
     def num_inputs(self) -> int:
-        """Number of inputs K of a row."""
+        """Return K, the number of weights in a row."""
         block_inputs, block_bytes = BLOCKS[self.format]
         return int(self.blocks.shape[-1]) // block_bytes * block_inputs
 
     def on_gpu(self, device: torch.device) -> "PackedRows":
-        """Return the rows of blocks on ``device``, where kernels read them as they are.
+        """Copy the rows of blocks to the GPU ``device``, where kernels read them as they are.
 
         Raises:
-            YggdrasilError: no kernel of GPUs reads the format.
+            YggdrasilError: no kernel for GPUs reads the format, or the weight is that of experts.
         """
         if self.format not in FORMATS or self.blocks.dim() != 2:
             raise YggdrasilError(f"no kernel for GPUs reads weights of {self.format.name}; take --weights full")
         return PackedRows(int(self.format), self.blocks.shape[0], self.num_inputs, self.blocks.to(device))
 
     def pack(self, arena: Arena, *, is_mapped: bool = False) -> "PackedRows":
-        """Pack the rows into the kernels' layout, in memory of ``arena``.
+        """Pack the rows of blocks into the layout of the CPU's kernels, in memory of ``arena``.
 
         With ``is_mapped`` the blocks are in a mapped file; its pages are dropped from memory soon after they are read.
         """

@@ -1,4 +1,4 @@
-"""Convert the weights of a GGUF file to a dequantised checkpoint in Hugging Face layout.
+"""Converts the weights of a GGUF file to a dequantised checkpoint in Hugging Face layout.
 
 This uses transformers' tables of tensor transformations, but not its loader, which parses the file four times and
 builds its table of names once per module: 30 s for 135M parameters, 5 s here.
@@ -33,12 +33,12 @@ _LIKE_LLAMAS = ("smollm3", "granite", "granitehybrid")  # with query and key row
 def write_weights(
     header: GgufHeader, config: PretrainedConfig, folder: Path, dtype: torch.dtype, but: Collection[str] = ()
 ) -> None:
-    """Write the model's weights in ``dtype`` as safetensors to ``folder``, holding about an eighth in memory at a time.
+    """Write the weights of a GGUF file in ``dtype`` as safetensors to ``folder``, with Hugging Face's names and layout.
 
-    Weights named in ``but`` are omitted.
+    About an eighth of them is in memory at a time. Weights named in ``but`` are left out.
 
     Raises:
-        YggdrasilError: if the file lacks a weight of the model, holds an unknown one, or one of another shape.
+        YggdrasilError: the file lacks a weight of the model, has an unknown one, or one of another shape.
     """
     total = sum(int(np.prod(tensor.shape)) for tensor in header.tensors.values()) * dtype.itemsize
     writer = ShardWriter(folder, max(_LEAST_SHARD, total // _NUM_SHARDS))
@@ -83,16 +83,16 @@ def _expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:
-    """Build the model on the meta device, without memory for its weights."""
+    """Return the transformers model of a configuration on the meta device, without memory for its weights."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 
 
 def row_order(header: GgufHeader, config: PretrainedConfig, tensor: GgufTensor) -> npt.NDArray[np.int64] | None:
-    """Return the permutation [N] with ``model_rows = file_rows[permutation]``; None if it is the identity.
+    """Return the permutation [N] with ``model_rows = file_rows[permutation]`` of a GGUF tensor; None for the identity.
 
-    It is found by applying the transformation of the weight's rows to their indices.
+    It turns the order of the rows in the file into that of the transformers model.
     """
     numbers = np.arange(tensor.shape[0])
     order: npt.NDArray[np.int64] = _as_in_model(header, config, tensor.name, numbers[:, None])[:, 0]
@@ -114,10 +114,12 @@ def _as_in_model(header: GgufHeader, config: PretrainedConfig, name: str, values
 def tensor_names(
     header: GgufHeader, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]] | None = None
 ) -> dict[str, str]:
-    """Return a mapping from the file's tensor names to the model's weight names.
+    """Return the transformers weight name of every tensor of a GGUF file, by the tensor's name.
+
+    ``shapes`` are the model's weight shapes by name; None: they are derived from ``config``.
 
     Raises:
-        YggdrasilError: if a weight has no tensor, or a tensor belongs to no weight.
+        YggdrasilError: a weight has no tensor, or a tensor belongs to no weight.
     """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 

@@ -1,4 +1,4 @@
-"""Convert a GGUF file's metadata to a transformers configuration; values missing in the file are llama.cpp's."""
+"""Converts a GGUF file's metadata to a transformers configuration; values missing in the file are llama.cpp's."""
 
 from collections.abc import Mapping
 from math import inf
@@ -51,10 +51,10 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 
 
 def read_config(header: GgufHeader) -> dict[str, Any]:
-    """Return the fields of config.json, ``model_type`` included, from the file's metadata.
+    """Return the fields of config.json, ``model_type`` included, from a GGUF file's metadata.
 
     Raises:
-        YggdrasilError: if the file is no language model, its architecture or rotary scaling is unsupported, or its
+        YggdrasilError: the file is no language model, its architecture or rotary scaling is unsupported, or its
             metadata is inconsistent.
     """
     refuse_other_kinds(header)
@@ -89,7 +89,10 @@ def read_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def is_complete(header: GgufHeader, config: Mapping[str, Any]) -> bool:
-    """Return whether ``config``, a result of ``read_config``, is complete and valid without transformers' defaults."""
+    """Return whether the configuration of a GGUF file is complete and valid without defaults of transformers' class.
+
+    ``config`` is the result of ``read_config`` for the same file.
+    """
     counts = [config[name] for name in _COUNTS.values() if name in config]
     numbers = [config[name] for name in (*_NUMBERS.values(), *_MULTIPLIERS.values()) if name in config]
     heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads", 1)

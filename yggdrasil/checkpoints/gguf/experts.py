@@ -53,12 +53,13 @@ _JOINED, _PARTS = ".shared_mlp.input_linear.weight", (".shared_mlp.gate_proj.wei
 
 
 def expert_facts(header: GgufHeader) -> dict[str, Any]:
-    """Return the configuration fields of a mixture, by transformers' names; empty if the model is no mixture.
+    """Return the configuration fields of a mixture of experts from a GGUF file's metadata, by transformers' names.
 
-    Mixtral's files have the architecture llama and differ from Llama's only by their number of experts.
+    The dictionary is empty if the model is no mixture. Mixtral's files have the architecture llama and differ from
+    Llama's only by their number of experts.
 
     Raises:
-        YggdrasilError: if metadata is missing or inconsistent.
+        YggdrasilError: metadata is missing or inconsistent.
     """
     words = _WORDS.get(header.architecture)
     if words is None or (header.architecture in _MAY_BE_DENSE and not header.fact("expert_count")):
@@ -73,18 +74,27 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
 
 
 def parts_of(weight: str) -> tuple[str, ...]:
-    """Return the names of the file's parts of the model's ``weight``: gate and up of a fused linear, else the name."""
+    """Return the names under which a GGUF file stores the parts of the transformers weight ``weight``.
+
+    These are gate and up for Granite's fused linear layer, otherwise the name itself.
+    """
     whole, is_joined = weight.removesuffix(_JOINED), weight.endswith(_JOINED)
     return tuple(whole + part for part in _PARTS) if is_joined else (weight,)
 
 
 def whole_of(part: str) -> str:
-    """Return the fused linear that the file's ``part`` belongs to, or the name itself."""
+    """Return the name of the transformers weight to which a GGUF file's part of the name ``part`` belongs.
+
+    It differs from ``part`` only for gate and up of Granite's fused linear layer.
+    """
     return next((part.removesuffix(each) + _JOINED for each in _PARTS if part.endswith(each)), part)
 
 
 def split_experts(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """Return the model's weights by name, with gate and up of experts split as in GGUF files; tied weights once."""
+    """Return the weights of a transformers model by name, with gate and up of experts split as in GGUF files.
+
+    Tied weights are included once.
+    """
     found = own_weights(model)
     for name, module in model.named_modules():
         form = form_of(module)
@@ -104,9 +114,9 @@ def split_experts(model: "PreTrainedModel") -> dict[str, Tensor]:
 
 
 def join_experts(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
-    """Join gate and up weights of experts, the inverse of ``split_experts``; yield other weights unchanged.
+    """Yield the weights of a GGUF file, as (name, values), with gate and up of experts joined as ``model`` has them.
 
-    The first of the two is held in memory until the other one arrives.
+    Other weights are yielded unchanged. The first of the two is held in memory until the other one arrives.
     """
     forms = {name: form for name, module in model.named_modules() if (form := form_of(module)) is not None}
     joined = {name for name in own_weights(model) if name.endswith(_JOINED)}
@@ -142,6 +152,6 @@ def _is_joined(model: "PreTrainedModel") -> bool:
 
 
 def own_weights(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """Return the model's parameters and stored buffers by name; tied ones once."""
+    """Return the parameters and stored buffers of a transformers model by name, tied ones once."""
     tied = set(model.all_tied_weights_keys)
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in tied}

@@ -1,4 +1,4 @@
-"""Convert the metadata of a GGUF file to Hugging Face layout: configuration, tokenizer and end-of-text tokens."""
+"""Converts the metadata of a GGUF file to Hugging Face layout: configuration, tokenizer and end-of-text tokens."""
 
 import json
 from collections.abc import Mapping
@@ -23,11 +23,14 @@ _END_SPELLINGS = frozenset((
 _HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))  # if both exist, "<|end|>" ends a message but not the answer
 
 
-def write_facts(header: GgufHeader, folder: Path) -> None:
-    """Write config.json, generation_config.json and the tokenizer's files, chat template included, to ``folder``.
+def write_config_and_tokenizer(header: GgufHeader, folder: Path) -> None:
+    """Write a GGUF file's configuration and tokenizer to ``folder`` as the files that transformers reads.
+
+    These are config.json, generation_config.json and the tokenizer's files with the chat template, if there is one. The
+    folder must exist; files in it are overwritten.
 
     Raises:
-        YggdrasilError: if the architecture or its metadata is unsupported, or the file has no tokenizer.
+        YggdrasilError: the architecture or its metadata is unsupported, or the file has no tokenizer.
     """
     config = read_config(header)
     if is_complete(header, config):

@@ -13,10 +13,10 @@ _SCALES = {"scale": "proj", "per_expert_scale": "experts.down_proj"}  # of a rou
 
 
 def gemma4_facts(header: GgufHeader) -> dict[str, Any]:
-    """Return the configuration fields by transformers' names.
+    """Return the configuration fields of a Gemma 4 model from a GGUF file's metadata, by transformers' names.
 
     Raises:
-        YggdrasilError: if metadata is missing or inconsistent.
+        YggdrasilError: metadata is missing or inconsistent.
     """
     count = header.fact("block_count")
     near = header.fact("attention.sliding_window_pattern")
@@ -79,7 +79,10 @@ def _unsaid(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
 
 
 def place_of(stem: str, suffix: str) -> tuple[str, str]:
-    """Return stem and suffix by which llama.cpp's table finds a weight: a router's scales belong to what they scale."""
+    """Return the stem and suffix by which llama.cpp's table of names finds a Gemma 4 weight, given transformers' own.
+
+    They differ for a router's scales, which the table names after the weights that they scale.
+    """
     if stem.endswith(".router") and suffix in _SCALES:
         scaled = _SCALES[suffix]
         stem = f"{stem}.{scaled}" if scaled == "proj" else f"{stem.removesuffix('.router')}.{scaled}"

@@ -1,4 +1,4 @@
-"""Detect GGUF files that are not language models: adapters, multimodal projectors, embedding models and others."""
+"""Detects GGUF files that are not language models: adapters, multimodal projectors, embedding models and others."""
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
@@ -17,11 +17,11 @@ _GIVE = "give the .gguf file of a language model"
 
 
 def refuse_other_kinds(header: GgufHeader) -> None:
-    """Raise if the file is not a language model; the message has what it is.
+    """Check that a GGUF file is a language model.
 
     Raises:
-        YggdrasilError: if it is an adapter, a multimodal projector, an embedding or other model, an importance matrix,
-            or has no weights.
+        YggdrasilError: it is an adapter, a multimodal projector, an embedding or other model, an importance matrix, or
+            has no weights. The message says which.
     """
     file, kind, architecture = shown(header.path), str(header.facts.get("general.type", "model")), header.architecture
     if kind == "adapter" or any(name.endswith(".lora_a") for name in header.tensors):

@@ -1,4 +1,4 @@
-"""Read weights from a memory-mapped GGUF file, to pack them without a second copy in memory.
+"""Reads weights from a memory-mapped GGUF file, to pack them without a second copy in memory.
 
 Translates tensor names and row orders of llama.cpp's conversion, for decoders with standard layers.
 """
@@ -42,8 +42,11 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.(.+)$")
 _DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by GGUF's type numbers
 
 
-def keeps_blocks(header: GgufHeader) -> bool:
-    """Return whether any layer weight of the file is in a quantised format that the kernels read."""
+def has_quantised_layers(header: GgufHeader) -> bool:
+    """Return whether a GGUF file has layer weights in a quantised format that the CPU's kernels read directly.
+
+    Embedding and LM head do not count.
+    """
     return any(tensor.kind in FORMATS for name, tensor in header.tensors.items() if name.startswith("blk."))
 
 
@@ -66,7 +69,10 @@ class MappedGguf:
         return name in self._places
 
     def blocks(self, name: str) -> QuantisedRows | None:
-        """Return the weight [N, K] as quantised rows in the model's row order; None if it is not in such a format."""
+        """Return the weight ``name`` [N, K] as rows of GGUF blocks, in the model's row order.
+
+        None if it is not stored in a quantised format that the kernels read.
+        """
         place = self._places[name]
         if place.kind not in FORMATS or len(place.shape) != 2:
             return None
@@ -76,7 +82,7 @@ class MappedGguf:
         return QuantisedRows(Format(place.kind), rows if order is None else torch.from_numpy(rows.numpy()[order]))
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a dequantised copy of the weight in ``dtype``, in the model's row order."""
+        """Return a dequantised copy of the weight ``name`` in ``dtype``, in the model's row order."""
         place = self._places[name]
         if place.kind in _DTYPES:
             values = self._bytes(place).view(_DTYPES[place.kind]).view(place.shape)
@@ -89,7 +95,7 @@ class MappedGguf:
         return values.to(dtype, copy=True).view(self._shapes.get(name, values.shape))
 
     def release(self, name: str) -> None:
-        """Drop the pages of the mapped weight from memory; a later access reads the file again."""
+        """Drop the memory pages of the mapped weight ``name``; a later access reads the file again."""
         place = self._places[name]
         begin = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
         size = (place.start + place.num_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE

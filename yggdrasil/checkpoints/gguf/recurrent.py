@@ -27,10 +27,10 @@ _OF_QWEN = ("qwen3_5_text", "qwen3_5_moe_text")
 
 
 def recurrent_facts(header: GgufHeader) -> dict[str, Any]:
-    """Return the configuration fields of the recurrent layers, by transformers' names; empty if there are none.
+    """Return the configuration fields of a GGUF file's recurrent layers, by transformers' names; empty without any.
 
     Raises:
-        YggdrasilError: if metadata is missing or inconsistent.
+        YggdrasilError: metadata is missing or inconsistent.
     """
     if header.architecture in _SHORT:
         return _short_facts(header)
@@ -91,7 +91,10 @@ def _mamba_facts(header: GgufHeader, layer: int) -> dict[str, Any]:
 
 
 def name_in_table(config: "PretrainedConfig", stem: str) -> str:
-    """Return the name that llama.cpp's table has for the model's layer ``stem``."""
+    """Return the name in llama.cpp's table of names for the transformers layer ``stem``.
+
+    It differs for Granite's hybrids.
+    """
     if config.model_type != "granitemoehybrid":
         return stem
     shared = ".mlp.shared_mlp." if getattr(config, "num_local_experts", 0) else ".mlp."
@@ -146,13 +149,13 @@ def _unsaid(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
 
 
 def has_permuted_columns(config: "PretrainedConfig", name: str) -> bool:
-    """Return whether the columns of the file's tensor ``name`` are permuted relative to the model's."""
+    """Return whether the columns of a GGUF tensor ``name`` are in another order than the transformers weight's."""
     is_grouped = getattr(config, "linear_num_key_heads", 0) != getattr(config, "linear_num_value_heads", 0)
     return is_grouped and ".ssm_out." in name
 
 
 def as_in_model(config: "PretrainedConfig", name: str, values: _Values) -> _Values:
-    """Transform ``values`` of the file's tensor ``name`` to the model's layout.
+    """Transform ``values`` of a GGUF file's tensor ``name`` to the values and row order of the transformers weight.
 
     Row indices [N, 1] are permuted like the rows, which gives the row order of a weight.
     """

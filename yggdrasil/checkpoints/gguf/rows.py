@@ -1,4 +1,4 @@
-"""Read a GGUF file's quantised blocks unchanged, for layers with quantised weights."""
+"""Reads a GGUF file's quantised blocks unchanged, for layers with quantised weights."""
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,9 @@ _HEAD, _TABLE = "lm_head.weight", "token_embd.weight"
 
 
 def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, list[GgufTensor]]:
-    """Return the file's tensors of all weights whose layers read quantised blocks, by the model's weight name.
+    """Return the tensors of a GGUF file whose quantised blocks the kernels read, by transformers' weight name.
 
-    A weight has several where the model fuses them: their rows follow each other.
+    A weight has several tensors where the model fuses them: their rows follow each other.
     """
     places = {ours: header.tensors[theirs] for theirs, ours in tensor_names(header, config).items()}
     if config.tie_word_embeddings:  # the LM head reads the embedding's tensor
@@ -41,9 +41,9 @@ def _is_read(places: list[GgufTensor], count: int, config: PretrainedConfig) -> 
 
 
 def rows_of_file(header: GgufHeader, config: PretrainedConfig) -> Quantise:
-    """Return a function (name, weight) -> QuantisedRows or None that reads a weight's quantised blocks from the file.
+    """Return a function (weight name, weight) that reads the weight's rows of quantised blocks from a GGUF file.
 
-    Rows are permuted to the model's order. It returns None for weights whose layers do not read blocks.
+    Rows are permuted to the model's order. The function returns None for weights whose layers do not read blocks.
     """
     places = blocks_of(header, config)
 

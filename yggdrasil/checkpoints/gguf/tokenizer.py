@@ -1,4 +1,4 @@
-"""Build a GGUF file's tokenizer with the ``tokenizers`` library alone, equal to the one transformers builds.
+"""Builds a GGUF file's tokenizer with the ``tokenizers`` library alone, equal to the one transformers builds.
 
 This saves the import of transformers, and is faster: transformers takes long to convert a vocabulary of 262,144 tokens.
 """
@@ -39,7 +39,10 @@ class BuiltTokenizer(NamedTuple):
 
 
 def build_tokenizer(header: GgufHeader) -> BuiltTokenizer | None:
-    """Build the tokenizer of the file; None if its kind is not tested against transformers, or it is damaged."""
+    """Return the tokenizer of a GGUF file, built with the ``tokenizers`` library.
+
+    None if this kind of tokenizer was not tested against transformers' own, or the file is damaged.
+    """
     facts = {name.removeprefix("tokenizer.ggml."): value for name, value in header.facts.items()}
     is_mixture = header.fact("expert_count") and header.architecture != _GEMMA4
     if header.architecture not in _TESTED or is_mixture:

@@ -1,4 +1,4 @@
-"""Dequantise tensors of GGUF files."""
+"""Dequantises tensors of GGUF files."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,10 @@ _F32 = 0
 
 
 def values_of(header: GgufHeader, tensor: GgufTensor) -> npt.NDArray[np.float32]:
-    """Read and dequantise one tensor.
+    """Read one tensor of a GGUF file and return its values, dequantised to float32.
 
     Raises:
-        YggdrasilError: if its format is unsupported.
+        YggdrasilError: its format is unsupported.
     """
     data = np.fromfile(header.path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.start)
     if tensor.kind == _F32:
