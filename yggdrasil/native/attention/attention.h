@@ -15,8 +15,8 @@ constexpr int64_t kRowGroup = 4;            // rows whose sums share registers w
 constexpr int64_t kRowGroups = 16;          // groups that visit a block of keys together
 constexpr int64_t kNearBytes = 512 * 1024;  // of keys and values that stay in a core's own cache
 
-// Dot products of one query with four keys, or with sixteen. One and the same order of additions for every key, wherever
-// it lies and whatever keys it is multiplied with.
+// Dot products of one query with four keys, or with sixteen. The additions have the same order for every key,
+// independent of its position and of the keys computed with it.
 #ifdef YGG_AVX512
 inline __m512 reduce16(const __m512 quads[4]) {
   const auto halves = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); };
@@ -62,8 +62,8 @@ inline void dot4(const T* query, const T* const keys[4], int64_t size, float* ou
   }
 }
 
-// Values of ``count`` keys, times every row's weights, added to columns ``begin`` to ``end`` of the rows' sums. A row's
-// additions go key by key, whatever rows it is summed with: those only share what is loaded.
+// Adds the values of `count` keys, times every row's weights, to columns `begin` to `end` of the rows' sums. A row's
+// additions go key by key; rows that are computed together share loads only.
 template <typename T, int Rows>
 inline void accumulate(float* const* sums, const float* const* weights, const T* values, int64_t count, int64_t stride, int64_t begin, int64_t end) {
   int64_t d = begin;
@@ -94,8 +94,8 @@ inline void accumulate(float* const* sums, const float* const* weights, const T*
       for (int64_t j = d; j < end; ++j) sums[r][j] += weights[r][i] * widen(values[i * stride + j]);
 }
 
-// Turns scores into weights in place and returns their sum. Lanes are fixed by the index alone. A sink (nullable) is one more
-// score, whose weight counts in the sum alone.
+// Replaces scores by softmax weights in place, and returns their sum. Lanes depend on the index alone. A sink
+// (nullable) is a further score, whose weight counts in the sum only.
 inline float softmax_weights(float* scores, int64_t count, const float* sink) {
   float maximum = -std::numeric_limits<float>::infinity();
   float sum = 0.0f;
@@ -137,7 +137,7 @@ inline float finish_score(const AttentionJob& job, float score) {
   return job.softcap > 0.0f ? job.softcap * std::tanh(score / job.softcap) : score;
 }
 
-// Scores of ``count`` keys, in fours; a last group repeats its last key.
+// Computes scores of `count` keys, four at a time; the last group repeats its last key.
 template <typename T, typename SlotOf>
 inline void score_keys(const AttentionJob& job, const T* query, const T* keys, int64_t count, const SlotOf& slot_of, float* scores) {
   for (int64_t i = 0; i < count; i += 4) {
@@ -155,7 +155,7 @@ inline void score_keys(const AttentionJob& job, const T* query, const T* keys, i
   }
 }
 
-// Rows of one head, from ``first_row`` on.
+// Rows of one head, from `first_row` on.
 template <typename T>
 struct HeadRows {
   const AttentionJob& job;
@@ -184,7 +184,7 @@ inline void add_context(const HeadRows<T>& head, int64_t r, int64_t begin, int64
   accumulate<T, Rows>(sums, weights, head.values + begin * d, end - begin, d, 0, d);
 }
 
-// Scores of ``count`` keys that lie one behind the other.
+// Computes scores of `count` consecutive keys.
 template <typename T>
 inline void score_context(const AttentionJob& job, const T* query, const T* keys, int64_t count, float* scores) {
   int64_t i = 0;

@@ -28,7 +28,7 @@ struct LaneRows : KeyHeadRows {
   float *block, *queries, *sums, *scores;  // [32, D] or [D, 16], [count, D] each, [count, length]
 };
 
-// The first `there` of sixteen keys, the last of them repeated, as [D, 16].
+// Writes the first `there` of sixteen keys as [D, 16] float32, the last key repeated.
 inline void widen_keys(const BFloat16* keys, int64_t there, int64_t d, float* to) {
   for (int64_t half = 0; half < kLaneKeys; half += 8)
     for (int64_t c = 0; c < d; c += 16) {
@@ -65,7 +65,7 @@ inline void add_vectors(const float* vectors, int64_t count, int64_t stride, con
   for (int r = 0; r < R; ++r) store16(sums + r * sums_stride, acc[r]);
 }
 
-// Calls add_vectors for `rows` rows, as many at once as registers hold.
+// Calls add_vectors for `rows` rows, as many at a time as registers hold.
 template <int R = kLaneRows>
 inline void add_to_rows(int64_t rows, const float* vectors, int64_t count, int64_t stride, const float* factors, int64_t factors_stride, float* sums,
                         int64_t sums_stride) {

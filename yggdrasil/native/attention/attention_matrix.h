@@ -35,7 +35,7 @@ inline void add_block(const BFloat16* weights, int64_t stride, const uint32_t* p
   }
 }
 
-// The same where paths begin: rows that the block does not serve have weights of zero there.
+// The same for blocks at the beginning of paths: rows that the block does not serve have zero weights there.
 template <int Tiles, int Columns>
 inline void add_path(const MatrixRows& rows, const PathBlock& path, const BFloat16* weights) {
   const int64_t length = rows.at.length;

@@ -20,7 +20,7 @@ constexpr int64_t kUnitBytes = 512 * 1024;        // of its scores and weights
 
 inline bool fits_pairs(int64_t head_dim) { return head_dim % 32 == 0; }
 
-// Rows of a unit: few enough that their scores stay near.
+// Number of rows that are processed together: few enough that their scores stay in the nearest cache.
 inline int64_t pair_rows(const AttentionJob& job) { return std::clamp(kUnitBytes / (6 * job.context_stride + 1), kFewestRows, kUnitRows); }
 
 inline int64_t pair_words(const AttentionJob& job, int64_t rows) {
@@ -65,7 +65,7 @@ inline void score_block(const PairedRows& rows, int64_t i, float* scores) {
     for (int v = 0; v < 4; ++v) _mm512_storeu_ps(scores + (i + r) * rows.at.length + 16 * v, sums[r][v]);
 }
 
-// Fetches what lies a block behind this row of a cache, as far as the cache goes: the text is longer than near memory.
+// Prefetches the rows of a cache one block ahead, up to the cache's end: long texts exceed the nearest caches.
 inline void fetch_block_ahead(const AttentionJob& job, const BFloat16* cache, int64_t slot, int64_t count) {
   const int64_t begin = slot + kPairKeys, end = std::min(begin + count, job.context);
   for (int64_t i = begin * job.head_dim; i < end * job.head_dim; i += 32) fetch_ahead(cache + i);
@@ -95,7 +95,7 @@ inline void score_all(const PairedRows& rows) {
   }
 }
 
-// Adds the rearranged values of so many pairs of keys, times their weights, to R rows' sums.
+// Adds the rearranged values of `count` pairs of keys, times their weights, to R rows' sums.
 template <int R, int V>
 inline void add_pairs(const uint32_t* values, int64_t pairs, const BFloat16* weights, int64_t weights_stride, float* sums, int64_t sums_stride) {
   __m512 acc[R][V];

@@ -29,14 +29,14 @@ struct LanesOfRow {
 // The slots whose values lie in a block's lanes, and the rows that it serves.
 class PathBlock {
  public:
-  // Its first ``shared`` lanes hold positions that all rows see alike.
+  // Creates a block whose first `shared` lanes hold positions that all rows see.
   PathBlock(int64_t context, int64_t position, int64_t shared, const std::vector<int64_t>& path, int64_t row)
       : first(row), last(row), context_(context), position_(position), shared_(shared), used_{(shared + 1) / 2, shared / 2} {
     std::fill(slots, slots + kBlockKeys, -1);
     for (int64_t lane = 0; lane < shared; ++lane) slots[lane] = position + lane < context ? position + lane : path[position + lane - context];
   }
 
-  // Takes in a row's path behind what is shared, where lanes are left for what is not there yet.
+  // Adds a row's path after the shared positions, if there are lanes for its new positions; returns whether there are.
   bool take(const std::vector<int64_t>& path, LanesOfRow& row) {
     int64_t next[2] = {(shared_ + 1) / 2, shared_ / 2}, used[2] = {used_[0], used_[1]};
     for (int64_t lane = 0; lane < kBlockKeys; ++lane) row.positions[lane] = static_cast<int16_t>(lane);
@@ -65,7 +65,7 @@ class PathBlock {
   int64_t context_, position_, shared_, used_[2];
 };
 
-// Lays the paths of all rows into blocks, and moves their weights to the lanes of their values.
+// Distributes the paths of all rows to blocks, and moves the rows' weights to the lanes of their values.
 inline void lay_paths(const KeyHeadRows& rows, const Positions& at, BFloat16* weights, std::vector<PathBlock>& blocks) {
   const int64_t context = rows.job.context;
   const auto& some = rows.slots_of(0);

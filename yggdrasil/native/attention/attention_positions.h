@@ -9,8 +9,8 @@
 
 namespace yggdrasil {
 
-// Rows of a key head: row i is query head i % group of row i / group of the step. Query and out are those of the head's
-// first query head.
+// Rows of a key head: row i is query head i % group of row i / group of the step. `query` and `out` are those of the
+// head's first query head.
 struct KeyHeadRows {
   const AttentionJob& job;
   const BFloat16 *query, *keys, *values;
@@ -22,7 +22,7 @@ struct KeyHeadRows {
   int64_t step_row(int64_t i) const { return (first + i) / job.group; }
   int64_t head(int64_t i) const { return (first + i) % job.group; }
   const std::vector<int64_t>& slots_of(int64_t i) const { return (*job.slots)[step_row(i)]; }
-  // Rows from this one on that are of the same row of the step, whose path is theirs.
+  // Returns how many rows from i on belong to the same row of the step, and so have the same path.
   int64_t alike(int64_t i) const { return std::min(count - i, job.group - head(i)); }
   const uint32_t* query_of(int64_t i) const {
     return reinterpret_cast<const uint32_t*>(query + step_row(i) * job.query_row_stride + head(i) * job.query_head_stride);
@@ -62,7 +62,7 @@ inline void transpose16(const float* in, int64_t in_stride, float* out, int64_t 
   }
 }
 
-// Pair of value rows (null: zeros), whole 32 columns: every word holds a column of both.
+// Interleaves a pair of value rows (null: zeros), in whole 32 columns: every word holds a column of both.
 inline void interleave(const BFloat16* even, const BFloat16* odd, int64_t columns, uint32_t* out) {
   alignas(64) static constexpr int16_t kLow[32] = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
                                                    8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
@@ -75,11 +75,11 @@ inline void interleave(const BFloat16* even, const BFloat16* odd, int64_t column
   }
 }
 
-// Where the positions of some rows' scores begin, and up to where there are slots and room.
+// The first position of some rows' scores, and the limits of slots and memory.
 struct Positions {
   int64_t start, last_slot, length;  // a whole block; slots below last_slot are scored; of positions, whole blocks
 
-  // Of rows [first, last) of a step, in blocks of so many positions.
+  // For the rows [first, last) of a step, in blocks of `block` positions.
   Positions(const AttentionJob& job, int64_t first, int64_t last, int64_t block) : start(job.context), last_slot(job.context) {
     int64_t longest = 0;
     for (int64_t row = first; row < last; ++row) {
@@ -95,9 +95,9 @@ struct Positions {
   Positions(const KeyHeadRows& rows, int64_t block) : Positions(rows.job, rows.step_row(0), rows.step_row(rows.count - 1) + 1, block) {}
 };
 
-// A row's scores of slots become scores of positions: those of its path move behind the context, what it does not see is
-// hidden. Then they become weights; returns one over their sum, which is taken before they are rounded. A sink (nullable) counts
-// in the sum alone.
+// Reorders a row's scores from slots to positions: those of its path follow the context, and slots that it does not see
+// are hidden. Then replaces scores by softmax weights. Returns one over the weights' sum before rounding. A sink
+// (nullable) counts in the sum only.
 inline float weigh_positions(const AttentionJob& job, int64_t row, const Positions& at, float* scores, float* tree_scores, BFloat16* weights,
                              const float* sink) {
   const auto& slots = (*job.slots)[row];

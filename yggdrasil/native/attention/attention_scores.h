@@ -21,14 +21,14 @@ struct MatrixRows : KeyHeadRows {
   int64_t second() const { return std::max<int64_t>(count - kTileRows, 0); }  // rows of the second tile
 };
 
-// Scratch words of a unit.
+// Returns the words of scratch memory for the rows of one key head.
 inline int64_t matrix_words(const AttentionJob& job) {
   const int64_t length = round_up(job.context_stride, kBlockKeys) + 2 * kBlockKeys, tree_slots = job.context_stride - job.context;
   const int64_t packed = std::max({job.head_dim / 2 * kAmxRows, 16 * 64l, tree_slots});
   return kAmxRows * (length + length / 2) + packed + 16;
 }
 
-// Fetches what lies some blocks behind these rows of a cache, as far as the context goes: it is longer than near memory.
+// Prefetches rows of a cache some blocks ahead, up to the end of the context: long texts exceed the nearest caches.
 inline void fetch_rows_ahead(const AttentionJob& job, const BFloat16* cache, int64_t slot, int64_t count) {
   const int64_t begin = slot + kBlocksAhead * kBlockKeys, end = std::min(begin + count, job.context);
   for (int64_t i = begin * job.head_dim; i < end * job.head_dim; i += 32) fetch_ahead(cache + i);
@@ -44,8 +44,8 @@ inline void pack_queries(const MatrixRows& rows) {
     }
 }
 
-// Scores of 16 slots, as sums Sum of the first tile of rows, and Sum + 2 of the second. Slots past the cache's end are read
-// from a copy.
+// Computes scores of 16 slots: tile Sum has those of the first tile of rows, and Sum + 2 those of the second. Slots
+// past the cache's end are read from a copy.
 template <int Sum, int Tiles>
 inline void score_sixteen(const MatrixRows& rows, int64_t slot) {
   const int64_t d = rows.job.head_dim, there = rows.job.capacity - slot;

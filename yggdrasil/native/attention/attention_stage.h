@@ -5,8 +5,8 @@
 
 namespace yggdrasil {
 
-// Rotary embedding of a head's D numbers, halves against each other; every operation is rounded, as the model's own code
-// does. `to` may be `from`.
+// Rotary embedding of a head's D numbers, halves against each other. Every operation is rounded, as in the model's own
+// code. `to` may equal `from`.
 template <typename T>
 void rotate(const T* from, const T* cos, const T* sin, int64_t head_dim, T* to) {
   const int64_t half = head_dim / 2;
@@ -29,11 +29,11 @@ void rotate(const T* from, const T* cos, const T* sin, int64_t head_dim, T* to) 
   }
 }
 
-// Which numbers of a head are rotated against each other: its halves, every operation rounded; or in float32, rounded once, its
-// halves or neighbours.
+// Pairs of a head's numbers that are rotated: halves with every operation rounded; halves, or neighbours, in float32
+// and rounded once.
 enum class Turn : int64_t { halves = 0, wide_halves = 1, wide_pairs = 2 };
 
-// Rotary embedding in float32 by cosines and sines of all D numbers, the second half of them as the first.
+// Rotary embedding in float32 by cosines and sines of all D numbers, whose second half equals the first.
 template <typename T>
 void rotate_wide(const T* from, const float* cos, const float* sin, int64_t head_dim, bool are_pairs, T* to) {
   const int64_t half = head_dim / 2, apart_by = are_pairs ? 1 : half, step = are_pairs ? 2 : 1;
@@ -44,8 +44,8 @@ void rotate_wide(const T* from, const float* cos, const float* sin, int64_t head
   }
 }
 
-// Cosines and sines [W, R] of the first R numbers of a head, of the rows' dtype or, of wide turns, float32; null: nothing is
-// rotated.
+// Cosines and sines [W, R] for the first R numbers of a head, in the rows' dtype, or float32 for rotations in float32;
+// null: no rotation.
 struct Turning {
   Turn turn;
   const void *cos, *sin;
@@ -60,13 +60,13 @@ struct Turning {
   }
 };
 
-// What becomes of heads before they attend.
+// Norm and rotary embedding of heads before attention.
 template <typename T>
 struct RotaryEmbedding {
   NormOf<T> query_norm, key_norm;  // [D] each
   Turning turning;
 
-  // A head of a row; `to` may be `from`.
+  // Applies them to a head of a row; `to` may equal `from`.
   void turn(const NormOf<T>& norm, int64_t row, const T* from, int64_t d, T* to) const {
     if (norm.weight) {
       const InputRows<T> head{from, {}, norm, 1, d};
@@ -81,8 +81,9 @@ struct RotaryEmbedding {
 template <typename T>
 class AttentionStage {
  public:
-  // query [W, Hq * D], which is rotated where it lies, key and value [W, Hkv * D]. What `of` says of queries is taken from
-  // the rows. With `gated`, query is [W, Hq, 2 * D]: each head is followed by a gate, whose sigmoid multiplies its output.
+  // `query` [W, Hq * D] is rotated in place; `key` and `value` are [W, Hkv * D]. The query pointers of `of` are set to
+  // these rows. With `gated`, `query` is [W, Hq, 2 * D]: each head is followed by a gate, whose sigmoid multiplies its
+  // output.
   AttentionStage(AttentionOf<T> of, const SeenKeys& seen, int64_t rows, T* query, const T* key, const T* value, const RotaryEmbedding<T>& turn, bool gated, T* out,
                  int64_t num_threads)
       : of_(laid_out(of, query, gated)), attention_(of_, seen, rows, out, num_threads), query_(query), key_(key), value_(value), turn_(turn),
@@ -96,7 +97,7 @@ class AttentionStage {
     if (gated_) stages.add<&Work::gate>(work, rows_ * of_.query_heads, num_threads);
   }
 
-  // Key heads of rows, each with the query heads that read it: one row has work for several threads.
+  // Processes key heads of rows, each with the query heads that read it, so that one row has work for several threads.
   void place(int64_t begin, int64_t end) const {
     const int64_t d = of_.head_dim, group = of_.query_heads / of_.key_heads;
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -113,7 +114,7 @@ class AttentionStage {
 
   void attend(int64_t begin, int64_t end) const { attention_.attend(begin, end); }
 
-  // Heads of rows.
+  // Multiplies heads of rows by their gates.
   void gate(int64_t begin, int64_t end) const {
     const int64_t d = of_.head_dim;
     for (int64_t unit = begin; unit < end; ++unit) {

@@ -15,13 +15,14 @@
 
 namespace yggdrasil {
 
-// Which keys each row of a step sees: all of the context from one on, and slots of the tree. Layers of one window share it.
+// The keys that each row of a step sees: the context from one position on, and slots of the tree. Layers of one window
+// share it.
 struct SeenKeys {
   int64_t context = 0, start = 0, tree_slots = 0;  // keys of the context, the first slot written, slots that a mask covers
   std::vector<int64_t> first_key;
   std::vector<std::vector<int64_t>> slots;
 
-  // tree_mask [R, T], offsets [2] as in the operator; memory of an earlier step is used again.
+  // Reads tree_mask [R, T] and offsets [2] as in the operator; memory of an earlier step is reused.
   void look(const Tensor& tree_mask, const Tensor& offsets, int64_t capacity, int64_t window) {
     YGG_CHECK(tree_mask.dtype() == DType::boolean && tree_mask.is_contiguous() && offsets.dtype() == DType::int64 && offsets.numel() == 2,
                 "a tree mask is dense and bool, and offsets are two int64");
@@ -34,7 +35,8 @@ struct SeenKeys {
       seen.clear();
       for (int64_t t = 0; t < tree_slots && context + t < capacity; ++t)
         if (mask[row * tree_slots + t]) seen.push_back(context + t);
-      // A path's keys lie in order of position, so a window is the last `window` of them; below 0 it is chunks of so many.
+      // Keys of a path are in order of position, so a window is the last `window` of them; a negative window means
+      // chunks.
       const int64_t count = context + static_cast<int64_t>(seen.size());
       const int64_t hidden = window > 0 ? std::max<int64_t>(0, count - window) : window < 0 ? (count - 1) / -window * -window : 0;
       first_key[row] = std::min(hidden, context);
@@ -49,7 +51,7 @@ struct SeenKeys {
   }
 };
 
-// Where a layer's queries and caches lie, and what its scores become.
+// Addresses of a layer's queries and caches, and parameters of its scores.
 template <typename T>
 struct AttentionOf {
   const T* query;  // strides in numbers
@@ -63,7 +65,7 @@ struct AttentionOf {
 template <typename T>
 class TreeAttention {
  public:
-  // out [rows, Hq, D]
+  // `out` is [rows, Hq, D].
   TreeAttention(const AttentionOf<T>& of, const SeenKeys& seen, int64_t rows, T* out, int64_t num_threads) : of_(of), out_(out) {
     job_.rows = rows;
     job_.query_heads = of.query_heads;
@@ -82,7 +84,8 @@ class TreeAttention {
       count_ = of.key_heads * rows * job_.group;
       return;
     }
-    // Where heads do not share out evenly, groups of rows do, as long as a second group finds the head's cache nearby.
+    // If heads do not divide evenly among threads, groups of rows do, as long as the head's cache stays near for the
+    // second group.
     const bool is_near = 2 * seen.context * of.head_dim * static_cast<int64_t>(sizeof(T)) <= kNearBytes;
     const bool splits = is_near && num_threads > 1 && of.query_heads % num_threads != 0;
     span_ = std::min(rows, splits ? kRowGroup : kRowGroup * kRowGroups);
@@ -115,7 +118,8 @@ class TreeAttention {
     attend_together(begin, end, lane_rows(job_), lane_words(job_, lane_rows(job_)), attend_lanes);
   }
 
-  // Rows of one key head after the other, up to `span` at once: all query heads that read it share what is rotated of it.
+  // Processes rows of one key head after another, up to `span` at a time: all query heads that read it share its
+  // rearranged keys.
   template <typename Attend>
   void attend_together(int64_t begin, int64_t end, int64_t span, int64_t words, const Attend& attend) const {
     const int64_t all = job_.rows * job_.group, head_size = of_.capacity * of_.head_dim;

@@ -64,18 +64,19 @@ inline void store_tile(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c3, (%1,%2,1)" : "=m"(*static_cast<AnyBytes*>(to)) : "r"(to), "r"(stride), "i"(Tile));
 }
 
-// Adds Rows times Columns to Sums, in float32: pairs of bfloat16 along K lie beside each other.
+// Multiplies tile Rows by tile Columns and adds the products to tile Sums, in float32. Pairs of bfloat16 along K are
+// adjacent.
 template <int Sums, int Rows, int Columns>
 inline void add_bf16_products() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));
 }
 
-// The same of signed bytes, four beside each other, as 32-bit integers.
+// The same for signed bytes, four of them adjacent along K, with sums of 32-bit integers.
 template <int Sums, int Rows, int Columns>
 inline void add_int8_products() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));
 }
-// The same of signed bytes in Rows and unsigned ones in Columns.
+// The same for signed bytes in tile Rows and unsigned bytes in tile Columns.
 template <int Sums, int Rows, int Columns>
 inline void add_mixed_products() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));

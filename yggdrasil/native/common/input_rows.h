@@ -32,7 +32,8 @@ struct GateOf {
   Activation kind;
   float limit = 0.0f, alpha = 0.0f;  // above 0: gate and rows are clamped, as gpt-oss does it
 
-  // (row + 1) * gate * sigmoid(alpha * gate), of a gate of at most the limit and a row within it.
+  // Returns (row + 1) * gate * sigmoid(alpha * gate) for a gate clamped from above and a row clamped on both sides, by
+  // the limit.
   float clamped(float gate, float row) const {
     gate = std::min(gate, limit);
     const float half = rounded(1.0f / (1.0f + std::exp(-rounded(gate * alpha))));
@@ -48,7 +49,7 @@ struct GateOf {
   }
 #endif
 
-  // The gelu of x is x / (1 + e^-slope), as its silu is x / (1 + e^-x).
+  // Returns the activation of x: x / (1 + e^-slope) for GELU, x / (1 + e^-x) for SiLU.
   float active(float x) const {
     if (kind == Activation::relu) return std::max(0.0f, x);
     return x / (1.0f + std::exp(kind == Activation::gelu ? -x * (kLinear + kCubic * x * x) : -x));
@@ -72,7 +73,7 @@ struct NormOf {
   float eps;
   bool once = false;  // the product with the weight as it is is rounded once
 
-  // Whether the normed number is not rounded before it meets the weight, and what is added to the weight then.
+  // Whether the normalised value is multiplied by the weight (or by 1 + weight) before it is rounded.
   bool rounds_once() const { return plus_one || once; }
   float offset() const { return plus_one ? 1.0f : 0.0f; }
 };
@@ -86,7 +87,7 @@ struct InputRows {
 
   bool are_given() const { return !gate.rows && !norm.weight; }
 
-  // One over the root mean square of a row, where rows are normalised.
+  // Returns one over the root mean square of a row; 1 if rows are not normalised.
   float inverse_rms(int64_t row) const {
     if (!norm.weight) return 1.0f;
     const T* values = x + row * inputs;
@@ -105,7 +106,7 @@ struct InputRows {
     return 1.0f / std::sqrt(sum / static_cast<float>(inputs) + norm.eps);
   }
 
-  // Inputs [first, first + count) of a row whose inverse is given.
+  // Writes the inputs [first, first + count) of a row, normalised with the row's `inverse`.
   template <typename To>
   void read(int64_t row, int64_t first, int64_t count, float inverse, To* to) const {
     const T* values = x + row * inputs + first;
@@ -146,7 +147,7 @@ struct InputRows {
   static float rounded(float value) { return widen(static_cast<T>(value)); }
 };
 
-// Rows in memory of one dtype, as the kernels walk over them.
+// The rows of a tensor of one dtype, as the kernels iterate over them.
 class RowsOf {
  public:
   RowsOf(const Tensor& input, const Around& around)

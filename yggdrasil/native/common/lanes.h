@@ -41,7 +41,7 @@ inline Integers add_products_of_words(Integers sums, Integers words, int32_t two
   return _mm512_add_epi32(sums, _mm512_madd_epi16(words, _mm512_set1_epi32(two)));
 }
 
-// The first `count` of sixteen; the others are zeros, and neither read nor written.
+// Mask of the first `count` of sixteen values; the others are zeros, and neither read nor written.
 inline __mmask16 first_of(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
 inline Lanes first_of(Lanes values, int64_t count) { return _mm512_maskz_mov_ps(first_of(count), values); }
 inline Lanes load_first(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(first_of(count), p); }
@@ -58,13 +58,13 @@ inline __m256i to_bf16(Lanes values) {
 }
 inline Lanes round_to_bf16(Lanes values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(values)), 16)); }
 
-// Both halves, as the operation makes one of them.
+// Applies the operation to both halves.
 template <typename Operation>
 inline __m256 halves_of(Lanes x, const Operation& both) {
   return both(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
 }
 
-// Four vectors become one: every 128 bits hold what the operation makes of theirs in a, in b, in c, in d.
+// Combines four vectors into one: each 128 bits of the result are the operation's result for those of a, b, c or d.
 template <typename Operation>
 inline Lanes quads_of(Lanes a, Lanes b, Lanes c, Lanes d, const Operation& both) {
   const __m512d ab = _mm512_castps_pd(both(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
@@ -136,7 +136,7 @@ inline Integers add_products_of_words(Integers sums, Integers words, int32_t two
   return {_mm256_add_epi32(sums.low, _mm256_madd_epi16(words.low, other)), _mm256_add_epi32(sums.high, _mm256_madd_epi16(words.high, other))};
 }
 
-// The first `count` of eight, all of them where there are more, none where it is negative.
+// Mask of the first `count` of eight values: all of them if `count` is larger, none if it is negative.
 inline __m256i first_of(int64_t count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -202,14 +202,14 @@ struct Larger {
   __m128 operator()(__m128 a, __m128 b) const { return _mm_max_ps(a, b); }
 };
 
-// One number each of four vectors that quads_of has put together.
+// Reduces each of four vectors to one number; the four numbers are combined by quads_of.
 template <typename Operation>
 inline __m128 reduce4(Lanes quads, const Operation& both) {
   const __m256 halves = halves_of(quads, both);
   return both(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
 }
 
-// One number: halves, their halves, and so on.
+// Reduces a vector to one number: by halves, their halves, and so on.
 template <typename Operation>
 inline float reduce(Lanes x, const Operation& both) {
   const __m128 four = reduce4(x, both), two = both(four, _mm_movehl_ps(four, four));

@@ -9,7 +9,7 @@ namespace yggdrasil {
 template <typename T>
 class NormStage {
  public:
-  // `input` has a norm; residual [W, K] may be null.
+  // `input` includes a norm; `residual` [W, K] is added to the output, null: nothing is added.
   NormStage(const InputRows<T>& input, const T* residual, T* out) : input_(input), residual_(residual), out_(out) {}
 
   // `is_alone`: threads are not at hand yet, and few rows are normed sooner than a second one sees them.
@@ -41,7 +41,7 @@ class NormStage {
   T* out_;
 };
 
-// The operator: rows of `input` normed as before linear layers, `residual` added where there is one.
+// The operator: writes the RMS norm of the rows of `input`, plus `residual` if there is one, to `out`.
 inline void norm_rows(const Tensor& input, const Tensor& norm, bool plus_one, double eps, const Tensor& residual, int64_t num_threads,
                       const Tensor& out) {
   const RowsOf x(input, {.norm = norm, .plus_one = plus_one, .eps = eps});

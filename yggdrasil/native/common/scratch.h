@@ -6,11 +6,11 @@
 
 namespace yggdrasil {
 
-// Who uses an area. What a program holds from stage to stage lies apart from what a chunk of work takes for itself: the
-// thread that began the program takes chunks too.
+// Uses of scratch memory. Values that a program keeps between stages are separate from memory of a single chunk of
+// work, because the thread that runs the program also runs chunks.
 enum class Scratch { work, rows, values, carried, experts };
 
-// A thread has one area a use, which begins on a cache line; asking again may move it.
+// Returns this thread's memory for one use, aligned to a cache line. A later call for the same use may move it.
 template <Scratch Use = Scratch::work>
 inline uint32_t* scratch_words(int64_t count) {
   constexpr int64_t kLine = 64, kSpare = kLine / sizeof(uint32_t);

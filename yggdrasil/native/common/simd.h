@@ -17,9 +17,9 @@
 namespace yggdrasil {
 
 #ifdef YGG_AVX2
-// Fetches a line of a stream from memory, as far as the second cache: on its way to the first it would hold one of the few
-// buffers for misses until it is there, and fewer lines than memory could give were under way.
-// NOTE: GCC drops calls of the intrinsic where it takes a function that only fetches for one without effects.
+// Prefetches a cache line of a stream into the second-level cache: on its way to the first level it would occupy one of
+// the few miss buffers, so that fewer lines could be under way. NOTE: GCC drops calls of the intrinsic if it considers
+// a function that only prefetches to have no effects.
 inline void fetch_ahead(const void* line) { asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(line))); }
 #endif
 

@@ -37,7 +37,7 @@ inline float from_bits(uint32_t bits) {
   return value;
 }
 
-// The upper half of a float32, rounded to the nearest, ties to even; every not-a-number becomes one.
+// The upper half of a float32, rounded to nearest, ties to even; every NaN is mapped to one NaN.
 struct BFloat16 {
   uint16_t x;
 
@@ -102,7 +102,7 @@ void write_part(std::ostream& out, const List<T>& parts) {
   out << ']';
 }
 
-// Throws what was found wrong, as one sentence. Out of line: checks are read on the way of every call.
+// Throws an error with the parts as one sentence. It is not inlined, because checks are part of every call.
 template <typename... Parts>
 [[noreturn, gnu::noinline, gnu::cold]] void refuse(const Parts&... parts) {
   std::ostringstream sentence;
@@ -115,7 +115,7 @@ template <typename... Parts>
     if (!(condition)) [[unlikely]] ::yggdrasil::refuse(__VA_ARGS__); \
   } while (false)
 
-// Elements that somebody else keeps.
+// A list of elements that it does not own.
 template <typename T>
 class List {
  public:
@@ -149,13 +149,13 @@ class List {
 
 using Ints = List<int64_t>;
 
-// A view of a tensor. It keeps nothing alive, but copies that the library made itself.
+// A view of a tensor. It keeps no memory alive, except that of copies made by the library.
 class Tensor {
  public:
   Tensor() { view_.dim = -1; }  // none
   explicit Tensor(const YggdrasilTensor& view) : view_(view) {}
 
-  // A dense tensor of its own memory, not filled.
+  // Returns a dense tensor that owns its memory, which is not initialised.
   static Tensor empty(Ints sizes, DType dtype) {
     Tensor made;
     made.view_.dtype = static_cast<int32_t>(dtype);
@@ -205,7 +205,7 @@ class Tensor {
     return static_cast<T*>(view_.data);
   }
 
-  // The same, dense: a copy where it is not yet.
+  // Returns a dense tensor with the same values: the tensor itself if it is dense, else a copy.
   Tensor contiguous() const {
     if (!defined() || is_contiguous()) return *this;
     const Tensor copy = empty(sizes(), dtype());
@@ -214,7 +214,7 @@ class Tensor {
     return copy;
   }
 
-  // The same as dense float32, of bfloat16 or float32; none of none.
+  // Returns a dense float32 tensor with the values of a bfloat16 or float32 tensor; no tensor for none.
   Tensor floats() const {
     if (!defined() || dtype() == DType::float32) return contiguous();
     const auto* from = const_data_ptr<BFloat16>();
@@ -247,14 +247,14 @@ class Tensor {
   std::shared_ptr<char[]> memory_;
 };
 
-// A tensor's sizes with another last one.
+// Returns a tensor's sizes with the last one replaced.
 inline std::vector<int64_t> with_last(const Tensor& tensor, int64_t size) {
   std::vector<int64_t> sizes = tensor.sizes().vec();
   sizes.back() = size;
   return sizes;
 }
 
-// Results are dense tensors that the caller has made.
+// Checks the size, dtype and density of a result, which the caller has allocated.
 inline void check_result(const Tensor& result, Ints sizes, DType dtype) {
   YGG_CHECK(result.defined() && result.sizes() == sizes && result.dtype() == dtype && result.is_contiguous(), "a result has the sizes ", sizes, " and ", dtype);
 }

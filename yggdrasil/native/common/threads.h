@@ -35,8 +35,8 @@ class Team {
     for (Patience patience; finished_.load(std::memory_order_acquire) < chunks;) patience.wait();
   }
 
-  // Waits awake: first for what is a few microseconds away, then giving way to whoever else wants this core. On a busy
-  // machine that may be the very thread that is waited for.
+  // Busy waiting: first for an event that is a few microseconds away, then yielding the core to other threads. On a
+  // busy machine, the thread that is waited for may be one of them.
   class Patience {
    public:
     void wait() {
@@ -109,13 +109,13 @@ class Team {
 
 constexpr int64_t kMuch = 256;  // items, where nothing else is said of them
 
-// Chunks for so many items: one a thread, or four where there is much to share. Chunks balance threads, but each costs a
-// claim, and begins a stream of weights that nothing has prefetched.
+// Returns the number of chunks for `count` items: one per thread, or four if there is `much` work. Chunks balance
+// threads, but each costs a claim, and begins a stream of weights that nothing has prefetched.
 inline int64_t num_chunks_of(int64_t count, int64_t num_threads, int64_t much) {
   return std::min(count, count < much ? num_threads : 4 * num_threads);
 }
 
-// Calls body(begin, end) over [0, count), shared out in chunks.
+// Calls body(begin, end) for chunks of [0, count) on all threads.
 template <typename Function>
 void parallel(int64_t count, int64_t num_threads, const Function& body, int64_t much = kMuch) {
   const int64_t chunks = num_chunks_of(count, num_threads, much);
@@ -136,11 +136,11 @@ void parallel(int64_t count, int64_t num_threads, const Function& body, int64_t 
       &region);
 }
 
-// Work in stages, shared out in chunks: one region, in which no chunk of a stage begins before all of the stages before it
-// are done. They are claimed in order, so those are in the hands of some thread.
+// Stages of work in one parallel region: no chunk of a stage begins before all chunks of the stages before it are done.
+// Chunks are claimed in order, so unfinished ones are being run by some thread.
 class Stages {
  public:
-  // (work.*Body)(begin, end) over [0, count); the work must be there when the stages run.
+  // Adds a stage that calls (work.*Body)(begin, end) for chunks of [0, count); `work` must exist when the stages run.
   template <auto Body, typename Work>
   void add(const Work& work, int64_t count, int64_t chunks) {
     all_.push_back({count, std::min(count, chunks), &work, [](const void* of, int64_t begin, int64_t end) {

@@ -13,7 +13,7 @@
 
 namespace yggdrasil {
 
-// Calls run(T{}) with the dtype of the rows.
+// Calls run(T{}), where T is the dtype of the rows.
 template <typename Run>
 auto with_rows_of(const Tensor& rows, const Run& run) {
   if (rows.dtype() == DType::bfloat16) return run(BFloat16{});
@@ -21,7 +21,8 @@ auto with_rows_of(const Tensor& rows, const Run& run) {
   return run(0.0f);
 }
 
-// Layers of one kind run the same program; what a program reads is the rows, what all layers share, then the layer's own tensors.
+// Layers of one kind share a program, which reads the rows, the tensors shared by all layers, and the layer's own
+// tensors.
 struct LayerStack {
   struct Kind {
     std::vector<int64_t> code;
@@ -53,9 +54,9 @@ struct Stacks {
   }
 };
 
-// Register a stack and return its number. `kinds` holds each layer's kind; `places` the indices in `tensors` of the layers' own
-// tensors, concatenated; `code` and `numbers` the bytecode and float parameters of the kinds, concatenated; `sizes` for each kind
-// the number of float parameters and of own tensors.
+// Registers a stack of layers and returns its number. `kinds` holds each layer's kind; `places` the indices in
+// `tensors` of the layers' own tensors, concatenated; `code` and `numbers` the bytecode and float parameters of the
+// kinds, concatenated; `sizes` for each kind the number of float parameters and of own tensors.
 inline int64_t keep_stack(List<Tensor> tensors, Ints kinds, Ints places, Ints code, Ints code_sizes,
                           List<double> numbers, Ints sizes) {
   YGG_CHECK(sizes.size() == 2 * code_sizes.size(), "each kind of layer says how many numbers and tensors it has");
@@ -98,8 +99,8 @@ inline std::shared_ptr<const LayerStack> stack_of(int64_t number) {
   return found->second;
 }
 
-// Runs the layers over the rows `carried`; `outputs` take what the layers `kept` gave, which ascend.
-// NOTE: layers write to their caches, which the schema does not say.
+// Runs the layers over the rows `carried`, and writes the outputs of the layers `kept` (in ascending order) to
+// `outputs`. NOTE: layers write to their caches, which the operator's schema does not declare.
 inline void run_stack(int64_t number, const Tensor& carried, List<Tensor> shared, Ints kept, int64_t num_threads, List<Tensor> outputs) {
   const std::shared_ptr<const LayerStack> stack = stack_of(number);
   std::vector<Tensor> dense;

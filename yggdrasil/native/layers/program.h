@@ -13,8 +13,8 @@
 
 namespace yggdrasil {
 
-// A program over rows of dtype T. Between two units all threads wait for the one that lays out the next: once stages are
-// there, only the places of values change.
+// A program over rows of dtype T. Between two layers, all threads wait for the one that prepares the next. The stages
+// are built once; after that, only the addresses of values change.
 template <typename T>
 class ProgramRun : public ProgramRecurrence<T> {
   using Base = ProgramRecurrence<T>;
@@ -25,8 +25,8 @@ class ProgramRun : public ProgramRecurrence<T> {
 
  public:
   using Base::size;
-  // `rows` [..., K] are what the first stage reads, `tensors` those of the first run.
-  // Programs that are laid out at one time have no attention of one number, counted from `first_attention`.
+  // `rows` [..., K] are the input of the first stage, and `tensors` those of the first run. Programs that are prepared
+  // at the same time must have different attention numbers, which count from `first_attention`.
   ProgramRun(const Program& program, int64_t rows, const Tensors& tensors, int64_t num_threads, int64_t first_attention = 0)
       : Base(rows, tensors, num_threads), program_(program), first_attention_(first_attention), end_attention_(first_attention) {
     std::vector<Needs> stages;
@@ -42,11 +42,11 @@ class ProgramRun : public ProgramRecurrence<T> {
 
   int64_t end_attention() const { return end_attention_; }
 
-  // Asks for the memory of several programs before any is laid out: asking again may move it.
+  // Allocates the scratch memory of several programs before any of them is prepared: a later allocation may move it.
   void reserve() const { scratch_words<Scratch::rows>(stage_words_), scratch_words<Scratch::values>(this->value_words_); }
 
-  // Lays the stages out over these tensors and checks them. `given` are the values that are wanted, where they shall lie;
-  // others lie in memory that outlives the call.
+  // Sets the addresses of the stages' tensors, and checks them. `given` has the addresses of requested output values;
+  // other values are in memory that outlives the call.
   void lay_out(const Tensors& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
     packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), narrow_.clear(), this->clear();
     widened_.assign(tensors.size(), {});
@@ -80,8 +80,8 @@ class ProgramRun : public ProgramRecurrence<T> {
     return kept;
   }
 
-  // Stages as threads run them: what they read and write is looked up then. Were it written into the stages between two
-  // units, each thread would wait for dozens of lines from the cache of the one that wrote.
+  // Stages look up the addresses of their inputs and outputs when threads run them. If one thread wrote the addresses
+  // into the stages between two layers, each thread would wait for dozens of cache lines of that thread.
   template <typename Stage>
   struct LinearsWork : LinearPlaces<T> {
     const ProgramRun& run;
@@ -116,7 +116,7 @@ class ProgramRun : public ProgramRecurrence<T> {
     void write(int64_t begin, int64_t end) const { run.norm_of(code, value).write(begin, end); }
   };
 
-  // Each adds a stage, whose first output is `value`, and returns how many outputs it has.
+  // Each of these adds a stage whose first output is `value`, and returns its number of outputs.
   int64_t add(const LinearsCode& code, int64_t value, const Tensors& tensors) {
     check(code, tensors);
     code.layers[3] >= 0 ? add(quantised_.emplace_back(*this, code, value, memory_), tensors) : add(packed_.emplace_back(*this, code, value, memory_), tensors);
@@ -157,7 +157,7 @@ class ProgramRun : public ProgramRecurrence<T> {
     return 1;
   }
 
-  // What is added to sums is float32; biases that are not are widened when the program runs.
+  // Biases must be float32; others are converted when the program runs.
   void add_bias(int64_t value, int64_t outputs, const Tensors& tensors) {
     if (value < 0) return;
     const Tensor& bias = tensor_at(value, tensors);
@@ -167,7 +167,7 @@ class ProgramRun : public ProgramRecurrence<T> {
     if (!is_wide) narrow_.push_back(value), widened_[value].resize(outputs);
   }
 
-  // What stages are made of, wherever values lie just now.
+  // The parts of stages, whatever the present addresses of their values.
   InputRows<T> input_of(const LinearsCode& code) const {
     return {at(code.input), {at(code.gate), static_cast<Activation>(code.gelu)}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)};
   }

@@ -1,4 +1,4 @@
-// The mixtures of experts of a program: a stage whose work is known only once the rows before it are there.
+// The mixtures of experts of a program: stages whose work is known only when the rows before them are computed.
 #pragma once
 
 #include <deque>
@@ -98,7 +98,7 @@ class ProgramExperts : public ProgramValues<T> {
     }
   }
 
-  // Shared experts have a gate for all of them: what their last layer reads is multiplied by its sigmoid.
+  // Multiplies the input of the shared experts' last layer by the sigmoid of their gate.
   void gate_shared(const ExpertsCode& code) const {
     const int64_t inner = size(code.shared);
     for (int64_t row = 0; row < rows_; ++row) {

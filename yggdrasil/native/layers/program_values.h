@@ -1,4 +1,4 @@
-// The values of layer bytecode: tensors, and what stages give. Their sizes, and where they lie.
+// The values of layer bytecode, tensors and outputs of stages: their sizes and addresses.
 #pragma once
 
 #include <initializer_list>
@@ -15,7 +15,7 @@ namespace yggdrasil {
 
 using Tensors = std::vector<const Tensor*>;
 
-// Values of a step of `rows_` rows of dtype T, by their numbers: first the tensors, then what stages give.
+// Values of a step of `rows_` rows of dtype T, by their numbers: first the tensors, then the outputs of stages.
 template <typename T>
 class ProgramValues {
  public:
@@ -30,18 +30,19 @@ class ProgramValues {
 
   int64_t last_value() const { return static_cast<int64_t>(sizes_.size()) - 1; }
 
-  // Lets a value lie elsewhere, in memory of the same size and dtype.
+  // Sets the address of a value, whose memory must have the same size and dtype.
   void place(int64_t value, const void* data) { data_[value] = data; }
 
  protected:
-  // What a stage reads, the sizes of what it gives, and the words of memory that it works in.
+  // The inputs of a stage, the sizes of its outputs, and the words of scratch memory that it needs.
   struct Needs {
     std::vector<int64_t> reads, gives;
     int64_t words = 0;
   };
 
-  // Lays out what stages give; where nobody reads a value any more, the next of its size lies: a program of several layers
-  // takes the memory of one. The values of `stages` are those behind the `num_tensors` first.
+  // Assigns memory to the outputs of stages. Memory of a value that no later stage reads is used for the next one of
+  // its size, so a program of several layers takes the memory of one. Outputs of `stages` are numbered from
+  // `num_tensors` on.
   void place_values(size_t num_tensors, const std::vector<Needs>& stages) {
     std::vector<size_t> last(sizes_.size(), 0);  // the stage behind which a value may go
     size_t end = num_tensors;
@@ -99,7 +100,7 @@ class ProgramValues {
     }
   }
 
-  // Dense tensors in float32; with `rows`, of so many rows.
+  // Checks that tensors are dense and float32; with `rows` above 0, that they have this number of rows.
   void check_floats(std::initializer_list<int64_t> values, const Tensors& tensors, int64_t rows = 0) const {
     for (const int64_t value : values) {
       if (value < 0) continue;

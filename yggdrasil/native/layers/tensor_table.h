@@ -8,7 +8,8 @@
 
 namespace yggdrasil {
 
-// What a step needs to know of each tensor lies together: all weights pass through the caches between two steps.
+// The properties of each tensor that a step reads are stored together, because weights evict all caches between two
+// steps.
 struct Table {
   struct Entry {
     const void* data;

@@ -17,13 +17,14 @@ namespace yggdrasil {
 #ifdef YGG_BYTE_PRODUCTS
 constexpr int64_t kBoundedRows = 16;  // as many as AMX takes at once; more do not wait for the weights alone
 
-// The stages that read the copy.
+// The stages that multiply rows with the 8-bit copy.
 template <typename T>
 class BoundStage {
  public:
   static int64_t words(int64_t rows, int64_t inputs) { return ByteRows::words(rows, inputs); }
 
-  // `copy` [panels, filled inputs / 4, 16, 4], `factors` [panels, 3, 16] of the outputs.
+  // `copy` [panels, padded inputs / 4, 16, 4] are the weights in 8 bits, `factors` [panels, 3, 16] scales and norms of
+  // the outputs.
   BoundStage(const InputRows<T>& input, const Tensor& copy, const Tensor& factors, const LinearOutput& output, uint32_t* memory)
       : input_(input), output_(output), copy_(copy.const_data_ptr<uint8_t>()), outputs_(factors.const_data_ptr<float>()),
         bytes_{reinterpret_cast<int8_t*>(memory), reinterpret_cast<int32_t*>(memory) + 2 * input.rows * filled(input.inputs) / 4, input.rows, input.inputs},
@@ -38,7 +39,7 @@ class BoundStage {
     stages.add<&BoundStage::sift>(*this, panels(), num_chunks_of(panels(), num_threads, kMuch));
   }
 
-  // Panels that may hold the greatest output of a row, ascending; none where rows or outputs are not finite.
+  // Returns the panels that may have the largest output of a row, ascending; none if rows or outputs are not finite.
   std::vector<int64_t> candidates() const {
     std::vector<int64_t> found;
     for (int64_t row = 0; row < input_.rows; ++row) {
@@ -58,7 +59,7 @@ class BoundStage {
 
   int64_t panels() const { return (output_.outputs + kPanel - 1) / kPanel; }
 
-  // Two outputs that bfloat16 does not tell apart are nearer than that, and sums of float32 are as exact.
+  // Relative difference within which rounding may reverse two outputs.
   float slack() const { return output_.is_bf16 ? 0x1p-7f : 0x1p-20f; }
 
   void round(int64_t begin, int64_t end) const {
@@ -79,7 +80,7 @@ class BoundStage {
     }
   }
 
-  // With what sums as long as the row may lose, as float32 rounds each of their steps.
+  // Includes the rounding error of float32 sums over all inputs of the row.
   RowFactors factors_of(float scale, float norm) const {
     const auto count = static_cast<float>(input_.inputs);
     const float whole = norm * (1.0f + 0x1p-22f * count), steps = 0x1p-22f * count * whole;
@@ -129,7 +130,7 @@ inline bool has_byte_products() {
 #endif
 }
 
-// As packed_best.
+// The operator, with the results of packed_best.
 inline void bounded_argmax(const Tensor& input, const Tensor& packed, const Tensor& bias, const Tensor& copy,
                                                 const Tensor& factors, int64_t out_features, int64_t num_threads, const Tensor& best, const Tensor& place) {
   const Around around{.is_best = true};

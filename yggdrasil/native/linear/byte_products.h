@@ -69,12 +69,12 @@ inline Lanes less(Integers sums, int32_t number) {
 }
 #endif
 
-// What both parts of a row make together.
+// Combines the sums of the high and the low bytes of a row.
 inline Lanes whole_of(const ByteRows& rows, int64_t row, Integers high, Integers low) {
   return fused(less(high, rows.sums[row]), spread(256.0f), less(low, rows.sums[rows.rows + row]));
 }
 
-// R rows from `first` on meet a panel.
+// Multiplies R rows from `first` on with a panel.
 template <int R, typename Take>
 inline void meet_panel(const ByteRows& rows, int64_t first, const uint8_t* panel, const Take& take) {
   Integers sums[2][R];

@@ -9,16 +9,17 @@
 
 namespace yggdrasil {
 
-// Choices that are of the same expert: rows that lie one behind the other among the rows of all choices.
+// The choices of one expert: consecutive rows among the rows of all choices.
 struct Meeting {
   int64_t expert, first, rows, first_tiled;  // as if all before it filled whole tiles
   std::vector<int64_t> shares;
 };
 
-// Who chose what: choices are numbered by expert, those of an expert by their place among a row's choices.
+// The choices of a step, numbered by expert, and those of an expert in the order of the rows.
 class Choices {
  public:
-  // expert and shares [W, K]. A choice past the last expert is none: so transformers marks what is not here.
+  // `expert` and `shares` are [W, K]. An expert id past the last expert is no choice; transformers marks absent experts
+  // so.
   Choices(const int64_t* expert, const float* shares, int64_t rows, int64_t places, int64_t num_experts, bool are_tiled) : rows_(rows), places_(places) {
     std::vector<int64_t> next(num_experts + 1, 0);  // the number of an expert's next choice
     for (int64_t i = 0; i < rows_ * places_; ++i) {
@@ -61,7 +62,7 @@ class Choices {
     return &*(std::upper_bound(meetings_.begin(), meetings_.end(), choice, [](int64_t one, const Meeting& m) { return one < m.first; }) - 1);
   }
 
-  // Calls body(choice) with the row's, by expert.
+  // Calls body(choice) for every choice of the row, in the order of expert ids.
   template <typename Function>
   void each_of(int64_t row, const Function& body) const {
     const int64_t* choices = choices_of_.data() + row * places_;

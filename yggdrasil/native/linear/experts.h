@@ -9,7 +9,7 @@
 
 namespace yggdrasil {
 
-// Where the weighted sums of rows go: `residual` is added to them multiplied by `scale`, or nothing.
+// Destination of the rows' weighted sums: `residual` is added to the sums times `scale`; null: nothing is added.
 template <typename T>
 struct SumsTo {
   T* out;
@@ -17,11 +17,12 @@ struct SumsTo {
   float scale = 1.0f;
 };
 
-// The weighted sum of what a row's experts give, rounded as transformers does it: each by itself, and after each addition.
+// Computes the weighted sum of the outputs of a row's experts, rounded as transformers does: each product, and after
+// each addition.
 template <typename T>
 class WeightedSums {
  public:
-  // given [choices, H] become their products with the shares.
+  // `given` [choices, H] are the experts' outputs, which become their products with the shares.
   WeightedSums(const Choices& choices, T* given, int64_t size, const SumsTo<T>& to) : choices_(choices), given_(given), size_(size), to_(to) {}
 
   void share_out(Stages& stages, int64_t num_threads) const { stages.add<&WeightedSums::add_up>(*this, choices_.rows(), num_threads); }
@@ -64,7 +65,8 @@ class WeightedSums {
   SumsTo<T> to_;
 };
 
-// What experts do beside multiplying: biases in float32, none or of gate [E, I], up [E, I] and down [E, H], and the gate.
+// Properties of experts beside their weights: float32 biases (none, or of gate [E, I], up [E, I] and down [E, H]) and
+// the gate.
 struct ExpertsForm {
   const float* biases[3];
   Activation kind;
@@ -76,7 +78,8 @@ struct ExpertsForm {
   }
 };
 
-// The same of the operators' arguments: no biases or three, no clamp or two numbers. `sizes` are the outputs of each matrix.
+// Returns these properties from an operator's arguments: no biases or three, no clamp or two numbers. `sizes` are the
+// numbers of outputs of the matrices.
 inline ExpertsForm form_of(List<Tensor> biases, bool gelu, List<double> clamp, const int64_t (&sizes)[3], int64_t num_experts) {
   YGG_CHECK((biases.size() == 0 || biases.size() == 3) && (clamp.size() == 0 || clamp.size() == 2), "experts have three biases or none, a clamp two numbers");
   ExpertsForm form{{}, gelu ? Activation::gelu : Activation::silu, 0.0f, 0.0f};
@@ -89,8 +92,8 @@ inline ExpertsForm form_of(List<Tensor> biases, bool gelu, List<double> clamp, c
   return form;
 }
 
-// Of each choice of `rows` down(silu(gate(row)) * up(row)), or gelu by tanh. The matrices are gate and up, of I outputs, and
-// down, of H, as the stage reads those of all experts.
+// Computes down(silu(gate(row)) * up(row)) for each choice of `rows`; with GELU instead of SiLU if so configured. The
+// matrices are gate and up, of I outputs, and down, of H outputs, with the weights of all experts.
 template <template <typename> class StageOf, typename T, typename Matrix>
 void run_choices(const InputRows<T>& rows, const Choices& choices, const Matrix (&matrices)[3], int64_t inner_features, const ExpertsForm& form,
                  int64_t num_threads, const SumsTo<T>& to) {
@@ -115,7 +118,7 @@ void run_choices(const InputRows<T>& rows, const Choices& choices, const Matrix 
   stages.run(num_threads);
 }
 
-// Rows [W, H], chosen [W, K] int64 and shares [W, K].
+// Computes a mixture for rows [W, H], chosen experts [W, K] int64 and shares [W, K].
 template <template <typename> class StageOf, typename Matrix>
 void run_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Matrix (&matrices)[3], int64_t num_experts,
                  int64_t inner_features, const ExpertsForm& form, int64_t num_threads, const Tensor& out) {

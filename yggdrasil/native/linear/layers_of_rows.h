@@ -9,7 +9,7 @@
 
 namespace yggdrasil {
 
-// StageOf<T> makes the rows of dtype T that its layers read, and multiplies them.
+// StageOf<T> prepares the rows of dtype T for its layers, and multiplies them.
 template <template <typename> class StageOf>
 void run_linears(const Tensor& input, const Around& around, List<Tensor> packed, const List<Tensor>& biases,
                                Ints out_features, Ints formats, int64_t num_threads, List<Tensor> results) {

@@ -7,7 +7,8 @@ namespace yggdrasil {
 
 constexpr int kTilePairs = 16;  // bf16 panels end on a whole tile of so many input pairs, filled with zeros
 
-// Whether bf16 rows meet bf16 weights as they are, two inputs at a time; else their inputs are float32 by then.
+// Whether bf16 rows are multiplied with bf16 weights directly, two inputs at a time; else inputs are converted to
+// float32 before.
 #ifdef __AVX512BF16__
 constexpr bool kMultipliesPairs = true;
 #else

@@ -9,8 +9,8 @@ namespace yggdrasil {
 constexpr int64_t kMatrixPanels = 4;  // that a block of rows meets at a time: as many as there are registers for
 
 #ifdef YGG_AMX
-// Registers: 0 and 1 hold inputs, 2 and 3 weights, 4 to 7 sums. One block of up to 16 rows meets four panels at a time,
-// two blocks meet two.
+// Tiles 0 and 1 hold inputs, 2 and 3 weights, 4 to 7 sums. One block of up to 16 rows is multiplied with four panels at
+// a time, two blocks with two.
 inline void shape_for_linear(AmxTiles& unit, int64_t rows) {
   const int64_t first = std::min(rows, kTileRows), second = rows > kTileRows ? rows - kTileRows : first;
   const int64_t heights[8] = {first, second, kTilePairs, kTilePairs, first, first, second, second};
@@ -18,8 +18,8 @@ inline void shape_for_linear(AmxTiles& unit, int64_t rows) {
   unit.take_shapes();
 }
 
-// A row's inputs as the row-th of tiles [block of 16 rows, tile along K, 16, 16 words], ends filled with zeros. Rows as they come
-// lie a power of two apart, and a few dozen of them fight for the same sets of the cache.
+// Writes a row's inputs as row number `row` of tiles [block of 16 rows, tile along K, 16, 16 words], with zeros at the
+// end. Rows of the input are a power of two apart, and a few dozen of them would compete for the same cache sets.
 inline void tile_row(const uint32_t* inputs, int64_t row, int64_t k_steps, uint32_t* tiled) {
   const int64_t tiles = (k_steps + kTilePairs - 1) / kTilePairs;
   uint32_t* target = tiled + (row / kTileRows * tiles * kTileRows + row % kTileRows) * kTilePairs;
@@ -40,7 +40,7 @@ void store_tiles(const LinearJob& job, int64_t row, int64_t rows, int64_t panel,
     for (int64_t m = 0; m < rows; ++m) store_row(job.output, row + m, panel + n, sums[n] + m * kPanel);
 }
 
-// The tile-th 16 input pairs of a panel.
+// Returns tile number `tile` (16 input pairs) of a panel.
 inline const uint32_t* weight_tile(const LinearJob& job, int64_t panel, int64_t tile) {
   return job.packed + panel * job.panel_words + tile * kTilePairs * kPanel;
 }

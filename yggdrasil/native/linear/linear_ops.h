@@ -10,8 +10,8 @@
 
 namespace yggdrasil {
 
-// Words of 32 bits: two bfloat16 or one float32. A tile of 16 x 16 is read by rows and written by columns, so that both
-// sides pass through whole cache lines.
+// Packs a panel of 32-bit words: two bfloat16 or one float32. Tiles of 16 x 16 words are read by rows and written by
+// columns, so that both sides use whole cache lines.
 inline void pack_panel(const uint32_t* weight, int64_t outputs, int64_t words, int64_t padded_words, uint32_t* packed) {
   uint32_t tile[kPanel][kPanel];
   for (int64_t first = 0; first < padded_words; first += kPanel) {
@@ -53,7 +53,7 @@ inline void packed_around(const Tensor& input, const Around& around, List<Tensor
   run_linears<PackedStage>(input, around, packed, biases, out_features, {}, num_threads, results);
 }
 
-// The greatest output of each row, and its place.
+// The operator: writes the largest output of each row and its index.
 inline void packed_best(const Tensor& input, const Tensor& packed, const Tensor& bias, int64_t out_features, int64_t num_threads,
                         const Tensor& best, const Tensor& place) {
   packed_around(input, {.is_best = true}, {packed}, {bias}, {out_features}, num_threads, {best, place});

@@ -12,12 +12,13 @@ namespace yggdrasil {
 
 constexpr int kPanel = 16;  // outputs of a packed panel
 
-// The greatest output of each row so far, in each lane of the panels: ties to the lower panel, not-a-number before all.
+// The largest output of each row so far, for each lane of the panels: ties go to the lower panel, NaN counts as
+// largest.
 class BestOfPanels {
  public:
   explicit BestOfPanels(int64_t rows) : values_(rows * kPanel, -std::numeric_limits<float>::infinity()), panels_(rows * kPanel, 0) {}
 
-  // A panel's outputs for a row, `count` of them; panels come in order.
+  // Compares the `count` outputs of a panel for a row; panels must come in order.
 #ifdef YGG_AVX512
   void offer(int64_t row, int64_t panel, Lanes outputs, int64_t count) {
     float* values = values_.data() + row * kPanel;
@@ -47,7 +48,7 @@ class BestOfPanels {
   }
 #endif
 
-  // Takes the row's best for best and place, where it comes before them.
+  // Replaces `best` and `place` by the row's best output if that precedes them.
   void take(int64_t row, float& best, int64_t& place) const {
     for (int64_t j = row * kPanel; j < (row + 1) * kPanel; ++j) {
       const float value = values_[j];
@@ -74,7 +75,7 @@ class BestOfPanels {
   std::vector<int32_t> panels_;
 };
 
-// Where a layer's sums go.
+// Destination of a layer's sums.
 struct LinearOutput {
   BestOfPanels* best;  // nullable: then they are only compared
   void* out;           // [W, N]
@@ -85,7 +86,7 @@ struct LinearOutput {
   float scale = 1.0f;  // what is rounded is multiplied by this, and rounded again, before a residual is added
 };
 
-// Where a stage's rows, weights and outputs lie just now: those of layers that repeat lie elsewhere in each.
+// Present addresses of a stage's rows, weights and outputs, which differ between layers that share a program.
 template <typename T>
 struct LinearPlaces {
   virtual ~LinearPlaces() = default;
@@ -111,7 +112,7 @@ inline void offer_row(const LinearOutput& to, int64_t row, int64_t panel, const 
 }
 
 #ifdef YGG_AVX2
-// A panel of a row with its bias and residual, not rounded yet; all its outputs are there.
+// Adds bias and residual to a panel of a row, without rounding; all 16 outputs must exist.
 template <typename T>
 inline Lanes finished_panel(const LinearOutput& to, int64_t row, int64_t panel, const float* values) {
   const int64_t begin = panel * kPanel;
@@ -124,7 +125,7 @@ inline Lanes finished_panel(const LinearOutput& to, int64_t row, int64_t panel, 
 }
 #endif
 
-// Outputs one by one: the last of a layer, which fill no panel, and all where there are no vectors.
+// Writes outputs one by one: the last ones of a layer, which do not fill a panel, and all without vector instructions.
 template <typename T>
 [[gnu::noinline]] void store_some(const LinearOutput& to, int64_t row, int64_t begin, int64_t count, const float* values) {
   auto* out = static_cast<T*>(to.out);
@@ -148,7 +149,7 @@ inline void store_row(const LinearOutput& to, int64_t row, int64_t panel, const 
   to.is_bf16 ? store(static_cast<BFloat16*>(to.out)) : store(static_cast<float*>(to.out));
 }
 
-// Two panels of a row, the second one where it is there: side by side they are a cache line.
+// Writes two panels of a row, the second if it exists: together they are a cache line.
 inline void store_two(const LinearOutput& to, int64_t row, int64_t panel, const float* first, const float* second) {
 #if defined(YGG_AVX512) && defined(__AVX512BF16__)
   if (!to.best && to.is_bf16 && (panel + 2) * kPanel <= to.outputs) {
@@ -161,7 +162,7 @@ inline void store_two(const LinearOutput& to, int64_t row, int64_t panel, const 
   if ((panel + 1) * kPanel < to.outputs) store_row(to, row, panel + 1, second);
 }
 
-// Where threads bring together what each found the greatest of its outputs.
+// The largest outputs that the threads have found, combined.
 struct SharedBest {
   int64_t rows;
   float* best;
@@ -169,7 +170,7 @@ struct SharedBest {
   std::mutex mutex;
 };
 
-// Calls body(best) with what its share of the outputs is to be compared in, null where they are written.
+// Calls body(best), where `best` receives the outputs of this chunk; null if outputs are written.
 template <typename Function>
 void shared_best(SharedBest* shared, const Function& body) {
   if (!shared) return body(nullptr);
@@ -179,10 +180,10 @@ void shared_best(SharedBest* shared, const Function& body) {
   for (int64_t row = 0; row < shared->rows; ++row) best.take(row, shared->best[row], shared->place[row]);
 }
 
-// Outputs of several layers over the same rows; or of one the greatest of each row and its place.
+// Outputs of several layers over the same rows; or of one layer, the largest output of each row and its index.
 class Outputs {
  public:
-  // `results`: [..., N] of each layer; or the greatest outputs and their places, [W] each.
+  // `results` are [..., N] for each layer; or the largest outputs and their indices, [W] each.
   Outputs(const RowsOf& x, const Around& around, Ints sizes, List<Tensor> biases, List<Tensor> results)
       : results_(results), is_bf16_(x.is_bf16()), is_best_(around.is_best), sizes_(sizes), residual_(around.residual.contiguous()) {
     const bool has_residual = residual_.defined();
@@ -204,10 +205,10 @@ class Outputs {
             residual_.defined() ? residual_.const_data_ptr() : nullptr, sizes_[i], is_bf16_};
   }
 
-  // Null where the outputs are written.
+  // Returns the combined largest outputs; null if outputs are written.
   SharedBest* best() { return is_best_ ? &best_ : nullptr; }
 
-  // Writes what is only known at the end.
+  // Writes results that are known only at the end.
   void finish() const {
     if (is_best_ && is_bf16_) std::copy(values_.begin(), values_.end(), results_[0].mutable_data_ptr<BFloat16>());
   }

@@ -18,7 +18,7 @@
 
 namespace yggdrasil {
 
-// Rows of tiles: two blocks of AMX, or an even share of up to 8.
+// Divides rows into tiles: two blocks of AMX, or even parts of at most 8 rows.
 inline std::vector<int64_t> row_shares(int64_t rows, bool is_tiled) {
   std::vector<int64_t> shares;
   if (is_tiled) {
@@ -30,7 +30,7 @@ inline std::vector<int64_t> row_shares(int64_t rows, bool is_tiled) {
   return shares;
 }
 
-// All rows take the same unit, whatever the width: the two round their sums differently.
+// All rows use the same kernel at any width, because AMX and vector kernels round sums differently.
 inline void run_rows(const LinearJob& job, std::span<const int64_t> shares, int64_t begin, int64_t end) {
   int64_t row = 0;
 #ifdef YGG_AMX
@@ -47,18 +47,18 @@ inline void run_rows(const LinearJob& job, std::span<const int64_t> shares, int6
   }
 }
 
-// Panels that meet rows at once are shared out together: a layer of 576 outputs has 36 panels, of which two threads would
-// get 12 and 24 in pieces of a dozen.
+// Panels that are multiplied with rows at the same time are assigned together: a layer of 576 outputs has 36 panels, of
+// which two threads would get 12 and 24 in pieces of a dozen.
 inline int64_t panels_together(std::span<const int64_t> shares, bool is_tiled) {
   return is_tiled || shares.empty() ? kMatrixPanels : panels_at_once(*std::max_element(shares.begin(), shares.end()));
 }
 
 inline int64_t panels_of(const LinearOutput& output) { return (output.outputs + kPanel - 1) / kPanel; }
 
-// Products of packed weights with rows, shared out in pieces: panels that meet rows at once.
+// Products of packed weights with rows, divided into pieces: panels that are multiplied with rows at the same time.
 class Products {
  public:
-  // `shares` of the job's rows must be there when the pieces run.
+  // `shares`, the tiles of the job's rows, must exist when the pieces run.
   void add(const LinearJob& job, std::span<const int64_t> shares) {
     const int64_t panels = panels_of(job.output), piece = panels_together(shares, job.tiled != nullptr);
     all_.push_back({job, shares, piece});
@@ -75,7 +75,7 @@ class Products {
 
   const LinearJob& job(size_t number) const { return all_[number].job; }
 
-  // Pieces [begin, end); adjust(job, number) says what of a job is known only now.
+  // Runs the pieces [begin, end); adjust(job, number) sets the parts of a job that are known only now.
   template <typename Adjust>
   void run(int64_t begin, int64_t end, const Adjust& adjust) const {
     size_t i = std::upper_bound(first_piece_.begin(), first_piece_.end(), begin) - first_piece_.begin() - 1;
@@ -105,7 +105,7 @@ class Products {
   int64_t panels_ = 0;
 };
 
-// Rows of a dtype as packed weights of the same meet them.
+// Rows in the dtype and layout in which packed weights are multiplied with them.
 template <typename Given>
 struct MetRows {
   using Made = std::conditional_t<kMultipliesPairs, Given, float>;
@@ -113,7 +113,7 @@ struct MetRows {
   static bool are_tiled() { return std::is_same_v<Given, BFloat16> && has_amx(); }
   static int64_t steps(int64_t inputs) { return std::is_same_v<Given, BFloat16> ? inputs / 2 : inputs; }
 
-  // Words of memory that so many rows of so many inputs take, in whole cache lines.
+  // Returns the words of memory for this number of rows and inputs, in whole cache lines.
   static int64_t words(int64_t rows, int64_t inputs) {
     constexpr int64_t kLine = 16;
     return (rows * inputs * static_cast<int64_t>(sizeof(Made)) / 4 + kLine) / kLine * kLine;
@@ -133,7 +133,7 @@ struct MetRows {
 template <typename Given>
 class PackedStage {
  public:
-  // Words of memory that making so many rows of so many inputs takes.
+  // Returns the words of memory that preparing this number of rows and inputs takes.
   static int64_t words(int64_t rows, int64_t inputs) {
     return Met::words(rows, inputs) + (Met::are_tiled() ? tiled_words(rows, Met::steps(inputs)) : 0);
   }
@@ -151,10 +151,10 @@ class PackedStage {
     products_.add(Met::job(Met::words_of(packed), packed.size(1), words_of(input_), tiled_, input_.rows, input_.inputs, output), shares_);
   }
 
-  // From now on rows, weights and outputs lie where this says when the stage runs.
+  // Sets the addresses of rows, weights and outputs for later runs; they are read when the stage runs.
   void move_to(const LinearPlaces<Given>& places) { places_ = &places; }
 
-  // Of one layer only these panels are wanted, which ascend.
+  // Limits the stage to these panels of its only layer, in ascending order.
   void choose(std::span<const int64_t> panels) { chosen_ = panels; }
 
   // `is_alone`: threads are not at hand yet, and few rows are made sooner than a second one sees them.

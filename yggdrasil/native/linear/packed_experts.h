@@ -7,7 +7,7 @@
 
 namespace yggdrasil {
 
-// The number-th matrix of every expert, of packed [E, M, panels, steps, ...].
+// Matrix number `number` of every expert, in packed [E, M, panels, steps, ...].
 struct PackedMatrix {
   const void* packed;
   int64_t matrices, panels, panel_steps, number;
@@ -16,14 +16,15 @@ struct PackedMatrix {
       : packed(data ? data : of.const_data_ptr()), matrices(of.size(1)), panels(of.size(2)), panel_steps(of.size(3)), number(number) {}
 };
 
-// Refuses `packed` unless it has so many matrices of so many outputs for each expert.
+// Throws unless `packed` has this number of matrices of this number of outputs for each expert.
 inline void check_packed(const Tensor& packed, int64_t num_experts, int64_t matrices, int64_t outputs) {
   YGG_CHECK(packed.is_contiguous() && packed.dim() >= 5 && packed.size(0) == num_experts && packed.size(1) == matrices &&
                 packed.size(2) == (outputs + kPanel - 1) / kPanel,
             "experts are packed one beside the other");
 }
 
-// One product of every choice: a stage that makes the rows, and one that multiplies them by their experts' weights.
+// One product for every choice: a stage that prepares the rows, and one that multiplies them with their experts'
+// weights.
 template <typename T>
 class PackedExpertsStage {
  public:
@@ -33,7 +34,7 @@ class PackedExpertsStage {
     return Met::are_tiled() ? tiled_words(choices.rows_tiled(), Met::steps(inputs)) : Met::words(choices.count(), inputs);
   }
 
-  // `input` has the rows of the step, or those of the choices.
+  // `input` has the rows of the step, or one row per choice if `is_by_choice`.
   PackedExpertsStage(const InputRows<T>& input, const Choices& choices, bool is_by_choice, uint32_t* memory)
       : input_(input), choices_(choices), is_by_choice_(is_by_choice), memory_(memory) {}
 
@@ -87,7 +88,7 @@ class PackedExpertsStage {
   Products products_;
 };
 
-// The operator: packed are gate_up [E, 2, ...] of I outputs and down [E, 1, ...] of H.
+// The operator: packed weights are gate_up [E, 2, ...] of I outputs and down [E, 1, ...] of H outputs.
 inline void packed_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Tensor& gate_up, const Tensor& down,
                            int64_t inner_features, List<Tensor> biases, bool gelu, List<double> clamp, int64_t num_threads, const Tensor& out) {
   const int64_t num_experts = down.size(0), sizes[] = {inner_features, inner_features, input.size(-1)};

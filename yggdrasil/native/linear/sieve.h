@@ -25,7 +25,8 @@ inline bool reaches(Lanes some, Lanes others) {  // in any lane
 #endif
 }
 
-// What one thread finds of its panels. A panel is kept where an output may reach the greatest that is certain by then.
+// Finds the panels of one thread that may have the largest output. A panel is kept if one of its outputs may reach the
+// largest certain value so far.
 class Sieve {
  public:
   struct Panel {
@@ -33,12 +34,13 @@ class Sieve {
     float most;  // that one of its outputs may be
   };
 
-  // `factors` [panels, 3, 16] of the outputs; `slack`: the share of the greatest output that rounding may take from it.
+  // `factors` [panels, 3, 16] are those of the outputs; `slack` is the share of the largest output that rounding may
+  // take from it.
   Sieve(const float* factors, const std::vector<RowFactors>& rows, float slack) : factors_(factors), slack_(slack) {
     for (const RowFactors& each : rows) rows_.push_back({each, kNothing, kNothing, {}});
   }
 
-  // A panel's products with a row, as sums of integers; `bias` is added to them.
+  // Considers a panel's products with a row, given as integer sums to which `bias` is added.
   void offer(int64_t row, int64_t panel, Lanes sums, Lanes bias) {
     Row& own = rows_[row];
     const float* factors = factors_ + panel * kFactors * kLanesOfPanel;
@@ -51,7 +53,7 @@ class Sieve {
   float least(int64_t row) const { return rows_[row].least; }
   const std::vector<Panel>& kept(int64_t row) const { return rows_[row].kept; }
 
-  // Outputs below this are smaller than one of `greatest`, rounded or not.
+  // Returns a bound: outputs below it are smaller than one of value `greatest`, before and after rounding.
   static float reduced(float greatest, float slack) { return greatest - std::abs(greatest) * slack - kTiny; }
 
  private:

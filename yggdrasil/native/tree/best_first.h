@@ -21,7 +21,7 @@ struct Guess {
   }
 };
 
-// The buffers of a tree: a node's path holds itself and all above it.
+// The buffers of a tree. A node's path includes the node and its ancestors.
 struct Nodes {
   int64_t capacity;
   int64_t *token, *parent, *level;
@@ -54,7 +54,7 @@ struct Nodes {
   }
 };
 
-// Candidates that a drafter has offered and nobody has attached, K a node.
+// Candidates that a drafter has offered and that are not attached, K per node.
 class Pool {
  public:
   struct Offer {
@@ -66,7 +66,8 @@ class Pool {
       : token_(tokens.const_data_ptr<int64_t>()), score_(scores.const_data_ptr<float>()),
         candidates_(tokens.numel() / nodes) {}
 
-  // Those below `node`, whose own score was `above` when they were offered; none where no drafter has read it.
+  // Returns the candidates below `node`, whose score was `above` when they were offered; none if no drafter has read
+  // it.
   std::vector<Offer> offered(int64_t node, double above) const {
     std::vector<Offer> found;
     for (int64_t entry = node * candidates_; entry < (node + 1) * candidates_; ++entry)
@@ -74,7 +75,7 @@ class Pool {
     return found;
   }
 
-  // Whether so many children are all that a drafter keeps of a node's candidates.
+  // Whether this number of children is all that a drafter keeps of a node's candidates.
   bool is_used_up(size_t children) const { return candidates_ > 1 && int64_t(children) >= candidates_; }
 
  private:

@@ -21,18 +21,18 @@ struct Continuation {
   int32_t count;
 };
 
-// Prefetch memory that is read soon. Between two passes, processor caches hold the model's weights only, so waiting for cache
-// lines one after another would take most of the time.
+// Prefetches memory that is read soon. Between two passes, processor caches hold the model's weights only, so waiting
+// for cache lines one after another would take most of the time.
 inline void fetch(const void* from, size_t bytes) {
   for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(from) + line);
 }
 
 inline size_t hashed(uint64_t key, size_t slots) { return key * 0x9e3779b97f4a7c15ull >> 20 & (slots - 1); }
 
-// Continuations of the contexts of a text that grows, the most frequent first, the newer first among equals.
+// Continuations of the contexts of a growing text, by descending count, the newer first among equals.
 class CountedText {
  public:
-  // A context and its continuations, where they are few, are one line of memory.
+  // A context with few continuations occupies one cache line.
   struct alignas(64) Context {
     uint64_t key = 0;
     int32_t total = 0, size = 0;  // total 0: no context
@@ -61,7 +61,7 @@ class CountedText {
     for (; place > 0 && ranked[place - 1].count <= ranked[place].count; --place) std::swap(ranked[place - 1], ranked[place]);
   }
 
-  // The context, or nothing where it was never seen.
+  // Returns the context of this key; null if it was never seen.
   const Context* find(uint64_t key) const {
     const Context& context = contexts_[slot(key)];
     return context.total == 0 ? nullptr : &context;
@@ -71,7 +71,7 @@ class CountedText {
     return context.spilled < 0 ? context.few.data() : spilled_[context.spilled].data();
   }
 
-  // `find` or `add` will be asked for this key.
+  // Prefetches the entry of this key for a later `find` or `add`.
   void expect(uint64_t key) const { __builtin_prefetch(&contexts_[hashed(key, contexts_.size())]); }
 
  private:
@@ -90,7 +90,7 @@ class CountedText {
     return ranked_of(context);
   }
 
-  // Where a key is, or would be.
+  // Returns the index of a key, or the index at which it would be inserted.
   size_t slot(uint64_t key) const {
     size_t place = hashed(key, contexts_.size());
     while (contexts_[place].total && contexts_[place].key != key) place = (place + 1) & (contexts_.size() - 1);
@@ -109,7 +109,7 @@ class CountedText {
   size_t used_ = 0;
 };
 
-// Continuations of contexts that never change, in arrays: a map of as many contexts takes more than twice the memory.
+// Continuations of a fixed set of contexts, in arrays: a map of as many contexts takes more than twice the memory.
 class CountedTable {
  public:
   bool empty() const { return contexts_.empty(); }
@@ -133,22 +133,22 @@ class CountedTable {
     for (int64_t i = 0; i < size; ++i) slots_[slot(key[i])] = int32_t(i);
   }
 
-  // Number of a context, or -1.
+  // Returns the number of a context, or -1.
   int64_t find(int64_t key) const { return empty() ? -1 : slots_[slot(key)]; }
 
-  // `find` will be asked for this key, soon.
+  // Prefetches the slot of this key, for a later `approach`.
   void expect(int64_t key) const {
     if (!empty()) __builtin_prefetch(&slots_[hashed(key, slots_.size())]);
   }
 
-  // And now at once: where it was expected, its slot is here.
+  // Prefetches the context of this key, whose slot was prefetched by `expect`, for a later `find`.
   void approach(int64_t key) const {
     if (empty()) return;
     const int32_t likely = slots_[hashed(key, slots_.size())];
     if (likely >= 0) __builtin_prefetch(&contexts_[likely]);
   }
 
-  // Its continuations will be read.
+  // Prefetches the continuations of a context.
   void approach_continuations(int64_t context) const { fetch(begin(context), (end(context) - begin(context)) * sizeof(Continuation)); }
 
   int64_t total(int64_t context) const { return contexts_[context].total; }
@@ -161,7 +161,7 @@ class CountedTable {
     int32_t total, begin, end;
   };
 
-  // Where a key is, or would be.
+  // Returns the index of a key, or the index at which it would be inserted.
   size_t slot(int64_t key) const {
     size_t place = hashed(uint64_t(key), slots_.size());
     while (slots_[place] >= 0 && contexts_[slots_[place]].key != key) place = (place + 1) & (slots_.size() - 1);

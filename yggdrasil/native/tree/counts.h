@@ -28,7 +28,7 @@ constexpr double kLeastPath = -6.2;  // log-probability of a node below which no
 
 class Counts {
  public:
-  // As `NGramScorer` takes them.
+  // The weights of the scorer, see `NGramScorer`.
   Counts(const Tensor& counts, const Tensor& totals, const Tensor& bias, const Tensor& out, const Tensor& nothing)
       : features_(NGramScorer(counts, totals, bias, out, nothing)) {}
 
@@ -41,8 +41,8 @@ class Counts {
 
   void append(const std::vector<int64_t>& tokens) { features_.append(tokens); }
 
-  // What may follow `path` (its last tokens count), [n, 1 + 2 K] int64: token, how often it followed each context,
-  // how often each was seen.
+  // Returns the tokens that may follow `path` (only its last tokens matter), [n, 1 + 2 K] int64: the token, how often
+  // it followed each context, and how often each context was seen.
   std::vector<int64_t> features(const std::vector<int64_t>& path) const {
     CountFeatures::Seen seen;
     const std::vector<Candidate> found = features_.after(path, seen);
@@ -56,25 +56,25 @@ class Counts {
     return rows;
   }
 
-  // No node is grown whose path has a lower log-probability.
+  // Sets the lowest log-probability of the path of a grown node.
   void leave_out_below(double score) { least_path_ = score; }
 
-  // From now on candidates are reweighed by these draws of the target; none with `noise` 0.
+  // Sets the draws of the target by which candidates of later trees are reweighed; `noise` 0: they are not.
   void follow_draws(int64_t key, double noise, double others) { draws_ = Draws(key, noise, others); }
 
-  // From now on trees of N nodes are grown in these buffers, as `mail` says.
+  // Registers the buffers of N nodes in which later trees are grown, and the mailbox.
   void grow_in(Tensor tokens, Tensor parents, Tensor depths, Tensor scores, Tensor edges,
                Tensor ancestors, Tensor mail) {
     bed_ = {tokens, parents, depths, scores, edges, ancestors, mail};
   }
 
-  // And as far as these float64 numbers say (early_stopping.h), which the caller keeps and changes.
+  // Sets the early-stopping bound of later trees (early_stopping.h): float64 values, which the caller owns and may
+  // change.
   void grow_for(int64_t bound, int64_t count) { bound_ = numbers(bound, count); }
 
-  // Counts more certain tokens, plants the text's last one and grows a tree from it (see direct.h); returns its size.
-  // The mail holds the tree's greatest depth, the root's position in its request's text, how many tokens are new, and
-  // which. Every row of the buffers is written
-  // that a step may read.
+  // Appends new committed tokens to the counts, plants the text's last token and grows a tree from it (see direct.h).
+  // Returns the tree's size. The mailbox holds the largest depth, the root's position in the request's text, the number
+  // of new tokens, and these tokens. Every row of the buffers that a step may read is written.
   int64_t grow() {
     const auto* mail = bed_.at(6).const_data_ptr<int64_t>();
     const int64_t depth = mail[0];
@@ -91,17 +91,16 @@ class Counts {
     return complete(nodes, 1, depth, serial, open, stopping);
   }
 
-  // From now on trees of N nodes in these buffers are gone on with, as `mail` says.
+  // Registers the buffers of N nodes in which trees of a drafter are extended, and the mailbox.
   void fill_in(Tensor tokens, Tensor parents, Tensor depths, Tensor scores, Tensor edges,
                Tensor ancestors, Tensor pool_tokens, Tensor pool_scores, Tensor mail) {
     given_ = {tokens, parents, depths, scores, edges, ancestors, pool_tokens, pool_scores, mail};
   }
 
-  // Goes on with a tree that somebody else has grown from the text's last token; returns its size. What is said beyond
-  // its nodes takes the places that are left, below any node. Where a drafter has read a node, whose candidates are in
-  // the pool then, both are believed: in proportion to what each says that it knows, the sum of its probabilities. Of
-  // other guesses that are the same the more confident is believed. The mail holds the tree's greatest depth, the root's
-  // position in its request's text, where the bound is, and how many numbers.
+  // Extends a tree that a drafter has grown from the text's last token. Returns its size. New nodes fill the free
+  // places, below any node. If a drafter has read a node, whose candidates are then in the pool, both estimates are
+  // combined, weighted by the sum of their probabilities. Of other equal candidates, the higher estimate is taken. The
+  // mailbox holds the largest depth, the root's position in the request's text, and the address and size of the bound.
   int64_t fill() {
     YGG_CHECK(!features_.text().empty(), "no text to fill a tree from");
     const auto* mail = given_.at(8).const_data_ptr<int64_t>();
@@ -159,7 +158,7 @@ class Counts {
     return {reinterpret_cast<const double*>(address), size_t(count)};
   }
 
-  // Attaches the best of `open` and what follows them, until the tree is full or the growth stopped; returns its size.
+  // Attaches the best of `open` and their continuations, until the tree is full or growth stops. Returns its size.
   int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<Guess>& open,
                    EarlyStopping& stopping) const {
     while (size < nodes.capacity && !open.empty()) {
@@ -188,7 +187,7 @@ class Counts {
     draws_.reweigh(found, root_ + nodes.level[node] + 1);
   }
 
-  // What a drafter's probabilities below a node count for beside those of `found`.
+  // Returns the weight of a drafter's probabilities below a node, against those of `found`.
   static double share_of(const std::vector<Pool::Offer>& offered, const std::vector<int64_t>& children,
                          const std::vector<double>& falls, const std::vector<Candidate>& found) {
     double theirs = 0.0, ours = 0.0;
@@ -199,7 +198,7 @@ class Counts {
     return theirs / (theirs + ours);
   }
 
-  // The likeliest candidates below `node`; together they get no more than `left`.
+  // Adds the likeliest candidates below `node` to the open ones; their probabilities sum to at most `left`.
   void push(const Nodes& nodes, int64_t node, double score, double left, std::vector<Candidate>& found, int64_t& serial,
             std::priority_queue<Guess>& open) const {
     std::stable_sort(found.begin(), found.end(),

@@ -13,8 +13,8 @@ namespace yggdrasil {
 
 class EarlyStopping {
  public:
-  // `bound`: the numbers of `StoppingBound`, none for a tree that is grown in full. `existing`: scores of the nodes that
-  // are in the tree already.
+  // `bound` has the numbers of `StoppingBound`, and is empty for a tree that is grown in full. `existing` are the
+  // scores of the nodes that the tree already has.
   explicit EarlyStopping(std::span<const double> bound, std::vector<double> existing = {})
       : next_(bound.data()), end_(bound.data() + bound.size()), existing_(std::move(existing)) {
     std::sort(existing_.begin(), existing_.end());
@@ -26,7 +26,7 @@ class EarlyStopping {
     count(score);
   }
 
-  // Whether no wider pass can win, if no further node has more than `score`.
+  // Whether no wider pass can have a higher objective value, if no further node has a score above `score`.
   bool is_over(double score) {
     count_existing(score);
     if (std::isinf(best_)) return false;
@@ -51,7 +51,8 @@ class EarlyStopping {
     next_ += 3;
   }
 
-  // Weights come from Python: the objective value of a pass with nothing accepted, and what each expected token adds.
+  // Returns the objective value of a pass: its value with nothing accepted, plus the value of each expected token.
+  // Python computes both.
   static double value(const double* pass, double accepted) { return pass[1] + pass[2] * accepted; }
 
   const double *next_, *end_;  // passes that are wider than the tree, three numbers each

@@ -61,14 +61,15 @@ class CountFeatures {
 
   const std::vector<int32_t>& text() const { return text_; }
 
-  // What may follow `path` (its last tokens count), without its probabilities; and how often its contexts were seen.
+  // Returns the tokens that may follow `path` (only its last tokens matter), without probabilities; `seen` receives the
+  // counts of its contexts.
   std::vector<Candidate> after(const std::vector<int64_t>& path, Seen& seen) const {
     std::vector<Candidate> found;
     gather({path.rbegin(), path.rend()}, seen, found);
     return found;
   }
 
-  // What may follow the text and the path to `node`, into `found`.
+  // Writes the tokens that may follow the text and the path to `node` to `found`.
   void below(const Nodes& nodes, int64_t node, std::vector<Candidate>& found) const {
     static thread_local std::vector<int32_t> reversed;
     behind(nodes, node, reversed);
@@ -78,14 +79,14 @@ class CountFeatures {
     scorer_.score(seen, found);
   }
 
-  // The table is asked soon what follows `token` below `node`.
+  // Prefetches the table's context of `token` below `node`.
   void expect(const Nodes& nodes, int64_t node, int64_t token) const {
     const int64_t before = node ? nodes.token[nodes.parent[node]] : text_.size() > 1 ? text_[text_.size() - 2] : -1;
     expect(before, nodes.token[node], token);
   }
 
  private:
-  // It will be asked what follows the text with these `tokens`.
+  // Prefetches the table's context of the text extended by `tokens`.
   void expect_end(const std::vector<int64_t>& tokens) const {
     if (tokens.empty()) return;
     const auto last = [&](size_t back) -> int64_t {  // token of the text to be, -1 where there is none
@@ -104,7 +105,7 @@ class CountFeatures {
     if (first >= 0) table_.expect(extended_key(extended_key(extended_key(0, first), second), third));
   }
 
-  // The table's key of a context with one more token behind it.
+  // Returns the table's key of a context extended by one token.
   static int64_t extended_key(int64_t key, int64_t token) { return key << kTokenBits | (token + 1); }
 
   static uint64_t extended(uint64_t key, int64_t token) {
@@ -112,7 +113,7 @@ class CountFeatures {
     return mixed ^ (mixed >> 29);
   }
 
-  // The last tokens at `node`, last first.
+  // Writes the last tokens of the path to `node`, in reverse order.
   void behind(const Nodes& nodes, int64_t node, std::vector<int32_t>& reversed) const {
     reversed.clear();
     for (; node && int64_t(reversed.size()) < kLongest; node = nodes.parent[node])
@@ -151,7 +152,7 @@ class CountFeatures {
     }
   }
 
-  // What follows a context of the table.
+  // Adds the continuations of a context of the table.
   void gather_table(int64_t number, int64_t context, Seen& seen, std::vector<Candidate>& found) const {
     seen[context] = table_.total(number);
     add(table_.begin(number), table_.end(number), context, found);

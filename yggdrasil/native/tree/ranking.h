@@ -12,8 +12,9 @@ namespace yggdrasil {
 
 class Ranking {
  public:
-  // Of N nodes by `scores` float32, with their `depths`, into `order`; of the best `widths[v]` nodes, which ascend, what
-  // they should give into `totals` float64, the root's 1 included, and their deepest level into `levels`.
+  // Ranks N nodes by `scores` float32, with their `depths`, into `order`. For each of the ascending `widths` v,
+  // `totals` float64 receives the expected tokens of the best `widths[v]` nodes, the root's 1 included, and `levels`
+  // their largest depth.
   Ranking(const Tensor& scores, const Tensor& depths, const Tensor& order, const Tensor& widths,
           const Tensor& totals, const Tensor& levels)
       : scores_(scores), depths_(depths), order_(order), widths_(widths), totals_(totals), levels_(levels) {
@@ -22,7 +23,7 @@ class Ranking {
     YGG_CHECK(widths.numel() && widths.const_data_ptr<int64_t>()[widths.numel() - 1] <= scores.numel(), "widths are no wider than the tree");
   }
 
-  // Best first, ties to the lower number.
+  // Sorts the nodes by descending score, ties by ascending number.
   void rank() {
     const float* score = scores_.const_data_ptr<float>();
     const auto *depth = depths_.const_data_ptr<int64_t>(), *width = widths_.const_data_ptr<int64_t>();

@@ -42,10 +42,10 @@ class NGramScorer {
     }
   }
 
-  // It will be asked, soon.
+  // Prefetches the scorer's weights.
   void expect() const { fetch(weights_.data(), weights_.size() * sizeof(double)); }
 
-  // The probability of each candidate, where the contexts were seen so often.
+  // Computes the probability of each candidate; `seen` is how often each context was seen.
   void score(const std::array<int64_t, kContexts>& seen, std::vector<Candidate>& found) const {
     const double *counts = weights_.data(), *totals = counts + kContexts * 2 * kHidden,
                  *bias = totals + kContexts * kHidden, *out = bias + kHidden;
@@ -69,7 +69,7 @@ class NGramScorer {
     }
     double whole = std::exp(out[kHidden] - most);
     for (Candidate& each : found) whole += each.likely = std::exp(each.likely - most);
-    // As float: sums that are added up otherwise, as the Python reference does, give the same.
+    // Rounded to float32, so that sums in another order, such as those of the Python reference, give equal results.
     for (Candidate& each : found) each.likely = float(each.likely / whole);
   }
 
@@ -78,7 +78,7 @@ class NGramScorer {
     for (int64_t unit = 0; unit < kHidden; ++unit) to[unit] += times * row[unit];
   }
 
-  // log(1 + count): most counts are small.
+  // Returns log(1 + count), for small counts from a table.
   static double logarithm(int64_t count) {
     static const auto known = [] {
       std::array<double, 256> of{};

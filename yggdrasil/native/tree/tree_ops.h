@@ -13,8 +13,8 @@
 
 namespace yggdrasil {
 
-// The k greatest values of each row, best first, ties to the lower index. k is small: one pass with a threshold, where
-// nearly every block of 16 values is dismissed by one comparison.
+// Writes the k largest values of each row, the largest first, ties to the lower index. k is small: one pass with a
+// threshold, where one comparison dismisses nearly every block of 16 values.
 inline void top_candidates(const Tensor& values, int64_t k, const Tensor& best, const Tensor& index) {
   const Tensor input = values.contiguous();
   YGG_CHECK(input.dtype() == DType::float32 && input.dim() == 2, "values must be [W, V] float32");
@@ -48,7 +48,8 @@ inline void top_candidates(const Tensor& values, int64_t k, const Tensor& best, 
   }
 }
 
-// Nodes by score, best first, ties to the lower number; and what each prefix should give, the root's 1 included.
+// Writes the nodes by descending score, ties by ascending number, and the expected tokens of each prefix, the root's 1
+// included.
 inline void rank_nodes(const Tensor& scores, const Tensor& order, const Tensor& expected) {
   YGG_CHECK(scores.dtype() == DType::float32 && order.dtype() == DType::int64 && expected.dtype() == DType::float32 &&
                   scores.dim() == 1 && order.sizes() == scores.sizes() && expected.sizes() == scores.sizes(),
@@ -83,10 +84,10 @@ inline void move_rows(List<Tensor> caches, Ints source, int64_t destination) {
   }
 }
 
-// The rows of one model's caches, moved behind its passes (see direct.h): its tensors are handed over once.
+// KV entries of one model's caches, which are moved between passes (see direct.h). The tensors are registered once.
 class Rows {
  public:
-  // `mail` holds how many rows, their destination, and where they are.
+  // `mail` holds the number of rows, their destination, and their slots.
   Rows(std::vector<Tensor> caches, Tensor mail) : caches_(std::move(caches)), mail_(std::move(mail)) {}
 
   void move() {

@@ -41,8 +41,8 @@ struct VerifiedRows {
     offsets[0] = offsets[1] = *root;
   }
 
-  // Greedy acceptance, as ``acceptance/greedy.py`` says. The summary holds how many rows are accepted, whether their logits are finite, those
-  // rows (then the last row's number), the choices after them, all choices and all nodes.
+  // Greedy acceptance, as in ``acceptance/greedy.py``. The summary holds the number of accepted rows, whether their
+  // logits are finite, these rows (then the last row's number), the choices after them, all choices and all nodes.
   void accept() {
     int64_t last = 0, deepest = 0;
     for (int64_t row = 0; row < width; ++row) {
