@@ -21,7 +21,7 @@ def is_packable(weight: Tensor) -> bool:
 
 
 def release(tensor: Tensor, unit: int = mmap.PAGESIZE) -> None:
-    """Return the memory of a tensor to the system, in whole pages of ``unit`` bytes.
+    """Give the memory of a tensor back to the system, in whole pages of ``unit`` bytes.
 
     The tensor stays valid: an access reads the mapped file again, or zeros if no file is mapped.
     """

@@ -61,7 +61,7 @@ class Shape(NamedTuple):
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, offset)
 
     def fake(self) -> Tensor:
-        """Return a tensor with these properties; call it under a fake tensor mode."""
+        """Return a tensor of this size, stride, dtype, device and alignment. Call it under a fake tensor mode."""
         extent = 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
         memory = torch.empty(self.offset + max(extent, 1), dtype=self.dtype, device=self.device)
         return memory.as_strided(self.size, self.stride, self.offset)

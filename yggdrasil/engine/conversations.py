@@ -39,9 +39,9 @@ class Conversations:
         return max(self._most_bytes - held, 0)
 
     def release_unused(self) -> None:
-        """Drop the oldest copies until copies and present text fit the limit, and return memory to the system.
+        """Drop the oldest copies until copies and present text fit the limit.
 
-        The memory returned is that of the cache slots behind the present text.
+        Give unused cache memory back to the system. The memory is that of the cache slots behind the present text.
         """
         self._drop_oldest(self._room)
         for runner in self._runners:

@@ -176,7 +176,7 @@ class LiveFeatures:
         return values
 
     def repetition(self) -> Float32Array:
-        """Return the figures [R] float32 of how far the text repeats itself."""
+        """Return the figures [R] float32 of how far the text repeats earlier parts of itself."""
         figures = self._target.figures
         figures.extend(self.text[self._num_read :])
         self._num_read = len(self.text)
@@ -213,7 +213,10 @@ class ShapeChoice:
         self._keeps_books_late = schedule.variants["bookkeeping"] == "overlapped"
 
     def begin(self, policy: Policy, stream: TextStream, features: LiveFeatures) -> Decision | None:
-        """Begin a request. Return its first decision if the schedule decides one iteration ahead, else None."""
+        """Begin a request, whose tree shapes ``policy`` chooses.
+
+        Return the decision for its first iteration if the schedule decides one iteration ahead, else None.
+        """
         self._policy, self._stream, self.features = policy, stream, features
         return self.predict() if self._predicts_late else None
 

@@ -158,7 +158,10 @@ class TextStream:
             self.finish_reason = "length"
 
     def release(self) -> str:
-        """Return the final text since the last call: until the text ends, without a possible start of a stop string."""
+        """Return the text that became final since the last call.
+
+        Before the text ends, a possible start of a stop string is held back.
+        """
         end = len(self.text)
         if self.finish_reason is None and self._stop is not None:
             end = self._stop.decided()

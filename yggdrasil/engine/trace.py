@@ -108,7 +108,7 @@ class Trace:
             self.accepted += tokens - 1
 
     def note_pass(self, nanoseconds: int) -> None:
-        """Add the time of the last iteration's target pass to the times by width."""
+        """Add the time of the last iteration's target pass to the total of its width (number of rows)."""
         width = self.last_shape.verify_width if self.last_shape.depth else 1
         self.passes[width] += 1
         self.passes_ns[width] += nanoseconds

@@ -56,7 +56,7 @@ class Arena:
                 use_huge_pages(region, collapses=True)
 
     def free_rest(self) -> None:
-        """Return the resident memory after the arena's last tensor to the system."""
+        """Give the resident memory after the arena's last tensor back to the system."""
         begin = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._regions and begin < len(self._regions[-1]) and hasattr(mmap, "MADV_DONTNEED"):
             self._regions[-1].madvise(mmap.MADV_DONTNEED, begin)

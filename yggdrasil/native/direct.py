@@ -125,7 +125,11 @@ class NativeStatistics(NativeObject):
         self._buffers: dict[str, Sequence[Tensor]] = {}
 
     def set_table(self, *arrays: Tensor) -> None:
-        """Set the n-gram table to draft from. ``arrays`` are its keys, totals, starts, tokens and counts, int64."""
+        """Set the static n-gram table to draft from.
+
+        ``arrays`` are int64: keys of contexts, how often each was seen, where its continuations start, their tokens and
+        counts.
+        """
         self._call("set_table", *_pointers([array.contiguous() for array in arrays]))
 
     def forget(self) -> None:

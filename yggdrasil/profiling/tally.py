@@ -49,6 +49,9 @@ class ShapeTally:
         self._document_ms[-1] += milliseconds
 
     def result(self, tokens: int) -> Totals:
-        """Return the sums over all iterations. They generated ``tokens`` tokens together."""
+        """Return the sums (tokens, iterations, milliseconds, tree shapes) over all iterations counted.
+
+        ``tokens`` is the number of tokens that these generated.
+        """
         each = tuple(self._document_ms)
         return Totals(tokens, self._shapes.total(), sum(each), self._shapes, each)

@@ -117,8 +117,9 @@ class Readback:
         return self._host[:size]
 
     def read(self, values: Tensor) -> Tensor:
-        """Copy ``values`` [n] int64 from the device, wait, and return them on the host. The next copy overwrites
-        them.
+        """Copy ``values`` [n] int64 from the device, wait, and return them on the host.
+
+        The next copy overwrites them.
         """
         self.begin(values)
         return self.wait(values.numel())

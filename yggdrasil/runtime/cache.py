@@ -94,7 +94,7 @@ class StaticCache:
         return total
 
     def release_slots_from(self, first: int) -> None:
-        """Return the memory of the cache slots from index ``first`` on to the system, in whole memory pages.
+        """Give the memory of the cache slots from index ``first`` on back to the system, in whole memory pages.
 
         Slots on these pages then read as zeros. Slots on a page shared with earlier slots keep their values. On a GPU
         nothing happens.

@@ -44,7 +44,7 @@ class Capture:
 
     @property
     def is_recorded(self) -> bool:
-        """Return whether the work is recorded as a CUDA graph."""
+        """Return whether the work is recorded as a CUDA graph, so that calls replay it."""
         return self._replay is not None
 
     def prepare(self) -> Launch:
@@ -106,13 +106,17 @@ class Recorder:
         self.num_recorded = 0
 
     def capture(self, run: Launch) -> Capture:
-        """Return a callable that runs ``run`` on its first call, records it as a CUDA graph on its second, then replays
-        it.
+        """Return a callable that runs ``run`` on its first call, and records it as a CUDA graph on its second.
+
+        Later calls replay the graph.
         """
         return Capture(run, self)
 
     def run(self, run: Launch) -> Sequence[Tensor]:
-        """Run the work ``run`` on the recording stream, so that libraries allocate their workspaces for that stream."""
+        """Run the work ``run`` on the recording stream, and return its outputs.
+
+        Libraries allocate their workspaces per stream, so work must run there once before it is recorded.
+        """
         if self._stream is None:
             with _no_gradients():
                 return run()

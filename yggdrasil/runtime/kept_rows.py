@@ -54,7 +54,7 @@ class KeptRows:
         return self.rows.nbytes + (states.num_bytes if isinstance(states, KeptStates) else 0)
 
     def restore(self, runner: ModelRunner) -> None:
-        """Copy the KV entries and states back to the cache of ``runner``, from which they were copied."""
+        """Write these KV entries and recurrent states back to the cache of ``runner``, from which they were copied."""
         tensors = runner.cache.rows()
         for part, cached in zip(self._parts(tensors), tensors, strict=True):
             cached[:, : self.text.num_rows].copy_(part)

@@ -8,13 +8,16 @@ class States(Protocol):
     """Protocol of the recurrent states of a text, which can continue only at positions at which they were copied."""
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which the text can continue, 0 included."""
+        """Return the numbers of tokens after which the text can continue, because the states there are known.
+
+        0 is included.
+        """
 
     def begin(self, num_rows: int) -> None:
-        """Return to the states after the first ``num_rows`` tokens, one of ``resume_points``."""
+        """Restore the recurrent states after the first ``num_rows`` tokens of the text, one of ``resume_points``."""
 
     def forget(self) -> None:
-        """Return to the states of an empty text, whatever passes have written."""
+        """Reset the recurrent states to those of an empty text, whatever passes have written."""
 
 
 class KeptText:

@@ -75,7 +75,7 @@ def _left_in_container() -> int | None:
 
 
 def trim_heap() -> None:
-    """Return the free memory of this process's heap to the system (glibc only).
+    """Give the free memory of this process's heap back to the system (glibc only).
 
     The heap may hold it in pieces that later allocations do not fit.
     """

@@ -148,7 +148,8 @@ class ModelRunner:
         return TracedCall(self.loaded, self.call.vocab_size, hidden_layers)
 
     def define(self, name: str, width: int, module: StepModule, inputs: Sequence[Tensor]) -> None:
-        """Declare the step ``name`` for ``width`` rows, which calls ``module(weights, caches, *inputs)``.
+        """Declare the step ``name`` of this model, a call with ``width`` rows that runs ``module(weights, caches,
+        *inputs)``.
 
         ``inputs`` are fixed tensors, whose values change between calls. The step is built by ``complete`` or its first
         use.
@@ -195,9 +196,9 @@ class ModelRunner:
         return step
 
     def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
-        """Build all declared steps. From then on, using any other step raises YggdrasilError.
+        """Build all steps (calls with a fixed number of rows) that were declared.
 
-        ``report`` receives the fraction done, 0 to 1.
+        From then on, any other raises YggdrasilError. ``report`` receives the fraction done, 0 to 1.
         """
         for number, step in enumerate(self._defined, start=1):
             if step not in self._steps:
@@ -206,7 +207,10 @@ class ModelRunner:
         self._is_complete = True
 
     def complete_again(self) -> None:
-        """Build the steps that were declared since the last ``complete``. Nothing happens if there was none."""
+        """Build the steps (calls with a fixed number of rows) that were declared after ``complete`` was called.
+
+        Nothing happens if it was not called.
+        """
         if self._is_complete:
             self.complete()
 
@@ -244,7 +248,7 @@ class ModelRunner:
 
     @property
     def defined(self) -> list[tuple[str, int]]:
-        """Return the (name, width) of every declared step."""
+        """Return the name and width (number of rows) of every declared step."""
         return list(self._defined)
 
 

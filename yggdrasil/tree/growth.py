@@ -102,11 +102,11 @@ def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
 
 
 def rank_nodes(tree: TokenTree) -> tuple[Tensor, Tensor]:
-    """Return the nodes by descending score, [N] int64, and the expected tokens of passes over the first 1 to N, [N]
-    float32.
+    """Return a tree's nodes by descending score, [N] int64, and the expected number of tokens, [N] float32.
 
-    A child's score is below its parent's, so every prefix is a connected subtree and the best one of its size; the
-    dynamic programme of paper section 4.2 is not needed. Expected tokens include the bonus token.
+    Entry i of the latter is for a pass over the first i + 1 nodes, bonus token included. A child's score is below its
+    parent's, so every prefix is a connected subtree and the best one of its size; the dynamic programme of paper
+    section 4.2 is not needed.
     """
     order, expected = torch.empty_like(tree.tokens), torch.empty_like(tree.scores)
     torch.ops.yggdrasil.rank_nodes(tree.scores, order, expected)

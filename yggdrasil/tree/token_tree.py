@@ -97,7 +97,9 @@ class TokenTree:
         return [*self.node_tensors(), self.pool_scores, self.pool_edges, self.pool_tokens]
 
     def draft_tensors(self) -> list[Tensor]:
-        """Return all buffers of the tree in field order, as inputs of steps that add candidates. Draws are included."""
+        """Return all buffers in field order (nodes, pool, the target's random draws), as inputs of steps that add
+        candidates.
+        """
         assert self.draws is not None
         assert self.draw_weights is not None
         return [*self.tensors(), self.draws, self.draw_weights]

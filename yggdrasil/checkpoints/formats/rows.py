@@ -41,7 +41,8 @@ class QuantisedRows(NamedTuple):
     def pack(self, arena: Arena, *, is_mapped: bool = False) -> "PackedRows":
         """Pack the rows of blocks into the layout of the CPU's kernels, in memory of ``arena``.
 
-        With ``is_mapped`` the blocks are in a mapped file; its pages are dropped from memory soon after they are read.
+        With ``is_mapped`` the blocks are in a mapped file, whose pages are dropped from memory soon after they are
+        read.
         """
         *experts, num_outputs, num_bytes = self.blocks.shape
         matrices = self.blocks.view(-1, num_outputs, num_bytes)

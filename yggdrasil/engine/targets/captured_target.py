@@ -84,9 +84,10 @@ class CapturedTarget(PromptReader):
         return self.sampled.add(kind, [1, *self._verify_widths])
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome of each.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome (rows, hidden states) of
+        each.
 
-        The last has the first token.
+        The last outcome has the first generated token.
         """
         for outcome, logits in self.prefill_with_logits(tokens, start):
             if self._kind is not None and self.length == len(tokens):
@@ -106,7 +107,7 @@ class CapturedTarget(PromptReader):
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
         """Run the prompt ``tokens`` from index ``start`` on, in chunks.
 
-        Yield each chunk's outcome and its last logits [1, V].
+        Yield each chunk's outcome and its last logits [1, V]. The last outcome has the argmax token after the prompt.
         """
         for width, count in self._chunks(tokens, start):
             packed, logits, *others = self._launch("prefill", width)
@@ -119,7 +120,10 @@ class CapturedTarget(PromptReader):
             yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, through the target, and return the outcome with the token after it."""
+        """Run ``token``, the last committed one, through the target.
+
+        Return the next token with its row and hidden state.
+        """
         outputs = self.launch_plain(token)
         outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]
         outcome = self._outcome(outputs[0], 1)
@@ -179,10 +183,9 @@ class CapturedTarget(PromptReader):
         raise YggdrasilError("captured steps accept on the device; take a plan with accept=device")
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return (nodes, tokens), [W] int64 each, on the device: each verified row's node, and the target's token after
-        it.
+        """Return each verified row's tree node and the target's token after it, [W] int64 each, on the device.
 
-        ``outputs`` are those of ``verify``.
+        The drafter drafts ahead with them before acceptance is known. ``outputs`` are those of ``verify``.
         """
         choices, nodes = outputs[0][2 + 2 * width : 2 + 4 * width].view(2, width)
         return nodes, choices

@@ -51,7 +51,7 @@ class LogitTarget:
         return self.runner.call.vocab_size
 
     def begin(self, decision: AcceptanceSetup) -> None:
-        """Set the sampler and acceptance rule of the next request."""
+        """Set the sampler, acceptance rule and fixed width of the next request."""
         self._decision = decision
 
     @property
@@ -66,7 +66,7 @@ class LogitTarget:
 
     @property
     def figures(self) -> RepetitionFigures:
-        """Return the repetition features of the text."""
+        """Return the figures of how far the text repeats earlier parts of itself."""
         return self._target.figures
 
     def prepare_cache(self, num_tokens: int) -> None:
@@ -77,9 +77,10 @@ class LogitTarget:
         self._target.prepare_cache(num_tokens)
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome of each.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome (rows, hidden states) of
+        each.
 
-        The last outcome has the request's first token, which the sampler chooses.
+        The last outcome has the first generated token, which the sampler chooses.
         """
         for outcome, logits in self._target.prefill_with_logits(tokens, start):
             if self.length == len(tokens):
@@ -92,7 +93,7 @@ class LogitTarget:
     def plain(self, token: int) -> Outcome:
         """Run ``token``, the last committed one, through the target.
 
-        Return the outcome with the token that the sampler chooses.
+        Return the next token, which the sampler chooses, with its row and hidden state.
         """
         decision = self._current
         if decision.fixed_width is not None:
@@ -114,10 +115,10 @@ class LogitTarget:
         return self.run_tree(self._current.fixed_width or width)
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """Accept a path of the verified tree by the request's rule and sampler, and return its outcome.
+        """Accept a path of the verified tree by the request's rule and sampler.
 
-        ``outputs`` are those of ``verify``. Rows that a width-1 pass has already committed are left out of the
-        outcome's rows.
+        Return its tokens, rows and hidden states. ``outputs`` are those of ``verify``. Rows that a width-1 pass has
+        already committed are left out of the rows.
 
         Raises:
             YggdrasilError: logits are not finite.
@@ -137,19 +138,22 @@ class LogitTarget:
         return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes, expected=expected)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Return the outcome of a verification, as ``accept`` does, which also runs on the host."""
+        """Accept a path of the verified tree, as ``accept`` does, which also runs on the host."""
         return self.accept(outputs, width)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return (nodes, tokens), [W] int64 each: every verified row's node, and the argmax token after it.
+        """Return each verified row's tree node and the argmax token after it, [W] int64 each.
 
-        Sampling may choose another token. ``outputs`` are those of ``verify``.
+        The drafter drafts ahead with them before acceptance is known. Sampling may choose other tokens. ``outputs`` are
+        those of ``verify``.
         """
         layout, logits, *_ = outputs
         return layout[0], logits.argmax(-1)
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of an outcome's ``rows`` after the committed text, and add them to its count."""
+        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them as
+        cached.
+        """
         if self.captured is None:
             self._target.commit(rows)
             return

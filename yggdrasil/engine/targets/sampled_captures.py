@@ -99,7 +99,8 @@ class SampledCaptures:
     def first(self, kind: SamplingKind, logits: Tensor, position: int) -> Tensor:
         """Choose a request's first token, at text index ``position``, from the prefill's logits [1, V].
 
-        Return the summary of a pass with one accepted row, [6] int64, followed by the words of its log-probabilities.
+        Return int64 values on the device: the summary [6] of a pass with one accepted row, then the bits of the
+        log-probabilities.
         """
         root = torch.full((1,), position - 1, device=logits.device)
         others = [*self._tree.tensors(), *self.sampling.inputs]
@@ -152,8 +153,8 @@ def finish(
     """Return the result of a pass as one int64 vector, and move the KV entries of its accepted rows after the text.
 
     The vector has ``summary`` [2 + 4W], the bits of ``expected`` [1] as float64, the bits of the last accepted row of
-    ``hidden`` [>= W, H] float32, and the log-probability ``words``. ``start`` [1] int64 is the slot of the pass's first
-    row.
+    ``hidden`` [>= W, H] float32, and ``words``, the bits of log-probabilities. ``start`` [1] int64 is the cache slot of
+    the pass's first row.
     """
     width = (summary.shape[0] - 2) // 4
     count, rows = summary[:1], summary[2 : 2 + width]

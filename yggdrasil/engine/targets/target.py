@@ -69,17 +69,21 @@ class Target(Protocol):
 
     @property
     def figures(self) -> RepetitionFigures:
-        """Return the figures of how far the text repeats itself, computed on demand."""
+        """Return the figures of how far the text repeats earlier parts of itself, computed on demand."""
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome of each.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome (rows, hidden states) of
+        each.
 
-        The last has the first token. KV entries of the first ``start`` tokens, fewer than all, must be in the cache
-        already.
+        The last outcome has the first generated token. KV entries of the first ``start`` tokens, fewer than all, must
+        be in the cache already.
         """
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, through the target, and return the outcome with the token after it."""
+        """Run ``token``, the last committed one, through the target.
+
+        Return the next token with its row and hidden state.
+        """
 
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch a pass of the target over the ``width`` best nodes of the tree.
@@ -91,16 +95,21 @@ class Target(Protocol):
         """Wait for a verification of ``width`` nodes, and return the tokens and rows that it accepted."""
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Return the outcome of a verification of ``width`` nodes of ``tree``.
+        """Return the tokens and rows that a verification of ``width`` nodes of ``tree`` accepted.
 
-        The host, not the device, finds the accepted path.
+        The host finds the path.
         """
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return (nodes, tokens), [W] int64 each: every verified row's node, and the likely token after it."""
+        """Return each verified row's tree node and the likely token after it, [W] int64 each.
+
+        The drafter drafts ahead with them before acceptance is known. ``outputs`` are those of ``verify``.
+        """
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of an outcome's ``rows`` after the committed text, and add them to its count."""
+        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them as
+        cached.
+        """
 
 
 class PromptReader(ABC):
@@ -173,9 +182,10 @@ class PromptReader(ABC):
         return self.runner.call.vocab_size
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome of each.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome (rows, hidden states) of
+        each.
 
-        The last has the first token. The ``layers`` of an outcome are the hidden states of its chunk.
+        The last outcome has the first generated token. The ``layers`` of an outcome are the hidden states of its chunk.
         """
         for outcome, _ in self.prefill_with_logits(tokens, start):
             yield outcome
@@ -184,7 +194,7 @@ class PromptReader(ABC):
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
         """Run the prompt ``tokens`` from index ``start`` on, in chunks.
 
-        Yield each chunk's outcome and its last logits [1, V].
+        Yield each chunk's outcome and its last logits [1, V]. The last outcome has the argmax token after the prompt.
         """
 
     def _chunks(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
@@ -225,7 +235,7 @@ class TargetModel(PromptReader):
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
         """Run the prompt ``tokens`` from index ``start`` on, in chunks.
 
-        Yield each chunk's outcome and its last logits [1, V].
+        Yield each chunk's outcome and its last logits [1, V]. The last outcome has the argmax token after the prompt.
         """
         for width, count in self._chunks(tokens, start):
             choice, best, hidden, logits, *layers = self.runner.step("prefill", width)()
@@ -236,9 +246,9 @@ class TargetModel(PromptReader):
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, through the target, and return the outcome with the token after it.
+        """Run ``token``, the last committed one, through the target.
 
-        The caller must then ``commit`` the outcome's row.
+        Return the next token with its row and hidden state. The caller must then ``commit`` the row.
         """
         self._tokens.write(token)
         self._start.write(self.text.num_rows)
@@ -292,16 +302,17 @@ class TargetModel(PromptReader):
         return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return (nodes, tokens), [W] int64 each, on the device: each verified row's node, and the target's token after
-        it.
+        """Return each verified row's tree node and the target's token after it, [W] int64 each, on the device.
 
-        ``outputs`` are those of ``verify``.
+        The drafter drafts ahead with them before acceptance is known. ``outputs`` are those of ``verify``.
         """
         summary = outputs[0]
         return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of an outcome's ``rows`` after the committed text, and add them to its count."""
+        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them as
+        cached.
+        """
         text = self.text
         if rows and rows[-1] >= len(rows):  # rows ascend: else each is already at its slot
             self._move([text.num_rows + row for row in rows], text.num_rows)

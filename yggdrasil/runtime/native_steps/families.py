@@ -274,7 +274,9 @@ _OTHER_NAMES = {
 
 
 def names_of(config: Config) -> Mapping[str, str]:
-    """Return the parts of weight names in which a configuration's model family differs from Llama, by Llama's names."""
+    """Return a mapping from parts of Llama's weight names to those of a configuration's model family, where they
+    differ.
+    """
     return FAMILIES[config["model_type"]].names
 
 

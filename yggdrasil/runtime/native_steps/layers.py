@@ -109,7 +109,9 @@ class LayerStack:
 
 
 def stack_of(model: Description, weights: Weights, cache: StaticCache, num_threads: int) -> LayerStack:
-    """Return all layers and the final norm of a model as one ``LayerStack`` over ``cache``.
+    """Return an object that runs all layers and the final norm of a model over ``cache`` by one native call.
+
+    ``weights`` are the model's packed tensors by name.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.

@@ -187,7 +187,7 @@ class _Packer:
         self._mapped.release(source)
 
     def finish(self) -> None:
-        """Return memory that was mapped in advance for the weights and is not needed to the system."""
+        """Give memory that was mapped in advance for the weights and is not used back to the system."""
         if self._reserved is not None:
             self._reserved.stop()
             self._arena.free_rest()

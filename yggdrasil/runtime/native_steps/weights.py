@@ -73,7 +73,7 @@ def _head_norms(family: Family, of: Description) -> dict[str, tuple[int, ...]]:
 def checkpoint_name(name: str, names: Mapping[str, str]) -> str:
     """Return the name in checkpoints of a weight that Llama calls ``name``.
 
-    ``names`` are the parts of names in which the model family differs, by Llama's names.
+    ``names`` maps parts of Llama's names to those of the model family, where they differ.
     """
     for ours, theirs in names.items():
         name = name.replace(ours, theirs)

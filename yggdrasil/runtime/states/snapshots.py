@@ -16,7 +16,9 @@ class KeptStates:
         self.kept = kept
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which a text can continue: those with a copy of the states, and 0."""
+        """Return the numbers of tokens after which a text can continue: those with a copy of the recurrent states, and
+        0.
+        """
         return {0, *self.kept}
 
     def begin(self, num_rows: int) -> None:
@@ -43,12 +45,12 @@ class TextStates(KeptStates):
 
     @property
     def widest(self) -> int:
-        """Return the number of rows of the widest pass."""
+        """Return the largest number of rows of a pass for which the state buffers have room."""
         return self._buffers.num_slots
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which the text can continue: 0, those with a copy of the states, the
-        present one.
+        """Return the numbers of tokens after which the text can continue: 0, the present one, and those with copied
+        states.
         """
         return {0, *self.kept} if self._num_read is None else {0, self._num_read, *self.kept}
 
@@ -89,7 +91,10 @@ class TextStates(KeptStates):
             self.keep()
 
     def keep(self) -> None:
-        """Copy the present states. With more than 4 copies, drop the one closest after another."""
+        """Copy the present recurrent states, so that the text can resume here. With more than 4 copies, drop one.
+
+        The copy dropped is the closest after another.
+        """
         if self._num_read:
             self.kept.setdefault(self._num_read, self._buffers.save())
         places = sorted(self.kept)
