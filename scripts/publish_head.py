@@ -16,7 +16,7 @@ import typer
 from safetensors.torch import save_file
 
 from yggdrasil.artifacts import atomic_directory, shown
-from yggdrasil.checkpoints.shards import faults_of_disks
+from yggdrasil.checkpoints.shards import raising_os_errors
 from yggdrasil.cli import checks, run_script
 from yggdrasil.drafters.heads.tensors import in_six_bits, read_tensors
 from yggdrasil.drafters.shipped_assets import whole_name
@@ -40,7 +40,7 @@ def main(
         tensors |= {name: each.to(torch.int32) for name, each in tensors.items() if each.dtype == torch.int64}
     else:
         tensors = {name: each.bfloat16() if each.is_floating_point() else each for name, each in tensors.items()}
-    with atomic_directory(out) as made, faults_of_disks():
+    with atomic_directory(out) as made, raising_os_errors():
         for file in folder.iterdir():
             if file.is_file() and file.suffix != ".safetensors":
                 shutil.copyfile(file, made / file.name)

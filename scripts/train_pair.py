@@ -32,7 +32,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.artifacts import atomic_directory, write_atomic
-from yggdrasil.checkpoints.shards import faults_of_disks
+from yggdrasil.checkpoints.shards import raising_os_errors
 from yggdrasil.cli import checks, run_script
 from yggdrasil.errors import Interrupted, YggdrasilError
 
@@ -266,7 +266,7 @@ def main(  # noqa: PLR0913
     report = evaluate(target, drafter, work, recipe, torch.device(device))
     console.print(report)
     statement = data_statement.read_text() if data_statement else f"Code: {code}. Prose: {prose}."
-    with atomic_directory(out) as folder, faults_of_disks():
+    with atomic_directory(out) as folder, raising_os_errors():
         for name, model in models.items():
             model.save_pretrained(folder / name)
             tokenizer.save_pretrained(folder / name)

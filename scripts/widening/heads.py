@@ -14,7 +14,7 @@ from torch import Tensor
 from widening import ModelShape, read_shape
 from widening.layout import Layout, scaled, widened
 from yggdrasil.artifacts import atomic_directory, parse_json, shown
-from yggdrasil.checkpoints.shards import faults_of_disks
+from yggdrasil.checkpoints.shards import raising_os_errors
 from yggdrasil.drafters.heads.eagle.config import CONVENTION, HeadSettings
 from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 from yggdrasil.drafters.heads.files import open_head
@@ -57,7 +57,7 @@ def widen_head(head: Path, target: Path, out: Path, seed: int = 0) -> int:
         raise YggdrasilError(
             f"{shown(head)} is no EAGLE-3 or Medusa head as EAGLE, vLLM and `yggdrasil train` write it"
         )
-    with atomic_directory(out) as folder, faults_of_disks():
+    with atomic_directory(out) as folder, raising_os_errors():
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())

@@ -25,7 +25,7 @@ class HeadWithCopy(PackedLinear):
 
     def __init__(self, weight, bias, num_threads, arena):
         super().__init__(weight, bias, num_threads, arena)
-        self.copy, self.factors = head_copy.copy_of(weight, arena)
+        self.copy, self.factors = head_copy.copy_in_8_bits(weight, arena)
 
 
 def own_best(head, x):
@@ -117,8 +117,8 @@ def test_bounds_hold_for_every_output():
 
 def test_a_copy_is_made_of_a_large_and_finite_head(monkeypatch):
     weight = numbers(128, 64)
-    assert not head_copy.pays_a_copy(weight)
+    assert not head_copy.is_copy_faster(weight)
     monkeypatch.setattr(head_copy, "_LEAST_BYTES", 1)
-    assert head_copy.pays_a_copy(weight)
+    assert head_copy.is_copy_faster(weight)
     weight[5, 5] = torch.inf
-    assert not head_copy.pays_a_copy(weight)
+    assert not head_copy.is_copy_faster(weight)

@@ -20,7 +20,7 @@ from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.checkpoints import usual_weights as usual
 from yggdrasil.checkpoints.facts import load_config, load_tokenizer
-from yggdrasil.checkpoints.shards import faults_of_disks
+from yggdrasil.checkpoints.shards import raising_os_errors
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.errors import YggdrasilError
@@ -419,9 +419,9 @@ def test_a_full_disk_is_a_sentence_where_the_tokenizer_is_written(tmp_path):
 
 
 def test_what_is_no_fault_of_the_disk_stays_what_it_is():
-    with pytest.raises(OSError, match="No space left on device"), faults_of_disks():
+    with pytest.raises(OSError, match="No space left on device"), raising_os_errors():
         Tokenizer(BPE()).save("/dev/full")
     for error in (Exception("of another kind"), RuntimeError("(os error 28)")):
-        with pytest.raises(type(error)) as raised, faults_of_disks():
+        with pytest.raises(type(error)) as raised, raising_os_errors():
             raise error
         assert raised.value is error

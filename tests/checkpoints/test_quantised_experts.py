@@ -20,7 +20,7 @@ from torch import nn
 from yggdrasil.checkpoints.experts import PackedExperts, expert_parts, form_of
 from yggdrasil.checkpoints.formats.kinds import FORMATS
 from yggdrasil.checkpoints.formats.layers import QuantisedExperts, QuantisedLinear, formats_of
-from yggdrasil.checkpoints.formats.rounding import in_four_bits
+from yggdrasil.checkpoints.formats.rounding import quantised_to_q4_1
 from yggdrasil.checkpoints.formats.rows import QuantisedRows
 from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.native.arena import Arena
@@ -157,7 +157,7 @@ def test_experts_are_quantised_where_all_of_their_weights_are():
 
 
 def test_experts_stay_full_where_weights_are_rounded():
-    assert type(mixture(in_four_bits)["experts"]) is PackedExperts
+    assert type(mixture(quantised_to_q4_1)["experts"]) is PackedExperts
 
 
 def in_blocks(name, weight):

@@ -6,7 +6,7 @@ from tiny import FAMILIES, VOCAB_SIZE, plain_logits, tiny_model
 
 from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.loading import prepare_model
-from yggdrasil.runtime.side_by_side import SIDE_BY_SIDE, OneRow, Rows, rows_for
+from yggdrasil.runtime.side_by_side import SIDE_BY_SIDE, OneRow, Rows, allocate_rows
 
 ONE_BY_ONE = {"gpt_oss", "llama4"}  # attention sinks, and chunks
 
@@ -46,7 +46,7 @@ def test_what_rows_do_not_compute_is_read_one_by_one(family):
     loaded = prepare_model(tiny_model(family), family, num_threads=1, pack=False)
     texts, read, wanted = [list(range(3, 24)), [9, 4, 30]], [], []
     with own_attention(loaded.model, SIDE_BY_SIDE):
-        row = rows_for(loaded, 3, 32)
+        row = allocate_rows(loaded, 3, 32)
         assert isinstance(row, OneRow)
         for text in texts:
             read.append(row.read([], [], [text]))

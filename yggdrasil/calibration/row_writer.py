@@ -13,7 +13,7 @@ from torch import Tensor
 
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.room import available_bytes, cache_bytes
-from yggdrasil.runtime.side_by_side import rows_for
+from yggdrasil.runtime.side_by_side import allocate_rows
 
 ROWS = 64  # maximum batch size: with more rows, matrix products are compute-bound
 _MOST_BYTES = 2 << 30  # of the KV cache
@@ -59,7 +59,7 @@ class RowWriter:
     def __init__(
         self, loaded: LoadedModel, ends: Collection[int], capacity: int, seed: int, num_rows: int | None = None
     ) -> None:
-        self._rows = rows_for(loaded, num_rows or rows_that_fit(loaded, capacity), capacity)
+        self._rows = allocate_rows(loaded, num_rows or rows_that_fit(loaded, capacity), capacity)
         self._num_threads = loaded.num_threads
         self._ends, self._coins = ends, torch.Generator().manual_seed(seed)
         self._token_seconds: float | None = None  # measured in the last pass that read prompts

@@ -15,7 +15,7 @@ _PANELS_AT_ONCE = 256  # the whole head in float64 would take more memory than t
 _SURELY = 1 + 1e-6  # covers the rounding of norms to float32
 
 
-def pays_a_copy(weight: Tensor) -> bool:
+def is_copy_faster(weight: Tensor) -> bool:
     """Return whether an 8-bit copy of the LM head ``weight`` [N, K] speeds up the argmax of its outputs.
 
     True if the processor multiplies bytes, the weight has at least 16 MiB and all its values are finite.
@@ -24,7 +24,7 @@ def pays_a_copy(weight: Tensor) -> bool:
     return has_byte_products and weight.nbytes >= _LEAST_BYTES and bool(torch.stack(weight.aminmax()).isfinite().all())
 
 
-def copy_of(weight: Tensor, arena: Arena) -> tuple[Tensor, Tensor]:
+def copy_in_8_bits(weight: Tensor, arena: Arena) -> tuple[Tensor, Tensor]:
     """Return a copy of the LM head ``weight`` [N, K] in 8 bits, and factors that bound its errors.
 
     The copy [P, K / 4, 16, 4] uint8 holds multiples, plus 128, of one scale per output; K is padded to a multiple of

@@ -13,7 +13,7 @@ from yggdrasil.errors import first_line
 
 
 @contextmanager
-def faults_of_disks() -> Iterator[None]:
+def raising_os_errors() -> Iterator[None]:
     """Context manager: errors of safetensors and tokenizers in writing a file are raised as OSError."""
     try:
         yield
@@ -64,7 +64,7 @@ class ShardWriter:
         return self._folder / f"shard-{number}"  # renamed once their count is known
 
     def _flush(self) -> None:
-        with faults_of_disks():
+        with raising_os_errors():
             save_file(self._pending, self._shard_path(len(self._shards)), metadata={"format": "pt"})
         self._shards.append(list(self._pending))
         self._pending = {}

@@ -91,9 +91,9 @@ def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
 
     def write(header: GgufHeader, partial: Path) -> None:
         from yggdrasil.checkpoints.gguf.facts import write_config_and_tokenizer
-        from yggdrasil.checkpoints.shards import faults_of_disks
+        from yggdrasil.checkpoints.shards import raising_os_errors
 
-        with faults_of_disks():
+        with raising_os_errors():
             write_config_and_tokenizer(header, partial)
         (partial / _FINGERPRINT).write_text(tokenizer_fingerprint(path))
 

@@ -63,13 +63,13 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     output = torch.ops.yggdrasil.tree_attention(
         query, key, value, step_cache.step_keys[layer], step_cache.step_values[layer], step_cache.offsets,
         attention_mask[0, 0], scaling if scaling is not None else query.shape[-1] ** -0.5,
-        sliding_window or -chunk_of(module),
+        sliding_window or -attention_chunk(module),
         softcap or 0.0, s_aux, num_threads,
     )  # fmt: skip
     return output[..., :value_size], None
 
 
-def chunk_of(module: nn.Module) -> int:
+def attention_chunk(module: nn.Module) -> int:
     """Return the chunk size, in positions, of a layer with chunked attention (Llama 4); 0 for other layers."""
     config: Any = getattr(module, "config", None)
     types = getattr(config, "layer_types", None) or ()

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from yggdrasil.runtime.attention import chunk_of, keep_mask, refuse_extras, tree_attention
+from yggdrasil.runtime.attention import attention_chunk, keep_mask, refuse_extras, tree_attention
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.runner import ModelRunner
 
@@ -153,7 +153,7 @@ class OneRow:
         return last.logits[-1:]
 
 
-def rows_for(loaded: LoadedModel, num_rows: int, capacity: int) -> "Rows | OneRow":
+def allocate_rows(loaded: LoadedModel, num_rows: int, capacity: int) -> "Rows | OneRow":
     """Allocate KV caches for a batch of ``num_rows`` texts of at most ``capacity`` tokens each.
 
     If the model does not support batching, return a cache of a single text. Before this call and while passes run, the
@@ -192,7 +192,7 @@ def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
         given = query, key, value, attention_mask, scaling, sliding_window, softcap, s_aux
         return tree_attention(module, *given, **extra)
     refuse_extras(module, extra)
-    if s_aux is not None or chunk_of(module):
+    if s_aux is not None or attention_chunk(module):
         raise _OneByOneError
     value_size = value.shape[-1]
     if value_size < key.shape[-1]:  # latent attention: the cache has one size

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from yggdrasil.artifacts import atomic_directory
-from yggdrasil.checkpoints.shards import faults_of_disks
+from yggdrasil.checkpoints.shards import raising_os_errors
 from yggdrasil.training.eagle import EagleRecipe
 from yggdrasil.training.state import Look
 
@@ -16,7 +16,7 @@ _MARK = "A drafter for"  # the text by which our model cards are recognised
 
 def publish(recipe: EagleRecipe, model: nn.Module, facts: Mapping[str, str], look: Look | None, out: Path) -> None:
     """Write the drafter in its published format and its model card to ``out``, atomically."""
-    with atomic_directory(out) as folder, faults_of_disks():
+    with atomic_directory(out) as folder, raising_os_errors():
         recipe.write(model, folder)
         (folder / CARD).write_text(_card(recipe.title, facts, look), encoding="utf-8")
 

@@ -16,7 +16,7 @@ from watched import assert_guesses, assert_sampled_alike, watch
 
 from yggdrasil.artifacts import write_tensors
 from yggdrasil.checkpoints.formats.layers import QuantisedLinear
-from yggdrasil.checkpoints.formats.rounding import in_four_bits, rounding_to
+from yggdrasil.checkpoints.formats.rounding import quantised_to_q4_1, rounding_to
 from yggdrasil.checkpoints.formats.rows import QuantisedRows
 from yggdrasil.checkpoints.packing import PackedLinear
 from yggdrasil.drafters.heads.draft_vocabulary import KIND, SCHEMA_VERSION, Vocabulary
@@ -223,7 +223,7 @@ def test_of_a_quantised_target_the_rows_are_rounded_as_the_head_is(tmp_path, wei
     head = load_head(case.folder, target, 1, Vocabulary(SOME)).loaded.model.head
     one = torch.eye(HIDDEN)
     numbers = target.model.get_output_embeddings()(one).T[SOME]
-    rounded = torch.from_numpy(quants.dequantize(in_four_bits("", numbers).blocks.numpy(), Q.Q4_1))
+    rounded = torch.from_numpy(quants.dequantize(quantised_to_q4_1("", numbers).blocks.numpy(), Q.Q4_1))
 
     assert head.lm_head.format == Q.Q4_1
     torch.testing.assert_close(head.logits(one).T, rounded, rtol=2e-2, atol=2e-2)
@@ -235,7 +235,7 @@ def test_of_a_target_in_bfloat16_too(tmp_path):
     pair = make_pair(num_hidden_layers=2, hidden_size=HIDDEN, dtype=torch.bfloat16)
     head = load_head(case.folder, pair.target, 1, Vocabulary(SOME)).loaded.model.head
     weight = pair.plain_target.get_output_embeddings().weight[SOME].detach()
-    rounded = torch.from_numpy(quants.dequantize(in_four_bits("", weight).blocks.numpy(), Q.Q4_1))
+    rounded = torch.from_numpy(quants.dequantize(quantised_to_q4_1("", weight).blocks.numpy(), Q.Q4_1))
     states = torch.randn(3, HIDDEN)
 
     torch.testing.assert_close(

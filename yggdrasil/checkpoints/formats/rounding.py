@@ -54,7 +54,7 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
     return round_weight
 
 
-def in_four_bits(name: str, weight: Tensor) -> QuantisedRows | None:
+def quantised_to_q4_1(name: str, weight: Tensor) -> QuantisedRows | None:
     """Return a weight [N, K] quantised to Q4_1; None, to keep it, for experts or K not a multiple of 32."""
     if weight.dim() != 2 or weight.shape[1] % BLOCKS[Q.Q4_1][0]:
         return None

@@ -19,8 +19,8 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.gguf.config import ROPE_FACTORS
-from yggdrasil.checkpoints.gguf.experts import join_experts, split_experts, whole_of
-from yggdrasil.checkpoints.gguf.gemma4 import place_of
+from yggdrasil.checkpoints.gguf.experts import join_experts, name_in_model, split_experts
+from yggdrasil.checkpoints.gguf.gemma4 import table_name_parts
 from yggdrasil.checkpoints.gguf.recurrent import RECURRENT, as_in_model, name_in_table
 from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.checkpoints.shards import ShardWriter
@@ -63,7 +63,7 @@ def _weights(
                 f"{shown(header.path)}: the tensor {tensor.name} has the shape {list(tensor.shape)} where the model "
                 f"({name}) has {list(shapes[name])}; the file is damaged or its metadata is of another model"
             )
-        if whole_of(name) not in but:
+        if name_in_model(name) not in but:
             values = _as_in_model(header, config, tensor.name, values_of(header, tensor)).reshape(shapes[name])
             yield name, torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
 
@@ -132,7 +132,7 @@ def tensor_names(
         bare = table.get_name(name)  # a parameter not named .weight or .bias
         if suffix == "dt_bias":
             stem, suffix, bare = f"{stem}.dt_proj", "bias", None
-        stem, suffix = place_of(stem, suffix)
+        stem, suffix = table_name_parts(stem, suffix)
         theirs = f"{table.get_name(name_in_table(config, stem))}.{suffix}" if bare is None else f"{bare}.weight"
         others = () if bare is None else (bare, f"{bare}.bias")
         names[next((other for other in others if other in header.tensors), theirs)] = name

@@ -73,7 +73,7 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
     return {words[name]: fact for name, fact in facts.items()}
 
 
-def parts_of(weight: str) -> tuple[str, ...]:
+def names_in_file(weight: str) -> tuple[str, ...]:
     """Return the names under which a GGUF file stores the parts of the transformers weight ``weight``.
 
     These are gate and up for Granite's fused linear layer, otherwise the name itself.
@@ -82,7 +82,7 @@ def parts_of(weight: str) -> tuple[str, ...]:
     return tuple(whole + part for part in _PARTS) if is_joined else (weight,)
 
 
-def whole_of(part: str) -> str:
+def name_in_model(part: str) -> str:
     """Return the name of the transformers weight to which a GGUF file's part of the name ``part`` belongs.
 
     It differs from ``part`` only for gate and up of Granite's fused linear layer.
@@ -109,7 +109,7 @@ def split_experts(model: "PreTrainedModel") -> dict[str, Tensor]:
         biases = zip(("gate", "up", "down"), form.biases(module), strict=form.has_bias)
         found |= {f"{name}.{part}_proj.bias": bias for part, bias in biases}
     for name in [each for each in found if each.endswith(_JOINED)]:
-        found |= zip(parts_of(name), found.pop(name).chunk(2), strict=True)
+        found |= zip(names_in_file(name), found.pop(name).chunk(2), strict=True)
     return found
 
 
@@ -122,12 +122,12 @@ def join_experts(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel"
     joined = {name for name in own_weights(model) if name.endswith(_JOINED)}
     waiting: dict[str, Tensor] = {}
     for name, weight in weights:
-        if (whole := whole_of(name)) in joined:
+        if (whole := name_in_model(name)) in joined:
             other = waiting.pop(whole, None)
             if other is None:
                 waiting[whole] = weight
             else:
-                yield whole, torch.cat([weight, other] if name == parts_of(whole)[0] else [other, weight])
+                yield whole, torch.cat([weight, other] if name == names_in_file(whole)[0] else [other, weight])
             continue
         experts, _, part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")
         form = forms.get(experts)

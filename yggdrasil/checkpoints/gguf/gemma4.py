@@ -78,7 +78,7 @@ def _unsaid(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
     )
 
 
-def place_of(stem: str, suffix: str) -> tuple[str, str]:
+def table_name_parts(stem: str, suffix: str) -> tuple[str, str]:
     """Return the stem and suffix by which llama.cpp's table of names finds a Gemma 4 weight, given transformers' own.
 
     They differ for a router's scales, which the table names after the weights that they scale.

@@ -10,7 +10,7 @@ from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.formats.kinds import FORMATS, Format
 from yggdrasil.checkpoints.formats.rows import Quantise, QuantisedRows
 from yggdrasil.checkpoints.gguf.checkpoint import empty_model, row_order, tensor_names
-from yggdrasil.checkpoints.gguf.experts import parts_of
+from yggdrasil.checkpoints.gguf.experts import names_in_file
 from yggdrasil.checkpoints.gguf.recurrent import has_permuted_columns
 from yggdrasil.checkpoints.packing import weights_of
 
@@ -27,7 +27,7 @@ def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, list[Gg
         places.setdefault(_HEAD, header.tensors[_TABLE])
     found: dict[str, list[GgufTensor]] = {}
     for name, module in empty_model(config).named_modules():
-        parts = {weight: parts_of(weight) for weight in weights_of(name, module)}
+        parts = {weight: names_in_file(weight) for weight in weights_of(name, module)}
         lying = {weight: [places[part] for part in names if part in places] for weight, names in parts.items()}
         if all(_is_read(lying[weight], len(names), config) for weight, names in parts.items()):
             found |= lying

@@ -10,7 +10,7 @@ from torch import nn
 
 from yggdrasil.artifacts import shown
 from yggdrasil.checkpoints.formats.layers import formats_of
-from yggdrasil.checkpoints.formats.rounding import in_four_bits
+from yggdrasil.checkpoints.formats.rounding import quantised_to_q4_1
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.drafters.heads.block.config import BlockSettings
@@ -78,7 +78,7 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
     if target.device.type == "cpu":
         # A pass has few rows, so reading weights dominates. Four bits are a third of the bytes; drafts are verified.
         is_rounded = bool(target.formats) or (is_native() and target.dtype == torch.bfloat16)
-        pack_linears(module.head, num_threads, in_four_bits if is_rounded else None)
+        pack_linears(module.head, num_threads, quantised_to_q4_1 if is_rounded else None)
     if isinstance(head, StateHead | BlockHead) and head.lm_head is None:
         head.lm_head = output_of(target, num_threads)
     settings = head.settings

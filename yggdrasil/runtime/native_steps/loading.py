@@ -14,7 +14,7 @@ from yggdrasil.checkpoints.facts import MOST_LAYERS, load_config, refuse_unverif
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.formats.rows import PackedRows, QuantisedRows
 from yggdrasil.checkpoints.gguf.mapped import MappedGguf
-from yggdrasil.checkpoints.head_copy import copy_of, pays_a_copy
+from yggdrasil.checkpoints.head_copy import copy_in_8_bits, is_copy_faster
 from yggdrasil.checkpoints.mapped import MappedSafetensors
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.source import Source
@@ -181,8 +181,8 @@ class _Packer:
         else:
             values = self._mapped.values(HEAD, self._dtype) if own else self.tensors[EMBEDDING]
             self.tensors["lm_head.packed"] = self._packed(values)
-            if pays_a_copy(values):
-                copy, factors = copy_of(values, self._arena)
+            if is_copy_faster(values):
+                copy, factors = copy_in_8_bits(values, self._arena)
                 self.tensors |= {"lm_head.copy": copy, "lm_head.factors": factors}
         self._mapped.release(source)
 
