@@ -227,8 +227,7 @@ def as_messages(messages: object) -> tuple[Message, ...]:
 
     Raises:
         YggdrasilError: the list is empty, or a message has other fields, an unknown role or no text. If it is no list,
-            the
-            error is also a ``TypeError``.
+            the error is also a ``TypeError``.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ArgumentTypeError('messages must be a list such as [{"role": "user", "content": "Hello"}]')

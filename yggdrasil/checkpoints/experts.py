@@ -34,9 +34,7 @@ class ExpertsForm(NamedTuple):
     clamp: tuple[float, ...]  # empty, or limit and alpha of ``clamped_gate``
 
     def gate_up(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the experts' joint gate-and-up weight into gate and up, views [E, I, H] each, or their joint bias, [E,
-        I].
-        """
+        """Split the experts' joint gate-and-up weight into views [E, I, H] each, or their joint bias into [E, I]."""
         weight = weight.transpose(1, 2) if self.is_transposed and weight.dim() == 3 else weight
         if self.is_concatenated:
             gate, up = weight.chunk(2, dim=1)

@@ -55,9 +55,7 @@ class Mxfp4Experts:
         return self._rows(stem)
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        """Return the experts' parameter ``name`` dequantised, [E, K, N] in ``dtype``; None if it is not stored in
-        MXFP4.
-        """
+        """Return the experts' parameter ``name`` dequantised, [E, K, N] in ``dtype``; None if it is not MXFP4."""
         from gguf import GGMLQuantizationType, dequantize  # imported late: packed blocks do not need it
 
         rows = self._rows(name)

@@ -61,9 +61,7 @@ class Recurrence:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> "Recurrence | None":
-        """Return the sizes of recurrent layers from a JSON record, as ``dataclasses.asdict`` makes it; None for
-        None.
-        """
+        """Return the sizes of recurrent layers from a JSON record of ``dataclasses.asdict``; None for None."""
         return None if record is None else cls(**{**record, "layers": tuple(record["layers"])})
 
     @property

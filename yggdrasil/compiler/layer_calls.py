@@ -37,8 +37,9 @@ class LayerCache(Protocol):
         """Return the cache tensors common to all layers."""
 
     def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> Any:
-        """Return a cache object of the same kind with the tensors ``own`` of this layer and ``shared`` of all
-        layers.
+        """Return a cache object of the same kind with the tensors ``own`` of this layer and ``shared`` ones.
+
+        The latter are the tensors of all layers.
         """
 
     def note_call(self, layer: int) -> None:
@@ -79,9 +80,7 @@ class Call(NamedTuple):
 
     @property
     def alike(self) -> object:
-        """Return a key of the call's arguments, which must be equal for two layers of equal structure to share a
-        graph.
-        """
+        """Return a key of the call's arguments. Layers of equal structure share a graph if their keys are equal."""
         others = tuple(leaf for leaf in self.leaves if not isinstance(leaf, LayerCache))
         return str(self.spec), others, tuple(self.shared)
 
@@ -121,9 +120,7 @@ class LayeredStep(NamedTuple):
 
 
 def trace_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> LayeredStep:
-    """Trace a step, ``module(*inputs)``, to a graph that calls its decoder layers; trace each distinct layer
-    separately.
-    """
+    """Trace a step, ``module(*inputs)``, to a graph with its decoder layers as calls, and each distinct layer."""
     flat, spec = pytree.tree_flatten(list(inputs))
     shapes = [Shape.of(tensor) for tensor in flat]
     layers: Sequence[nn.Module] = getattr(module, "decoder_layers", list)()
@@ -197,9 +194,7 @@ def layer_runs(
 
 @contextmanager
 def running(runs: Sequence[LayerRun]) -> Iterator[None]:
-    """Context manager: in the block, the operator ``run_layer`` calls ``runs[layer]``, that decoder layer's
-    function.
-    """
+    """Context manager: in the block, the operator ``run_layer`` calls the layer's function in ``runs``."""
     before = _running.set(runs)
     try:
         yield

@@ -1,6 +1,4 @@
-"""Builds an ``Assembly``: the engine, its models' steps, caches and tree buffers, from loaded models and tree
-shapes.
-"""
+"""Builds an ``Assembly``: engine, steps, caches and tree buffers, from loaded models and tree shapes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -106,9 +104,7 @@ class Assembly:
 
     @property
     def second(self) -> LoadedModel | LoadedHead | Drafter | None:
-        """Return the drafter in the form that ``assemble`` takes as its parameter ``drafter``; None if there is
-        none.
-        """
+        """Return the drafter in the form that ``assemble`` takes as its parameter ``drafter``; None without one."""
         drafter = self.engine.drafter
         if isinstance(drafter, HeadDrafter | MedusaDrafter | BlockDrafter):
             return drafter.opened
@@ -140,10 +136,9 @@ class Assembly:
 
     @cached_property
     def expansion_drafter(self) -> ExpansionDrafter:
-        """Return a drafter that runs the draft model from the host, level by level, with fixed numbers of children per
-        node.
+        """Return a drafter that runs the draft model level by level from the host, as k-ary trees or drawn candidates.
 
-        It drafts for acceptance rules that need drawn candidates, and k-ary trees. The first access builds its steps.
+        Acceptance rules that need drawn candidates use it. The first access builds its steps.
 
         Raises:
             YggdrasilError: there is no draft model.

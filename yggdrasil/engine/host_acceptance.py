@@ -102,8 +102,7 @@ class SamplerFactory:
         return self._sampler(prompt, sampling, seed, eos, build_processors(sampling, len(prompt), eos, bad_words))
 
     def recording(self, prompt: Sequence[int], sampling: SamplingParams, eos: frozenset[int]) -> Sampler | None:
-        """Return a sampler that records log-probabilities or follows a grammar, for a request whose tokens the device
-        chooses.
+        """Return a sampler for tokens that the device chooses: it records log-probabilities or follows a grammar.
 
         None if the request has neither ``logprobs`` nor a constraint.
 

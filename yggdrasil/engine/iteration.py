@@ -142,8 +142,9 @@ class ModelFreeDrafts:
         self._free, self._tree = ungrouped(model_free), tree
 
     def fill(self, depth: int, bound: StoppingBound) -> None:
-        """Add model-free nodes to the tree that the drafter has grown, at most ``depth`` levels, until ``bound`` stops
-        it.
+        """Add model-free nodes to the tree that the drafter has grown, down to ``depth`` levels.
+
+        Growth stops when ``bound`` shows that no wider pass can have a higher objective value.
         """
         self._free.propose(self._tree, Budget(depth, bound=bound, from_root=False))
 

@@ -1,6 +1,4 @@
-"""Compares logits of wide passes with those of width-1 passes: decodes texts by width 1, then verifies them as
-trees.
-"""
+"""Compares logits of wide passes with those of width-1 passes, on the same tokens as trees and one by one."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -49,12 +47,11 @@ def measure_parity(
     num_tokens: int,
     on_progress: Callable[[float], None] = lambda _: None,
 ) -> tuple[ParityReport, list[Mismatch]]:
-    """Compare logits of passes of every verify width with those of width-1 passes, on ``num_tokens`` greedy tokens a
-    text.
+    """Compare logits of passes of every verify width with those of width-1 passes, on greedy tokens.
 
-    Wide passes continue from their own keys and values, as decoding does, so accumulated drift is included. Return the
-    report of the differences, and one ``Mismatch`` per position where the two choose different tokens. ``on_progress``
-    receives the fraction done, 0 to 1.
+    Each text gets ``num_tokens`` tokens. Wide passes continue from their own keys and values, as decoding does, so
+    accumulated drift is included. Return the report of the differences, and one ``Mismatch`` per position where the two
+    choose different tokens. ``on_progress`` receives the fraction done, 0 to 1.
 
     Raises:
         YggdrasilError: a text with its tokens is too long for the context, or the steps are CUDA graphs.
@@ -115,10 +112,9 @@ class _Probe:
         return torch.stack(rows), tokens[1:]
 
     def verify(self, prompt: Sequence[int], continuation: Sequence[int], width: int) -> Tensor:
-        """Return logits [P, V] after each token of the path of ``continuation``, from passes over trees of ``width``
-        nodes.
+        """Return logits [P, V] after each token of ``continuation``, from passes over trees of ``width`` nodes.
 
-        The path of each tree is a part of the continuation. Wrong tokens fill its other nodes.
+        A path of each tree is a part of the continuation. Wrong tokens fill its other nodes.
         """
         self._read(prompt)
         text = [prompt[-1], *continuation]
@@ -131,10 +127,9 @@ class _Probe:
         return torch.stack(rows[: len(continuation)])
 
     def layer_divergence(self, worst: Worst) -> list[LayerDivergence]:
-        """Return the difference of every layer's hidden states between a tree and width-1 passes, at the worst
-        position.
+        """Return the differences of every layer's hidden states between a tree and width-1 passes.
 
-        Both run eagerly.
+        They are those of the worst position. Both run eagerly.
         """
         runner = self._model.runner
         layers = range(runner.loaded.num_layers)

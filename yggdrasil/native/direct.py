@@ -26,8 +26,7 @@ class Mailbox:
 
 
 class NativeObject:
-    """A C++ object of the native library: ``yggdrasil_<kind>_new(*arguments)`` creates it, and it is freed with this
-    object.
+    """A C++ object of the native library, created by ``yggdrasil_<kind>_new(*arguments)`` and freed with this one.
 
     ``kept`` are tensors that it uses, which are kept alive as long.
 

@@ -164,8 +164,7 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
         offsets: [2] int64, the context length and the first slot written.
         tree_mask: [R, T] bool, the slots from the context length on that each row sees.
         window: > 0: only the last ``window`` keys of a row's path, itself included; < 0: chunked attention with chunks
-            of
-            ``-window`` positions; 0: all.
+            of ``-window`` positions; 0: all.
         softcap: > 0: bound of scores as in Gemma 2.
         sinks: [Hq], an extra score per head without a value.
 
@@ -276,8 +275,7 @@ def reweighed(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, dra
 
 
 def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
-    """Move the KV entries in slots ``sources`` of all ``caches`` [Hkv, S, D] to consecutive slots from ``destination``
-    on.
+    """Move the KV entries in slots ``sources`` of all ``caches`` [Hkv, S, D] to the slots from ``destination`` on.
 
     ``sources`` must ascend.
     """

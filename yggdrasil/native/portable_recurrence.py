@@ -72,8 +72,7 @@ def tree_recurrence(  # noqa: PLR0913  (an operator's schema)
         beta: [W, Hv] float32, strength of the delta rule; None: no delta rule (Mamba-2).
         state: [Hv, Dk, Dv] float32, after the committed text.
         keys, updates, decays: [M, Hk, Dk], [M, Hv, Dv] and [M, Hv], written: receive the rows' factors, in the slots
-            from
-            ``offsets[1]`` on, modulo M.
+            from ``offsets[1]`` on, modulo M.
         offsets: [2] int64, the context length and the first slot written.
         parents: [W] int64, each row's parent row; -1 for a row that follows the text.
     """

@@ -131,8 +131,9 @@ def read_rows(
     ids, blocks, result, num_inputs, row_bytes,
     FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Triton kernel: dequantise a block of inputs (axis 1) of row ``ids[i]`` of ``blocks`` [N, bytes], each i on axis
-    0.
+    """Triton kernel: dequantise a block of inputs (axis 1) of row ``ids[i]`` of a weight for each i (axis 0).
+
+    ``blocks`` [N, bytes] are the weight's GGUF blocks.
     """
     number = tl.program_id(0)
     at = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)

@@ -10,10 +10,9 @@ Timer: TypeAlias = Callable[[Callable[[], object]], float]  # milliseconds of on
 
 
 def timer_for(device: torch.device) -> Timer:
-    """Return the function that times a run on ``device`` in milliseconds: by CUDA events on a GPU, else by a host
-    clock.
+    """Return the function that times a run on ``device`` in milliseconds.
 
-    Launches on a GPU return early, so the host's clock would not measure its work.
+    It uses CUDA events on a GPU, whose launches return early, else the host's clock.
     """
     return device_ms if device.type == "cuda" else host_ms
 

@@ -100,9 +100,7 @@ class Readback:
         self._copied = torch.cuda.Event() if is_cuda else None
 
     def begin(self, values: Tensor) -> None:
-        """Start an asynchronous copy of ``values`` [n] int64 from the device to the host; n is at most the buffer's
-        size.
-        """
+        """Start an asynchronous copy of ``values`` [n] int64 to the host. n is at most the buffer's size."""
         self._host[: values.numel()].copy_(values, non_blocking=True)
         if self._copied is not None:
             self._copied.record()

@@ -83,9 +83,7 @@ class StaticCache:
             self.arena.use_huge_pages()
 
     def resident_bytes(self, num_rows: int) -> int:
-        """Return the bytes of memory that keys and values of a text of ``num_rows`` tokens take, in whole memory
-        pages.
-        """
+        """Return the bytes that keys and values of a text of ``num_rows`` tokens take, in whole memory pages."""
         total = 0
         for each in self.rows():
             heads, capacity, size = each.shape

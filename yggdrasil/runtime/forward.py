@@ -40,9 +40,7 @@ class Forward:
         return self._head.logits(self.hidden)
 
     def best_tokens(self) -> tuple[Tensor, Tensor]:
-        """Return (largest logit [R], its token [R] int64) of each requested row, if possible without computing all
-        logits.
-        """
+        """Return (largest logit [R], its token [R] int64) of each requested row, if possible without all logits."""
         return self._head.best(self.hidden, self.__dict__.get("logits"))
 
     def __iter__(self) -> "Iterator[Tensor | list[Tensor]]":

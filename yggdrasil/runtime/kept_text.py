@@ -46,8 +46,7 @@ class KeptText:
         return [*self.lead, *self.tokens]
 
     def shared(self, whole: Sequence[int], ahead: int = 0, most: int | None = None) -> int:
-        """Return how many tokens of the text ``whole`` have reusable KV entries in the cache: those of the common
-        prefix.
+        """Return how many tokens of the text ``whole`` have reusable KV entries in the cache: a common prefix.
 
         The result is at most ``most`` (None: no limit). The ``ahead`` tokens after the last KV entry count too, for a
         caller that holds the hidden states to compute theirs. With recurrent layers, the result is a position with a

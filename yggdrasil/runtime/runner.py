@@ -116,7 +116,7 @@ class ModelRunner:
             self.states.mark_updated(self.text.num_rows)
 
     def read(self, tokens: Tensor, most: int) -> Iterator[Forward]:
-        """Run a new text ``tokens`` [N] int64 in eager passes of at most ``most`` rows, and yield each pass's result.
+        """Run a new text ``tokens`` [N] int64 in eager passes of at most ``most`` rows. Yield each result.
 
         A result has logits and hidden states. The text in the cache is dropped before and after.
         """
@@ -125,8 +125,7 @@ class ModelRunner:
         self.text.forget()
 
     def extend(self, tokens: Tensor, most: int) -> Iterator[Forward]:
-        """Append ``tokens`` [N] int64 to the text in eager passes of at most ``most`` rows, and yield each pass's
-        result.
+        """Append ``tokens`` [N] int64 to the text in eager passes of at most ``most`` rows. Yield each result.
 
         A result has logits and hidden states.
         """
@@ -138,8 +137,9 @@ class ModelRunner:
             self.keep(range(len(chunk)))
 
     def call_reading(self, hidden_layers: Sequence[int]) -> ModelCall:
-        """Return a call of this model, over the same weights and cache, that returns the outputs of
-        ``hidden_layers``.
+        """Return a call of this model over the same weights and cache that returns the outputs of other layers.
+
+        ``hidden_layers`` are their indices.
         """
         if self.backend == "native":
             native = native_call(self.loaded, self.cache, self.call.vocab_size, hidden_layers)
@@ -148,8 +148,7 @@ class ModelRunner:
         return TracedCall(self.loaded, self.call.vocab_size, hidden_layers)
 
     def define(self, name: str, width: int, module: StepModule, inputs: Sequence[Tensor]) -> None:
-        """Declare the step ``name`` of this model, a call with ``width`` rows that runs ``module(weights, caches,
-        *inputs)``.
+        """Declare the step ``name``: a call with ``width`` rows that runs ``module(weights, caches, *inputs)``.
 
         ``inputs`` are fixed tensors, whose values change between calls. The step is built by ``complete`` or its first
         use.
@@ -284,9 +283,7 @@ class CapturedMover:
         self.capture()
 
     def write(self, sources: Sequence[int], destination: int) -> None:
-        """Set the KV entries that the next ``move`` moves: from the slots ``sources`` to those from ``destination``
-        on.
-        """
+        """Set the KV entries that the next ``move`` moves: from slots ``sources`` to slots from ``destination`` on."""
         self._start.write(destination)
         self._rows.write(*(source - destination for source in sources))
         self._count.write(len(sources))

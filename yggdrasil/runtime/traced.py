@@ -26,8 +26,9 @@ class StepModule(nn.Module):
     """The computation of a step: ``forward(weights, caches, *inputs)``."""
 
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """Return the decoder layers of the step that can be compiled separately; empty if it must be compiled as a
-        whole.
+        """Return the decoder layers of the step that can be compiled separately.
+
+        None can if the step must be compiled as a whole.
         """
         return ()
 

@@ -65,11 +65,10 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor) -> None:
-    """Add candidates below ``nodes`` [W] int64 to the tree's pool, by ``tokens`` and log-probabilities ``edges``, [W,
-    K].
+    """Add candidates below ``nodes`` [W] int64 to the tree's pool, with ``tokens`` and ``edges`` [W, K].
 
-    A candidate's score is that of its node plus the log-probability calibrated with ``knots`` [M] float32; where the
-    target samples, plus the log-probability that follows from its draws.
+    ``edges`` are their log-probabilities. A candidate's score is that of its node plus the log-probability calibrated
+    with ``knots`` [M] float32; where the target samples, plus the log-probability that follows from its draws.
     """
     k, likely = tree.candidates, calibrated(edges, knots)
     if tree.draws is not None and tree.draw_weights is not None:

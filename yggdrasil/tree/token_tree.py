@@ -97,8 +97,9 @@ class TokenTree:
         return [*self.node_tensors(), self.pool_scores, self.pool_edges, self.pool_tokens]
 
     def draft_tensors(self) -> list[Tensor]:
-        """Return all buffers in field order (nodes, pool, the target's random draws), as inputs of steps that add
-        candidates.
+        """Return all buffers in field order: nodes, pool and the target's random draws.
+
+        They are inputs of steps that add candidates.
         """
         assert self.draws is not None
         assert self.draw_weights is not None
@@ -137,8 +138,8 @@ class TokenTree:
         drafters on the host; draft models grow the tree in their compiled steps.
 
         Raises:
-            ValueError: the tree is full, the parent is unknown or has a child with this token, or
-                ``log_probability`` is positive or NaN.
+            ValueError: the tree is full, the parent is unknown or has a child with this token, or ``log_probability``
+                is positive or NaN.
             TypeError: ``token`` is no integer.
         """
         node = self.size

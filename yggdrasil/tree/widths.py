@@ -13,7 +13,5 @@ def fitting(widths: Sequence[int], count: int) -> int:
 
 
 def fitting_or_widest(widths: Sequence[int], count: int) -> int:
-    """Return the smallest of ``widths`` (ascending numbers of rows) that has room for ``count`` rows; if none, the
-    largest.
-    """
+    """Return the smallest of ``widths`` (ascending numbers of rows) with room for ``count`` rows; else the largest."""
     return next((width for width in widths if width >= count), widths[-1])

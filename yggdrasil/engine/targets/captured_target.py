@@ -84,8 +84,7 @@ class CapturedTarget(PromptReader):
         return self.sampled.add(kind, [1, *self._verify_widths])
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome (rows, hidden states) of
-        each.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks. Yield each one's rows and hidden states.
 
         The last outcome has the first generated token.
         """
@@ -139,10 +138,10 @@ class CapturedTarget(PromptReader):
         return self._launch_pass("plain", 1)
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch one CUDA graph that ranks the tree, verifies its ``width`` best nodes, accepts a path and moves its
-        rows.
+        """Launch one CUDA graph that ranks the tree, verifies its ``width`` best nodes and accepts a path.
 
-        Return its outputs, still on the device: the packed result, then the layers that a drafter reads.
+        The graph also moves the accepted KV entries. Return its outputs, still on the device: the packed result, then
+        the layers that a drafter reads.
         """
         return self._launch_pass("verify", width)
 

@@ -77,8 +77,7 @@ class LogitTarget:
         self._target.prepare_cache(num_tokens)
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome (rows, hidden states) of
-        each.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks. Yield each one's rows and hidden states.
 
         The last outcome has the first generated token, which the sampler chooses.
         """
@@ -151,9 +150,7 @@ class LogitTarget:
         return layout[0], logits.argmax(-1)
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them as
-        cached.
-        """
+        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them."""
         if self.captured is None:
             self._target.commit(rows)
             return

@@ -104,9 +104,7 @@ def rows_of(chosen: Tensor, tree: TokenTree) -> PassRows:
 
 
 class PlainStep(CallStep[ModelCall]):
-    """Step that runs one committed token and chooses the next by argmax: plain decoding, the baseline of
-    comparisons.
-    """
+    """Step that runs one committed token and chooses the next by argmax: plain decoding."""
 
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
@@ -150,9 +148,7 @@ class VerifyStep(CallStep[ModelCall]):
 
 
 def layout_of(rows: PassRows) -> Tensor:
-    """Return nodes, tokens, parents' rows and existence (1; 0 for padding) of a pass's rows as one [4, W] int64
-    tensor.
-    """
+    """Return nodes, tokens, parents' rows and existence (1; 0 for padding) of a pass's rows as [4, W] int64."""
     return torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
 
 
@@ -184,8 +180,7 @@ class AcceptStep(StepModule):
         chosen: Tensor,
         *buffers: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Sample a token after every row of a pass by a request's parameters, and accept a path of the tree by its
-        rule.
+        """Sample a token after every row of a pass by a request's parameters, and accept a path by its rule.
 
         Args:
             logits: [W, V] float32.

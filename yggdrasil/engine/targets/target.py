@@ -72,8 +72,7 @@ class Target(Protocol):
         """Return the figures of how far the text repeats earlier parts of itself, computed on demand."""
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome (rows, hidden states) of
-        each.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks. Yield each one's rows and hidden states.
 
         The last outcome has the first generated token. KV entries of the first ``start`` tokens, fewer than all, must
         be in the cache already.
@@ -107,9 +106,7 @@ class Target(Protocol):
         """
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them as
-        cached.
-        """
+        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them."""
 
 
 class PromptReader(ABC):
@@ -147,18 +144,14 @@ class PromptReader(ABC):
                 runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
 
     def write_position(self, token: int | None = None) -> None:
-        """Write the text's length, and a plain step's ``token`` if it is not None, to the input buffers of the next
-        pass.
-        """
+        """Write the text's length, and a plain step's ``token`` if not None, to the next pass's input buffers."""
         if token is not None:
             self._tokens.write(token)
         self._start.write(self.length)
 
     @property
     def start(self) -> Tensor:
-        """Return the input buffer [1] int64 of passes that has the number of committed tokens, the first slot they
-        write.
-        """
+        """Return the input buffer [1] int64 with the number of committed tokens, the first cache slot a pass writes."""
         return self._start.tensor
 
     @property
@@ -182,8 +175,7 @@ class PromptReader(ABC):
         return self.runner.call.vocab_size
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield the outcome (rows, hidden states) of
-        each.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks. Yield each one's rows and hidden states.
 
         The last outcome has the first generated token. The ``layers`` of an outcome are the hidden states of its chunk.
         """
@@ -310,9 +302,7 @@ class TargetModel(PromptReader):
         return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them as
-        cached.
-        """
+        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them."""
         text = self.text
         if rows and rows[-1] >= len(rows):  # rows ascend: else each is already at its slot
             self._move([text.num_rows + row for row in rows], text.num_rows)

@@ -119,10 +119,9 @@ class Writer:
         return self._stage(_ATTENTION, values, plain, numbers)
 
     def convolution(self, values: Sequence[int], *, is_silu: bool = False) -> int:
-        """Write a causal convolution along the tree's paths over the tensor numbers ``values``; return its output's
-        number.
+        """Write a causal convolution along the tree's paths over the tensor numbers ``values``.
 
-        ``is_silu`` applies SiLU to the output.
+        Return the number of its output. ``is_silu`` applies SiLU to the output.
         """
         return self._stage(_CONVOLUTION, values, [int(is_silu)], [0.0] * 3)
 

@@ -274,9 +274,7 @@ _OTHER_NAMES = {
 
 
 def names_of(config: Config) -> Mapping[str, str]:
-    """Return a mapping from parts of Llama's weight names to those of a configuration's model family, where they
-    differ.
-    """
+    """Return a mapping from parts of Llama's weight names to those of the model family, where they differ."""
     return FAMILIES[config["model_type"]].names
 
 

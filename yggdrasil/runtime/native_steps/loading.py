@@ -152,9 +152,7 @@ class _Packer:
         self._arena = Arena(None if self._reserved is None else self._reserved.region)
 
     def add(self, name: str, *, is_linear: bool) -> None:
-        """Pack the linear weight ``name`` into the arena; copy it if it is a full embedding, norm, convolution or
-        bias.
-        """
+        """Pack the weight ``name`` into the arena if it is linear; copy a full embedding, norm, convolution or bias."""
         stem = name.rpartition(".")[0]
         if (is_linear or name == EMBEDDING) and (blocks := self._blocks(name)) is not None:
             self._keep(stem, blocks.pack(self._arena, is_mapped=True))

@@ -16,9 +16,7 @@ class KeptStates:
         self.kept = kept
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which a text can continue: those with a copy of the recurrent states, and
-        0.
-        """
+        """Return the numbers of tokens after which a text can continue: 0, and those with copied states."""
         return {0, *self.kept}
 
     def begin(self, num_rows: int) -> None:
@@ -49,15 +47,11 @@ class TextStates(KeptStates):
         return self._buffers.num_slots
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which the text can continue: 0, the present one, and those with copied
-        states.
-        """
+        """Return the numbers of tokens after which the text can continue: 0, present, and those with copied states."""
         return {0, *self.kept} if self._num_read is None else {0, self._num_read, *self.kept}
 
     def begin(self, num_rows: int) -> None:
-        """Set the recurrent states to those after the first ``num_rows`` tokens of the text, one of
-        ``resume_points``.
-        """
+        """Set the recurrent states to those after the first ``num_rows`` tokens, one of ``resume_points``."""
         if num_rows == self._num_read:
             self.keep()  # a request begins here, and its tokens may be dropped later
             super().begin(num_rows)
@@ -108,8 +102,9 @@ class TextStates(KeptStates):
         self.begin(0)
 
     def copy(self) -> KeptStates:
-        """Return copies of the states at all resume points, the present one included; later commits do not change
-        them.
+        """Return copies of the recurrent states at all resume points, the present one included.
+
+        Later commits do not change them.
         """
         return KeptStates({**self.kept, self._num_read: self._buffers.save()} if self._num_read else dict(self.kept))
 
