@@ -47,7 +47,7 @@ class TextStates(KeptStates):
         return self._buffers.num_slots
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which the text can continue: 0, present, and those with copied states."""
+        """Return after how many tokens the text can continue: 0, those with copied states, and the present number."""
         return {0, *self.kept} if self._num_read is None else {0, self._num_read, *self.kept}
 
     def begin(self, num_rows: int) -> None:
