@@ -57,6 +57,11 @@ def test_few_rows_of_sparse_tensors_take_little_memory_until_huge_pages_are_aske
     for number, tensor in enumerate(tensors):
         assert tensor[:100].tolist() == [number] * 100
         assert not tensor[100:4096].any()
+    arena.clear()
+    for tensor in tensors:
+        tensor[0] = 1
+        assert not tensor[1:4096].any()
+    assert resident() - before < 8 << 20  # small pages again
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux")

@@ -50,6 +50,10 @@ def test_slots_behind_a_text_hold_no_memory_once_returned():
     assert abs(left - cache.resident_bytes(1000)) <= page * sum(each.shape[0] for each in cache.rows())
     assert left < cache.num_bytes // 2
     assert cache.resident_bytes(4096) == cache.num_bytes
+    cache.use_huge_pages()
+    cache.release_slots_from(0)
+    assert not any(each.any() for each in cache.rows())
+    assert cache.arena.page == page
 
 
 def test_the_system_says_what_is_left():

@@ -5,6 +5,7 @@ With 4 KiB pages, every 64th cache line needs an address translation, and hardwa
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class Arena:
     def __init__(self, first: mmap.mmap | None = None, *, is_sparse: bool = False) -> None:
         self._regions = [] if first is None else [first]
         self._used = 0  # bytes of the last region
-        self._has_huge_pages = not is_sparse
+        self._is_sparse, self._has_huge_pages = is_sparse, not is_sparse
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Allocate a contiguous CPU tensor of zeros in the arena."""
@@ -54,6 +55,15 @@ class Arena:
             self._has_huge_pages = True
             for region in self._regions:
                 use_huge_pages(region, collapses=True)
+
+    def clear(self) -> None:
+        """Return all pages to the system; tensors read as zeros again. A sparse arena goes back to small pages."""
+        for region in self._regions if hasattr(mmap, "MADV_DONTNEED") else ():
+            region.madvise(mmap.MADV_DONTNEED)
+            if self._is_sparse and self._has_huge_pages and hasattr(mmap, "MADV_NOHUGEPAGE"):
+                with suppress(OSError):
+                    region.madvise(mmap.MADV_NOHUGEPAGE)
+        self._has_huge_pages = not self._is_sparse
 
     def free_rest(self) -> None:
         """Give the resident memory after the arena's last tensor back to the system."""

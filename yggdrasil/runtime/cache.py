@@ -97,7 +97,11 @@ class StaticCache:
         Slots on these pages then read as zeros. Slots on a page shared with earlier slots keep their values. On a GPU
         nothing happens.
         """
-        if self.arena is not None and self.keys[0].device.type == "cpu":
+        if self.arena is None or self.keys[0].device.type != "cpu":
+            return
+        if first == 0:  # after the first use was timed: huge pages that heads share are returned too
+            self.arena.clear()
+        else:
             for each in self.rows():
                 for head in each:
                     release(head[first:], self.arena.page)
