@@ -102,7 +102,7 @@ def plain_drafts(folder: Path, head: Path, texts: int, tokens: int) -> list[tupl
 @torch.inference_mode()
 def our_drafts(folder: Path, head: Path, texts: Sequence[list[int]]) -> list[list[list[int]]]:
     """The same chains by this package's drafter, on its own pass of the target."""
-    from yggdrasil.calibration.record import states_of
+    from yggdrasil.calibration.record import hidden_states_of
     from yggdrasil.checkpoints.source import Source
     from yggdrasil.drafters.heads.convention import settled
     from yggdrasil.drafters.heads.loading import load_head
@@ -121,7 +121,7 @@ def our_drafts(folder: Path, head: Path, texts: Sequence[list[int]]) -> list[lis
     drafter: Any = assembly.engine.drafter
     tree, found = assembly.engine.tree, []
     for text in texts:
-        _, layers = states_of(assembly.target, text)
+        _, layers = hidden_states_of(assembly.target, text)
         drafter.begin(text[:1])
         chains, known = [], 1
         for end in range(4, len(text) + 1):

@@ -22,7 +22,7 @@ from rich.progress import track
 from transformers import AutoModelForCausalLM
 
 from yggdrasil.calibration.calibration_settings import PairSource
-from yggdrasil.calibration.documents import open_ended
+from yggdrasil.calibration.documents import open_ended_stream
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli import run_script
@@ -75,15 +75,17 @@ def main(
     for number, prompt in enumerate(track(texts, "prompts", console=console)):
         text = encode_prompt(tokenizer, prompt)[-max_prompt_tokens:]
         expected = _generate(reference, text, max_new_tokens)
-        usual = [_in_order(engine, DEFAULT_ORDER, text, open_ended(tokenizer, max_new_tokens), tree) for tree in TREES]
+        usual = [
+            _in_order(engine, DEFAULT_ORDER, text, open_ended_stream(tokenizer, max_new_tokens), tree) for tree in TREES
+        ]
         for place, labels in enumerate(schedules):
             at = (number + place) % len(TREES)
             engine.use_schedule(labels)
             engine.executor = threads
-            run = _decode(engine, text, open_ended(tokenizer, max_new_tokens), TREES[at])
+            run = _decode(engine, text, open_ended_stream(tokenizer, max_new_tokens), TREES[at])
             fault = _fault(expected, usual[at], run)
             if fault == OTHER_TREES:  # by a near tie among drafted nodes; not where the same schedule in order has it
-                again = _in_order(engine, labels, text, open_ended(tokenizer, max_new_tokens), TREES[at])
+                again = _in_order(engine, labels, text, open_ended_stream(tokenizer, max_new_tokens), TREES[at])
                 fault = _fault(expected, again, run)
             if fault:
                 wrong.add(labels)

@@ -128,10 +128,10 @@ class Watched:
         self.requests.append((0.0, 0.0))
         self._policy.begin()
 
-    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+    def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
         taken, plain = self.requests[-1]
         self.requests[-1] = taken + self._machine.calm[-1], plain + tokens * self._machine.plain[-1]
-        self._policy.settle(decision, tokens, milliseconds)
+        self._policy.observe(decision, tokens, milliseconds)
 
 
 def usual_drafter(native: bool, folder: Path = Path()) -> DrafterGroup:
@@ -237,7 +237,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
         "policy.acceptance:AcceptanceCorrection.observe": lambda self, estimated, accepted: None
     },
     "tokens that drafting adds, a typical tree instead": {
-        "policy.acceptance:DraftedTrees.typically": lambda self, here, model_free: self._typical[here]
+        "policy.acceptance:DraftedTrees.typical": lambda self, here, model_free: self._typical[here]
     },
     "regret budget": {"policy.regret:RegretBudget._add": lambda self, gained: None},
 }

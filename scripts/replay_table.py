@@ -21,7 +21,7 @@ import torch
 import typer
 
 from yggdrasil.artifacts import current_machine
-from yggdrasil.calibration.own_text import Document, end_of, read_documents
+from yggdrasil.calibration.own_text import Document, prompt_key, read_documents
 from yggdrasil.calibration.row_writer import RowWriter, Task
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
@@ -66,8 +66,8 @@ def main(  # noqa: PLR0913
         encoded = dict.fromkeys(tuple(encode_prompt(tokenizer, prompt)) for prompt in read)
         asked = [list(prompt) for prompt in encoded if len(prompt) <= prompt_tokens]
         answer(model, asked, answers, tokens)
-        of_user = {each.asked: each for each in read_documents(answers)}
-        recorded = [of_user[end_of(prompt)] for prompt in asked]
+        of_user = {each.prompt_key: each for each in read_documents(answers)}
+        recorded = [of_user[prompt_key(prompt)] for prompt in asked]
     else:
         recorded = read_documents(answers)
     documents = [each for each in recorded if len(each.answer) > 1]
@@ -91,8 +91,8 @@ def main(  # noqa: PLR0913
 
 def answer(model: str, prompts: Sequence[list[int]], file: Path, tokens: int) -> None:
     """Append the greedy answers of ``model`` to those ``prompts`` that ``file`` does not have."""
-    answered = {document.asked for document in read_documents(file)}
-    waiting = sorted((prompt for prompt in prompts if end_of(prompt) not in answered), key=len)
+    answered = {document.prompt_key for document in read_documents(file)}
+    waiting = sorted((prompt for prompt in prompts if prompt_key(prompt) not in answered), key=len)
     if not waiting:
         return
     source = Source.find(model)

@@ -11,9 +11,9 @@ from tiny_pair import VOCAB_SIZE, byte_tokenizer, make_pair
 
 from yggdrasil.artifacts import plan_path
 from yggdrasil.calibration import draft_vocabulary, pipeline
-from yggdrasil.calibration.calibration_settings import Budget, PairSource
+from yggdrasil.calibration.calibration_settings import PairSource, TextBudget
 from yggdrasil.calibration.choose import Choice
-from yggdrasil.calibration.draft_vocabulary import Frequent, among_frequent
+from yggdrasil.calibration.draft_vocabulary import Frequent, restrict_vocabulary
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, text_file
 from yggdrasil.calibration.pair import build_assembly
@@ -70,7 +70,7 @@ def job(first, tmp_path, monkeypatch):
         said = []
         reporter = SimpleNamespace(phase=lambda title: said.append(title) or (lambda share: None))
         (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "the end"}\n')
-        settings = SimpleNamespace(prompts=prompts, chat=False, own_text=Budget(0.0))
+        settings = SimpleNamespace(prompts=prompts, chat=False, text_budget=TextBudget(0.0))
         made = Job(
             settings, source, build_assembly(source, backend="eager"), byte_tokenizer(), texts, tmp_path / "work",
             reporter,
@@ -113,7 +113,7 @@ def test_what_is_frequent_is_told_by_text_that_it_was_not_chosen_by():
 def test_a_head_drafts_among_the_frequent_tokens_and_decodes_as_the_target(job, write):
     write(documents(40))
     made, said = job()
-    found = among_frequent(made)
+    found = restrict_vocabulary(made)
 
     assert len(drafted(found)) == MOST == len(found.pair.vocabulary.tokens)
     assert set(COMMON) < set(drafted(found))
@@ -126,15 +126,15 @@ def test_a_head_drafts_among_the_frequent_tokens_and_decodes_as_the_target(job, 
 def test_an_interrupted_calibration_goes_on_with_what_it_chose(job, write):
     """Steps were timed with it, whatever was written since; a file that was cut is chosen anew."""
     write(documents(40))
-    chosen = drafted(among_frequent(job()[0]))
+    chosen = drafted(restrict_vocabulary(job()[0]))
     write(documents(40, list(range(50, 70))))
     made, said = job()
 
-    assert drafted(among_frequent(made)) == chosen
+    assert drafted(restrict_vocabulary(made)) == chosen
     assert said == []
     file = made.work / FILE_NAME
     file.write_bytes(file.read_bytes()[:-3])
-    assert set(range(50, 70)) < set(drafted(among_frequent(made)))
+    assert set(range(50, 70)) < set(drafted(restrict_vocabulary(made)))
 
 
 def test_too_little_text_leaves_all_tokens_and_says_so(job, write):
@@ -142,11 +142,11 @@ def test_too_little_text_leaves_all_tokens_and_says_so(job, write):
     write([Document([1], [90, 91]), Document([2], [92, 93]), Document([3], [94, 95])])
     made, said = job()
 
-    assert among_frequent(made) is made
+    assert restrict_vocabulary(made) is made
     assert said == ["drafting among all 96 tokens: 6 of the target's own text say too little of which are frequent"]
     write(documents(40))
     again, _ = job()
-    assert among_frequent(again) is again
+    assert restrict_vocabulary(again) is again
 
 
 def test_answers_that_tell_what_the_head_is_worth_are_not_counted(job, write):
@@ -154,9 +154,9 @@ def test_answers_that_tell_what_the_head_is_worth_are_not_counted(job, write):
     known = Document([5, 6, 7], [90, 91] * 50)
     write([*documents(40), known])
 
-    assert not {90, 91} & set(drafted(among_frequent(job([known.prompt])[0])))
+    assert not {90, 91} & set(drafted(restrict_vocabulary(job([known.prompt])[0])))
     (job()[0].work / FILE_NAME).unlink()
-    assert {90, 91} < set(drafted(among_frequent(job()[0])))
+    assert {90, 91} < set(drafted(restrict_vocabulary(job()[0])))
 
 
 def test_without_a_table_no_text_is_written(job, write, monkeypatch):
@@ -166,24 +166,24 @@ def test_without_a_table_no_text_is_written(job, write, monkeypatch):
     monkeypatch.setattr("yggdrasil.calibration.statistics.model_free.OwnText", refuse)
     write(documents(40))
 
-    assert len(drafted(among_frequent(job(model_free=(StatisticsOptions(table=False),))[0]))) == MOST
+    assert len(drafted(restrict_vocabulary(job(model_free=(StatisticsOptions(table=False),))[0]))) == MOST
 
 
 def test_decoders_without_a_head_and_small_vocabularies_are_left_alone(job, write, monkeypatch):
     write(documents(40))
     plain, said = job(drafter=None, drafter_threads=0, shapes=replace(SHAPES, draft_widths=()))
 
-    assert among_frequent(plain) is plain
+    assert restrict_vocabulary(plain) is plain
     monkeypatch.setattr(draft_vocabulary, "DRAFT_VOCABULARY", VOCAB_SIZE)
     small, _ = job()
-    assert among_frequent(small) is small
+    assert restrict_vocabulary(small) is small
     assert said == []
 
 
 def test_what_was_chosen_is_written_with_the_plan(job, write, tmp_path):
     """In its folder, with the number that the plan says."""
     write(documents(40))
-    found = among_frequent(job()[0])
+    found = restrict_vocabulary(job()[0])
     settings = SimpleNamespace(name="mine", root=tmp_path)
     choice = Choice.without_drafter([Expectation("mean", 1.5, 1.0, 1.2)])
     plan = pipeline._plan(found._replace(settings=settings), SHAPES, [COSTS], None, choice, None)

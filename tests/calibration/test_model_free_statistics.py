@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration import own_text
-from yggdrasil.calibration.calibration_settings import Budget
+from yggdrasil.calibration.calibration_settings import TextBudget
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, OwnText, read_documents
 from yggdrasil.calibration.replay import replay
-from yggdrasil.calibration.statistics.learning import learn_counts
-from yggdrasil.calibration.statistics.model_free import guesses_beside
+from yggdrasil.calibration.statistics.learning import fit_statistics
+from yggdrasil.calibration.statistics.model_free import model_free_without
 from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.calibration.statistics.scorer_fit import fit_scorer
 from yggdrasil.checkpoints.facts import load_tokenizer
@@ -92,7 +92,7 @@ def test_time_that_nothing_took_is_forgotten(tmp_path, loaded, tokenizer, text):
     spent.write_text(text)
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
 
-    written = OwnText(loaded, tokenizer, prompts, file).write(Budget(1e-6), spent, silent)
+    written = OwnText(loaded, tokenizer, prompts, file).write(TextBudget(1e-6), spent, silent)
 
     assert 0 < float(spent.read_text()) < 60
     assert read_documents(file, loaded.vocab_size) == written == []  # in no time at all
@@ -105,7 +105,7 @@ def test_text_that_a_full_disk_does_not_take_is_a_sentence(tmp_path, loaded, tok
     monkeypatch.setattr(OwnText, "_answered", lambda *_: iter([[first], [second]]))
     writer = OwnText(loaded, tokenizer, [], file)
     with full_disk(40), pytest.raises(ArtifactError, match=f"cannot write {file} .*; check the folder's .* free space"):
-        writer.write(Budget(60.0, 9), spent, silent)
+        writer.write(TextBudget(60.0, 9), spent, silent)
 
     assert read_documents(file) == [first]
 
@@ -121,7 +121,7 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, spent = tmp_path / "texts" / "own.jsonl", tmp_path / "spent.json"
     writer = OwnText(loaded, tokenizer, prompts, file)
-    documents = writer.write(Budget(60.0, 1), spent, silent)
+    documents = writer.write(TextBudget(60.0, 1), spent, silent)
     assert sorted(document.prompt for document in documents) == sorted(prompts)
 
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
@@ -129,12 +129,12 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
         told = model.generate(torch.tensor([document.prompt]), max_new_tokens=64, do_sample=False)[0].tolist()
         assert document.answer == told[len(document.prompt) :]
 
-    longer = writer.write(Budget(60.0, sum(len(each.answer) for each in documents) + 1), spent, silent)
+    longer = writer.write(TextBudget(60.0, sum(len(each.answer) for each in documents) + 1), spent, silent)
     assert longer[: len(documents)] == documents
     assert not {tuple(prompt) for prompt in prompts} & {tuple(each.prompt) for each in longer[len(documents) :]}
     documents = longer
-    assert writer.write(Budget(60.0, 1), spent, lambda title: pytest.fail(title)) == documents
-    assert writer.write(Budget(0.0), spent, lambda title: pytest.fail(title)) == documents
+    assert writer.write(TextBudget(60.0, 1), spent, lambda title: pytest.fail(title)) == documents
+    assert writer.write(TextBudget(0.0), spent, lambda title: pytest.fail(title)) == documents
     with file.open("a") as lines:
         lines.write('{"prompt": [1, 2], "answer": [3')  # cut by an interruption
     assert read_documents(file, loaded.vocab_size) == documents
@@ -148,11 +148,13 @@ def test_when_time_is_up_answers_end_where_they_are(
     monkeypatch.setattr("yggdrasil.calibration.own_text.ANSWER", 64)
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, spent, clock = tmp_path / "own.jsonl", tmp_path / "spent", count()
-    whole = OwnText(loaded, tokenizer, prompts, tmp_path / "whole").write(Budget(60.0, 1), tmp_path / "none", silent)
+    whole = OwnText(loaded, tokenizer, prompts, tmp_path / "whole").write(
+        TextBudget(60.0, 1), tmp_path / "none", silent
+    )
     answers = {tuple(each.prompt): each.answer for each in whole}
     with monkeypatch.context() as patch:
         patch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(clock)))
-        cut = OwnText(loaded, tokenizer, prompts, file).write(Budget(seconds), spent, silent)
+        cut = OwnText(loaded, tokenizer, prompts, file).write(TextBudget(seconds), spent, silent)
 
     assert next(clock) < seconds + len(prompts) + 4  # looked at once a pass: no pass came behind
     assert len(cut) == (len(prompts) if is_kept else 0)
@@ -161,7 +163,7 @@ def test_when_time_is_up_answers_end_where_they_are(
         answer = answers[tuple(document.prompt)]
         assert 16 <= len(document.answer) < len(answer)
         assert document.answer == answer[: len(document.answer)]
-    again = OwnText(loaded, tokenizer, prompts, file).write(Budget(60.0, 200), spent, silent)
+    again = OwnText(loaded, tokenizer, prompts, file).write(TextBudget(60.0, 200), spent, silent)
     asked_again = {tuple(each.prompt) for each in again[len(cut) :]} & set(answers)
     assert asked_again == (set() if is_kept else set(answers))
 
@@ -181,7 +183,9 @@ def test_a_slow_model_begins_what_it_can_end(tmp_path, loaded, tokenizer, monkey
     monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: clock[0])
     monkeypatch.setattr("yggdrasil.calibration.row_writer.perf_counter", lambda: clock[0])
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
-    documents = OwnText(loaded, tokenizer, prompts, tmp_path / "own").write(Budget(seconds), tmp_path / "spent", silent)
+    documents = OwnText(loaded, tokenizer, prompts, tmp_path / "own").write(
+        TextBudget(seconds), tmp_path / "spent", silent
+    )
 
     assert [len(document.answer) for document in documents[:whole]] == [64] * whole
 
@@ -192,14 +196,14 @@ def test_nor_does_it_go_on_with_what_it_asked_itself_when_time_is_up(tmp_path, l
         monkeypatch.setattr(f"yggdrasil.calibration.own_text.{name}", tokens)
     clock, ends = count(), end_tokens(str(TARGET), loaded.outline.eos, tokenizer)
     monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(clock)))
-    documents = OwnText(loaded, tokenizer, [], tmp_path / "own").write(Budget(40.0), tmp_path / "spent", silent)
+    documents = OwnText(loaded, tokenizer, [], tmp_path / "own").write(TextBudget(40.0), tmp_path / "spent", silent)
 
     assert any(len(each.answer) < 48 and each.answer[-1] not in ends for each in documents)
 
 
 def test_answers_of_one_token_foresee_nothing():
     documents = [Document([5, number], [0]) for number in range(30)]
-    counted = learn_counts(documents, COSTS, with_table=True)
+    counted = fit_statistics(documents, COSTS, with_table=True)
 
     assert counted.expected == []
     assert counted.table.num_tokens == 30
@@ -217,7 +221,7 @@ def test_of_two_that_write_at_once_the_second_waits_and_answers_what_is_left(
     writer = OwnText(loaded, tokenizer, prompts * 2, file)
 
     def write():
-        written.extend(writer.write(Budget(60.0, 10), tmp_path / "t", silent))
+        written.extend(writer.write(TextBudget(60.0, 10), tmp_path / "t", silent))
 
     second = threading.Thread(target=write)
     with locked(file.with_suffix(".lock"), "a test"):
@@ -235,7 +239,7 @@ def test_of_two_that_write_at_once_the_second_waits_and_answers_what_is_left(
 
 def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer, few_rows):
     documents = OwnText(loaded, tokenizer, [], tmp_path / "own.jsonl").write(
-        Budget(60.0, 1), tmp_path / "spent", silent
+        TextBudget(60.0, 1), tmp_path / "spent", silent
     )
     assert len({tuple(document.prompt) for document in documents}) > 8
     assert all(document.answer for document in documents)
@@ -262,8 +266,8 @@ def test_the_simulation_decodes_as_the_engine_does(pair, kind, monkeypatch):
     class Costly(ObjectivePolicy):
         """Told what the costs say, not what this machine took."""
 
-        def settle(self, decision, tokens, milliseconds):
-            super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape))
+        def observe(self, decision, tokens, milliseconds):
+            super().observe(decision, tokens, COSTS.iteration_ms(*decision.shape))
 
     def policy():
         return Costly({0: COSTS}, {}, np.empty(0, dtype=np.float32), None)
@@ -286,14 +290,14 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
     documents = [
         Document([1, 2], [token for phrase in generator.choice(12, 8) for token in phrases[phrase]]) for _ in range(60)
     ]
-    learned = learn_counts(documents, COSTS, with_table=True)
+    learned = fit_statistics(documents, COSTS, with_table=True)
     assert learned.options() == StatisticsOptions(table=True)
     assert learned.expected[0].speedup > 2.0
     assert (learned.table.totals[is_longest(learned.table.keys)] > 1).all()
-    alone = learn_counts(documents, COSTS, with_table=False)
+    alone = fit_statistics(documents, COSTS, with_table=False)
     assert alone.options() == StatisticsOptions(table=False)
     assert learned.expected[0].aal > alone.expected[0].aal > 1.2
-    nothing = learn_counts([], COSTS, with_table=True)
+    nothing = fit_statistics([], COSTS, with_table=True)
     assert (nothing.table, nothing.expected) == (None, [])
     few = fit_scorer(documents[:3], with_table=True)
     assert np.array_equal(few.counts, NGramScorer.usual(with_table=True).counts)
@@ -312,11 +316,11 @@ def test_a_belief_that_says_less_of_unseen_text_than_the_usual_is_not_taken():
 
 def test_a_table_that_is_to_predict_knows_nothing_of_the_prompts_it_predicts_for():
     documents = [Document([9, start], [start, *range(20, 30), start] * 8) for start in range(8)] * 30
-    learned = learn_counts(documents, COSTS, with_table=True)
+    learned = fit_statistics(documents, COSTS, with_table=True)
     asked = [[7, 7, 9, 3], [9, 5]]
     told = [document for document in documents if document.prompt in ([9, 3], [9, 5])]
     borrowed = learned._replace(documents=())  # counted elsewhere: nobody knows of what
-    ignorant = [each.knowing_nothing_of(told) for each in (learned, borrowed)]
+    ignorant = [each.drafter_without(told) for each in (learned, borrowed)]
     whole = StatisticsDrafter(learned.scorer, learned.table)
 
     for drafter, is_known in ((ignorant[0], False), (ignorant[1], False), (whole, True)):
@@ -331,12 +335,12 @@ def test_a_table_that_is_to_predict_knows_nothing_of_the_prompts_it_predicts_for
 
 def test_what_guesses_beside_a_drafter_knows_nothing_of_the_texts_it_is_played_on():
     documents = [Document([9, start], [start, *range(20, 30), start] * 8) for start in range(8)] * 30
-    learned = learn_counts(documents, COSTS, with_table=True)
+    learned = fit_statistics(documents, COSTS, with_table=True)
     assembly = SimpleNamespace(
         engine=SimpleNamespace(model_free=group_of([StatisticsDrafter(learned.scorer, learned.table)]))
     )
     job = Job(None, None, assembly, None, [], None, None)
-    (beside,) = guesses_beside(job, learned, [documents[3], documents[5]], COSTS).drafters
+    (beside,) = model_free_without(job, learned, [documents[3], documents[5]], COSTS).drafters
 
     for prompt, is_known in (([9, 3], False), ([9, 5], False), ([9, 4], True)):
         beside.begin(prompt)
@@ -349,7 +353,7 @@ def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
     monkeypatch.setattr(
         StatisticsDrafter, "leave_out_below", lambda drafter, likely: least.append(likely) or own(drafter, likely)
     )
-    learned = learn_counts([Document([1, 2], [1, 2, 3] * 20)] * 12, COSTS, with_table=True)
+    learned = fit_statistics([Document([1, 2], [1, 2, 3] * 20)] * 12, COSTS, with_table=True)
     assert least == [least_useful_probability([COSTS])]
     learned.save(tmp_path)
 
@@ -365,7 +369,7 @@ def test_no_path_is_looked_for_that_no_row_is_worth(monkeypatch, tmp_path):
 def test_what_is_predicted_was_not_learned():
     """Of texts that have nothing in common a table says nothing of another one."""
     texts = np.random.default_rng(0).integers(0, 5000, (60, 80)).tolist()
-    learned = learn_counts([Document([1, 2], text) for text in texts], COSTS, with_table=True)
+    learned = fit_statistics([Document([1, 2], text) for text in texts], COSTS, with_table=True)
     assert learned.expected[0].aal < 1.1
 
 
@@ -373,7 +377,7 @@ def test_a_prediction_says_how_much_of_its_text_repeats_itself():
     """Of the texts that it was predicted by: every tenth is a loop of eight here, the others never repeat."""
     loops, others = [Document([90], [*range(8)] * 10)] * 6, [Document([90], list(range(i, i + 80))) for i in range(54)]
     held_out_first = [text for i in range(6) for text in (loops[i], *others[9 * i : 9 * i + 9])]
-    expected = learn_counts(held_out_first, COSTS, with_table=True).expected
+    expected = fit_statistics(held_out_first, COSTS, with_table=True).expected
     assert expected[0].repeats == round((80 - 8 - 3) / 80, 3)
     assert expected[0].describe().endswith("ms per token, on text of which 86% repeats itself")
     assert [each.repeats for each in expected[1:]] == [None] * len(expected[1:])
@@ -438,7 +442,7 @@ def test_who_drafts_in_the_place_of_a_plans_own(tmp_path):
     policy = planned_policy(adapted, None)
     policy.begin()
     for _ in range(2):
-        policy.settle(policy.choose(64), 1, made_up.PLAIN_MS)
+        policy.observe(policy.choose(64), 1, made_up.PLAIN_MS)
     assert policy.choose(64).kind == "drafted", "it is tried"
     only_plain = replace(plan, shapes=replace(plan.shapes, verify_widths=(1,)), costs=[
         replace(entry, verify_ms={1: 1.0}) for entry in plan.costs

@@ -51,8 +51,8 @@ class DraftedTreePolicy(FixedPolicy):
 class Costly(ObjectivePolicy):
     """Told what the costs say, not what this machine took."""
 
-    def settle(self, decision, tokens, milliseconds):
-        super().settle(decision, tokens, COSTS.iteration_ms(*decision.shape))
+    def observe(self, decision, tokens, milliseconds):
+        super().observe(decision, tokens, COSTS.iteration_ms(*decision.shape))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
 import yggdrasil.calibration.measurement.schedules as schedules
 from yggdrasil.artifacts import read_csv, write_csv
-from yggdrasil.calibration.documents import open_ended
+from yggdrasil.calibration.documents import open_ended_stream
 from yggdrasil.calibration.measurement.schedules import (
     MEASURED,
     PLAIN,
@@ -222,7 +222,7 @@ def test_measured_stages_are_enough_to_search_with(pair, decoder, executor):
         orders = [schedule.labels for schedule in measured]
         decoder = pair.decoder(PLAIN_POLICY, FEW, other_stages=orders, backend="cudagraph")
     frame = schedules.measure_stage_costs(
-        decoder.assembly, lambda: open_ended(byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], 1, lambda _: None,
+        decoder.assembly, lambda: open_ended_stream(byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], 1, lambda _: None,
         measured,
     )  # fmt: skip
     costs = StageCosts.from_samples(frame)
@@ -247,7 +247,7 @@ def test_measured_stages_are_enough_to_search_with(pair, decoder, executor):
 
 def test_texts_too_short_to_measure_anything_are_said_to_be(decoder):
     """And nothing is kept that a later search would take for its costs."""
-    few, texts = partial(open_ended, byte_tokenizer(), 3), [TEXT[:10]]
+    few, texts = partial(open_ended_stream, byte_tokenizer(), 3), [TEXT[:10]]
     message = r"^--max-new-tokens ends texts before anything is measured: .* give 13 or more$"
 
     with pytest.raises(YggdrasilError, match=message):
@@ -255,7 +255,7 @@ def test_texts_too_short_to_measure_anything_are_said_to_be(decoder):
     plans = [MeasuredPlan("one", Schedule.of({}).labels, TreeShape(2, 3, 4))]
     with pytest.raises(YggdrasilError, match=message):
         measure_plans(decoder.assembly, few, texts, plans, 1, lambda _: None)
-    enough = partial(open_ended, byte_tokenizer(), 13)
+    enough = partial(open_ended_stream, byte_tokenizer(), 13)
     assert len(schedules.measure_stage_costs(decoder.assembly, enough, texts, 1, lambda _: None))
 
 
@@ -265,7 +265,12 @@ def test_plans_are_measured_in_turns_on_the_same_texts(decoder):
         MeasuredPlan("two", Schedule.of(NAMED_VARIANTS["AoT head"]).labels, TreeShape(2, 3, 4)),
     ]
     frame = measure_plans(
-        decoder.assembly, lambda: open_ended(byte_tokenizer(), 24), [TEXT[:9], TEXT[5:20]], plans, 2, lambda _: None
+        decoder.assembly,
+        lambda: open_ended_stream(byte_tokenizer(), 24),
+        [TEXT[:9], TEXT[5:20]],
+        plans,
+        2,
+        lambda _: None,
     )
 
     assert frame.groupby("plan").size().to_dict() == {"one": 4, "two": 4, PLAIN: 4}

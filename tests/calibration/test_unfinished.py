@@ -18,8 +18,8 @@ from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSetting
 from yggdrasil.calibration.documents import usable_texts
 from yggdrasil.calibration.measurement.passes import PASS
 from yggdrasil.calibration.measurement.stages import COLUMNS
-from yggdrasil.calibration.pair import check_pair, usual_length
-from yggdrasil.calibration.work_folder import keep_results, open_part, open_work, read_or_drop
+from yggdrasil.calibration.pair import check_pair, default_max_length
+from yggdrasil.calibration.work_folder import copy_benchmarks, open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli.calibrate import _shapes
 from yggdrasil.drafters.model_free_options import NGramOptions
@@ -41,7 +41,7 @@ def test_a_context_that_the_model_lacks_is_refused_and_not_cut():
     assert check_pair(pair(max_length=2048)) is not None
     with pytest.raises(YggdrasilError, match=r"--max-length 4096 is more than the 2048 positions of .*target; give at"):
         check_pair(pair(max_length=4096))
-    assert usual_length(TARGET, None) == usual_length(TARGET, TARGET) == 2048
+    assert default_max_length(TARGET, None) == default_max_length(TARGET, TARGET) == 2048
 
 
 def test_unfinished_work_is_kept_for_the_same_calibration_and_dropped_when_damaged(tmp_path):
@@ -137,7 +137,7 @@ def test_results_outlive_a_new_calibration_and_its_tables_do_not(tmp_path):
     (profile / "bench-c4.json").write_text("[1]")
     (profile / "threads.csv").write_text("old")
     with atomic_directory(profile) as folder:
-        keep_results(profile, folder)
+        copy_benchmarks(profile, folder)
 
     assert [path.name for path in profile.iterdir()] == ["bench-c4.json"]
     assert (profile / "bench-c4.json").read_text() == "[1]"

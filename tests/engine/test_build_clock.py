@@ -16,7 +16,7 @@ class NotingPolicy(FixedPolicy):
         super().__init__(shape)
         self.milliseconds = []
 
-    def settle(self, decision, tokens, milliseconds):
+    def observe(self, decision, tokens, milliseconds):
         self.milliseconds.append(milliseconds)
 
 

@@ -161,7 +161,7 @@ class Watcher(FixedPolicy):
         self.states.append(torch.from_numpy(features.hidden().copy()))
         return self._decision
 
-    def settle(self, decision, tokens, milliseconds):
+    def observe(self, decision, tokens, milliseconds):
         self.settled.append((tokens, milliseconds))
 
 
@@ -197,7 +197,7 @@ def test_objective_policy_uses_many_shapes(pair):
 
 def test_objective_policy_takes_plain_steps_where_speculation_costs_too_much(pair):
     policy = made_up_policy(SHAPES, draft_ms=50.0, wants_model_free=False)
-    policy.settle = lambda *_: None  # at the costs that were made up
+    policy.observe = lambda *_: None  # at the costs that were made up
     generation = pair.decoder(policy).generate(PROMPT, max_new_tokens=30)
 
     assert generation.tokens == pair.reference(PROMPT, 30)
@@ -230,8 +230,8 @@ class Boaster:
 def test_a_drafter_that_promises_too_much_is_left_and_tried_again(pair, monkeypatch):
     monkeypatch.setattr(RegretBudget, "EARNED", 0.3)  # the context is short
     policy = made_up_policy(SHAPES, draft_ms=0.4, wants_model_free=False)
-    settle = policy.settle  # the account goes by expected times, so that a busy machine changes nothing
-    policy.settle = lambda decision, tokens, _: settle(decision, tokens, decision.milliseconds)
+    observe = policy.observe  # the account goes by expected times, so that a busy machine changes nothing
+    policy.observe = lambda decision, tokens, _: observe(decision, tokens, decision.milliseconds)
     never = next(token for token in range(VOCAB_SIZE) if token not in pair.reference(PROMPT, 100))
     decoder, shapes = pair.decoder(policy, drafter=Boaster(never)), []
     choose = policy.choose

@@ -82,8 +82,8 @@ def test_plain_steps_of_a_spent_budget_call_neither_predictor_nor_drafter(pair, 
     predictor = CountingPredictor([0.1, 0.0, 0.0, 0.0])
     depth = DepthPrediction(predictor, FeatureSizes(0, 6, 0))
     policy = ObjectivePolicy({50: costs}, ratios, predictor.survival(None), depth, is_head_first=stages is not None)
-    settle = policy.settle  # at promised times, of which reading the features is two plain steps
-    policy.settle = lambda decision, tokens, _: settle(
+    observe = policy.observe  # at promised times, of which reading the features is two plain steps
+    policy.observe = lambda decision, tokens, _: observe(
         decision, tokens, decision.milliseconds + (2.0 if decision.is_drafting else 0.0)
     )
     decoder = pair.decoder(policy, **({} if stages is None else {"stages": stages}))

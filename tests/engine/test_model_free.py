@@ -37,7 +37,7 @@ def policy(**changes):
     made = fresh(**changes)
     made.begin()
     for _ in range(2):
-        made.settle(made.choose(50), 1, COSTS.plain_ms)
+        made.observe(made.choose(50), 1, COSTS.plain_ms)
     return made
 
 
@@ -68,7 +68,7 @@ def run(policy, draw, truth, iterations, pace=lambda iteration: 1.0):
         width = decision.shape.verify_width
         given, spent = (truth(expected, width), TREE_MS[width]) if width > 1 else (1, COSTS.plain_ms)
         spent *= pace(iteration)
-        policy.settle(decision, given, spent)
+        policy.observe(decision, given, spent)
         tokens, milliseconds = tokens + given, milliseconds + spent
     return tokens / milliseconds
 
@@ -112,8 +112,8 @@ def test_whoever_watches_sees_which_nodes_were_accepted(pair, speculation):
 class AtExpectedTimes(ObjectivePolicy):
     """A busy machine changes nothing."""
 
-    def settle(self, decision, tokens, milliseconds):
-        super().settle(decision, tokens, decision.milliseconds)
+    def observe(self, decision, tokens, milliseconds):
+        super().observe(decision, tokens, decision.milliseconds)
 
 
 def test_a_public_pool_is_exact_and_knows_the_answer_again(pair):

@@ -33,7 +33,7 @@ class Alternating(FixedPolicy):
         self.taken, self.drafted = [], []
         self._asked, self._others = 0, [0, 0]  # with a model-free tree or without: a schedule may decide early
 
-    def settle(self, decision, tokens, milliseconds):
+    def observe(self, decision, tokens, milliseconds):
         if decision.kind == "model_free":
             self.taken.append((decision, tokens))
         elif decision.kind == "drafted":

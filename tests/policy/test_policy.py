@@ -49,7 +49,7 @@ def new_policy(*arguments, **options):
     policy.begin()
     for _ in range(2):
         policy.choose(1)
-        policy.settle(Decision(PLAIN_STEP), 1, policy._plain_ms)
+        policy.observe(Decision(PLAIN_STEP), 1, policy._plain_ms)
     return policy
 
 
@@ -176,7 +176,7 @@ def test_model_free_trees_are_predicted_at_their_present_cost():
     policy = new_policy({50: costs}, {}, np.empty(0, dtype=np.float32), None)
     tree = ModelFree([1.0, 2.0, 3.0, 9.0], 16)
     for _ in range(60):  # they pay all the same, so that the budget stays open
-        policy.settle(policy.choose(50, tree), 9, 3 * 2.1)
+        policy.observe(policy.choose(50, tree), 9, 3 * 2.1)
     assert policy.choose(50, tree).milliseconds == pytest.approx(3 * 2.1, rel=0.02)
 
 
@@ -241,7 +241,7 @@ def test_features_are_read_until_that_has_cost_the_budget():
     for _ in range(1000):
         decision = choose(policy, 10, HERE)
         asked += decision.is_drafting
-        policy.settle(decision, 1, 0.02 if decision.is_drafting else 0.01)
+        policy.observe(decision, 1, 0.02 if decision.is_drafting else 0.01)
     assert RegretBudget.GRANT <= asked <= RegretBudget.GRANT + 1000 * RegretBudget.EARNED + 2
 
 
@@ -262,12 +262,12 @@ def test_it_is_never_slower_than_plain_steps_beyond_the_budgets(seed, drafts, ch
         expected[0] = 1.0
         decision = choose(policy, 50) if random.random() < 0.3 else policy.choose(50, ModelFree(expected.tolist(), 16))
         if decision.kind == "plain":
-            policy.settle(decision, 1, pace)
+            policy.observe(decision, 1, pace)
             continue
         tokens = 1 + (random.integers(0, decision.shape.verify_width) if random.random() < luck else 0)
         spent = costs.iteration_ms(*decision.shape) * pace * random.uniform(0.8, 3.0)
         plain_ms = policy._plain_ms
-        policy.settle(decision, int(tokens), spent)
+        policy.observe(decision, int(tokens), spent)
         lost += min(spent / plain_ms - tokens, RegretBudget.WORST)
     assert lost <= budgets * (RegretBudget.GRANT + 7 * RegretBudget.WORST + 1500 * RegretBudget.EARNED)
 
@@ -279,9 +279,9 @@ def test_gains_are_counted_at_the_speed_of_now():
     for policy, plain_ms in ((slower, 4.0), (usual, 1.0)):
         policy.begin()
         for _ in range(20):
-            policy.settle(Decision(PLAIN_STEP), 1, plain_ms)
+            policy.observe(Decision(PLAIN_STEP), 1, plain_ms)
         for _ in range(7):
-            policy.settle(Decision(TreeShape(1, 1, 2), 2.0, 8.0, is_drafting=True), 3, 8.0)
+            policy.observe(Decision(TreeShape(1, 1, 2), 2.0, 8.0, is_drafting=True), 3, 8.0)
     assert slower._budgets["drafted"].is_open
     assert not usual._budgets["drafted"].is_open
 
@@ -310,9 +310,9 @@ def test_costs_that_change_are_followed_and_so_is_the_choice():
     for _ in range(60):
         decision = policy.choose(100)
         if decision.kind == "drafted":
-            policy.settle(decision, 1, 4 * flat_costs(1.5).iteration_ms(*decision.shape))
+            policy.observe(decision, 1, 4 * flat_costs(1.5).iteration_ms(*decision.shape))
         else:
-            policy.settle(decision, 1, 1.5)
+            policy.observe(decision, 1, 1.5)
     assert policy.choose(100).shape == PLAIN_STEP
     assert policy.prune(drafted, [1.0, 1.1, 1.2, 1.3], 100).milliseconds > 1.1 * costs_ms
 
@@ -323,11 +323,11 @@ def test_the_first_trees_after_unread_tokens_do_not_set_the_latency_scale():
     policy = new_policy({100: flat_costs(4.0)}, ratios, np.ones_like(survival), None)
     tree = Decision(TreeShape(1, 1, 2), 2.0, 2.0, is_drafting=True)
     for unread in (Decision(TreeShape(0, 3, 4), 2.0, 1.0), None):
-        policy.begin() if unread is None else policy.settle(unread, 2, 1.0)
+        policy.begin() if unread is None else policy.observe(unread, 2, 1.0)
         before = policy._scales.factors[-1]
-        policy.settle(tree, 2, 6.0)
+        policy.observe(tree, 2, 6.0)
         assert policy._scales.factors[-1] == before
-        policy.settle(tree, 2, 6.0)
+        policy.observe(tree, 2, 6.0)
         assert policy._scales.factors[-1] > before
 
 
@@ -340,7 +340,7 @@ def test_what_was_learned_is_plain_data_to_go_on_from():
     policy, other = made(), made()
     for _ in range(40):
         decision = policy.choose(100, ModelFree([1.0, 2.0, 3.0, 3.5], 8))
-        policy.settle(decision, 2, 1.3 * decision.milliseconds)
+        policy.observe(decision, 2, 1.3 * decision.milliseconds)
     other.restore(json.loads(json.dumps(policy.state())))
     assert other.state() == policy.state()
     asked = 100, ModelFree([1.0, 1.5, 1.8, 2.0], 8)

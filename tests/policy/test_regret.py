@@ -10,7 +10,7 @@ from yggdrasil.policy.regret import RegretBudget
 def entered():
     """Behind the first tree of a request."""
     budget = RegretBudget()
-    budget.settle(0.0)
+    budget.add_tree(0.0)
     return budget
 
 
@@ -25,21 +25,21 @@ def steps_until_open(budget):
 def test_what_is_lost_is_earned_again_before_anything_is_tried():
     budget = entered()
     for _ in range(5):
-        budget.settle(-3.0)
+        budget.add_tree(-3.0)
         assert budget.is_open
-    budget.settle(-2.0)
+    budget.add_tree(-2.0)
     assert steps_until_open(budget) == pytest.approx((RegretBudget.REOPENS + 1) / RegretBudget.EARNED, abs=1)
-    budget.settle(-RegretBudget.REOPENS / 2)
+    budget.add_tree(-RegretBudget.REOPENS / 2)
     assert budget.is_open
 
 
 def test_earlier_gains_allow_no_more_loss_than_the_grant():
     budget = entered()
     for _ in range(20):
-        budget.settle(2.0)
+        budget.add_tree(2.0)
     lost = 0
     while budget.is_open:
-        budget.settle(-1.0)
+        budget.add_tree(-1.0)
         lost += 1
     assert lost == RegretBudget.GRANT + 1
 
@@ -48,25 +48,25 @@ def test_the_price_of_entry_is_charged_behind_the_request():
     """Reading the prompt costs nine plain steps; what follows may earn them, and is not stopped for them."""
     budget = RegretBudget()
     for is_open in (True, False):
-        budget.settle(-9.0)
+        budget.add_tree(-9.0)
         assert budget.is_open
-        budget.settle(0.5)
+        budget.add_tree(0.5)
         budget.begin()
         assert budget.is_open == is_open
 
     earning = RegretBudget()
     for _ in range(50):
         earning.begin()
-        earning.settle(-9.0)
+        earning.add_tree(-9.0)
         for _ in range(10):
-            earning.settle(1.0)
+            earning.add_tree(1.0)
             assert earning.is_open
 
 
 def test_a_machine_that_stands_still_does_not_close_it_for_long():
     budget = entered()
     for _ in range(5):
-        budget.settle(3 - 10_000.0)
+        budget.add_tree(3 - 10_000.0)
     assert 0 < steps_until_open(budget) <= 100 * (4 + RegretBudget.REOPENS) + 1
 
 
@@ -81,7 +81,7 @@ def test_losses_from_any_iteration_on_stay_within_grant_and_earnings(gains, leng
             budget.begin()
             first = None
         if budget.is_open:
-            budget.settle(gained)
+            budget.add_tree(gained)
             charged = max(gained, -worst if first is not None else -3 * worst)
             first = charged if first is None else first
             behind -= charged
@@ -94,6 +94,6 @@ def test_losses_from_any_iteration_on_stay_within_grant_and_earnings(gains, leng
 
 def test_an_account_goes_on_from_its_state():
     budget, other = entered(), RegretBudget()
-    budget.settle(-3.0)
+    budget.add_tree(-3.0)
     other.restore(budget.state())
     assert other.state() == budget.state()

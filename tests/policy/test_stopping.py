@@ -61,7 +61,7 @@ def test_early_stopping_decides_as_full_growth(native, objective):
         counts, depth = some_counts(generator, native), int(generator.integers(1, 12))
         for _ in range(generator.integers(0, 4)):  # more or less is accepted than was estimated
             decision = Decision(TreeShape(0, 8, 8), estimated=generator.uniform(1, 6), milliseconds=1.0)
-            policy.settle(decision, int(generator.integers(1, 9)), 1.0)
+            policy.observe(decision, int(generator.integers(1, 9)), 1.0)
         (few, small, aside), (all_, whole, full) = both(counts, policy.bound(0), depth)
         assert (few[-1] > 1.0) == (all_[-1] > 1.0)
         decided = policy.best_model_free(ModelFree(all_, depth))
@@ -130,7 +130,7 @@ def test_the_bound_follows_what_model_free_drafts_had_accepted():
     costs = StepCosts(0.0, {}, {1: 1.0, 4: 1.2, 8: 1.5}, overhead_ms=0.05, plain_ms=1.0)
     policy = model_free_policy(costs)
     bound, before = policy.bound(0), policy.bound(0).tolist()
-    policy.settle(Decision(TreeShape(0, 4, 4), 5.0, 1.0, estimated=5.0), 1, 1.0)
+    policy.observe(Decision(TreeShape(0, 4, 4), 5.0, 1.0, estimated=5.0), 1, 1.0)
     assert policy.bound(0) is bound
     assert bound[::3].tolist() == before[::3] == [4, 8]
     assert bound[1::3] == bound[1::3]

@@ -28,7 +28,7 @@ def decided(policy):
     policy.begin()
     for _ in range(2):
         policy.choose(100)
-        policy.settle(Decision(PLAIN_STEP), 1, policy._plain_ms)
+        policy.observe(Decision(PLAIN_STEP), 1, policy._plain_ms)
     return policy.choose(100) or policy.choose(100, features=Features())
 
 
@@ -50,8 +50,8 @@ def test_a_plan_goes_by_what_drafting_adds(plan):
     beside = Decision(TreeShape(0, 3, 4), 2.0, 1.0)
     given, unknown = (planned_policy(plan, replace(made_up.learned(), added_tokens=lift)) for lift in (0.5, None))
 
-    assert given._drafted.typically(0, beside).tokens == 2.0 + 0.5 / 2.0
-    assert unknown._drafted.typically(0, beside) == unknown._drafted.typically(0, None)
+    assert given._drafted.typical(0, beside).tokens == 2.0 + 0.5 / 2.0
+    assert unknown._drafted.typical(0, beside) == unknown._drafted.typical(0, None)
 
 
 def test_one_draft_width_is_the_widest(plan):

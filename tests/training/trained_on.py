@@ -7,7 +7,7 @@ import pytest
 import torch
 from other_device import DEVICE  # before anything that asks PyTorch for what it changes
 
-from yggdrasil.calibration.calibration_settings import Budget
+from yggdrasil.calibration.calibration_settings import TextBudget
 from yggdrasil.calibration.own_text import OwnText
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
@@ -36,7 +36,7 @@ def texts_written(target: str, folder: Path) -> dict[str, tuple[list[int], int]]
     for name, device in _DEVICES.items():
         loaded = load_model(source, torch.float32, device, 1)
         writer = OwnText(loaded, load_tokenizer(source), [[8, 9]], folder / name)
-        written = writer.write(Budget(3600.0, 80), folder / f"{name}.json", _Silent().phase)
+        written = writer.write(TextBudget(3600.0, 80), folder / f"{name}.json", _Silent().phase)
         found[name] = (written[0].answer, len(written))
     return found
 

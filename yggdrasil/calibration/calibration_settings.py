@@ -39,7 +39,11 @@ class PairSource:
 
     @classmethod
     def of_plan(cls, plan: Plan, folder: Path) -> "PairSource":
-        """Return the source of a plan's models; ``folder`` is its predictor folder."""
+        """Return everything needed to load the models of ``plan``.
+
+        Args:
+            folder: predictor folder of the plan, which has the head's draft vocabulary.
+        """
         source = cls(
             plan.target.path(), None, plan.dtype, plan.target.threads, 1, plan.shapes, plan.target.weights,
             device=plan.device, model_free=plan.model_free,
@@ -54,15 +58,17 @@ class PairSource:
 
     @property
     def counts(self) -> StatisticsOptions | None:
-        """Options of the n-gram statistics, or None without them."""
+        """Options of the n-gram statistics drafter; None if it is not used."""
         return next((each for each in self.model_free if isinstance(each, StatisticsOptions)), None)
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
-        """Return a copy with other shapes."""
+        """Return a copy with other tree and cache sizes."""
         return replace(self, shapes=shapes)
 
     def without_drafter(self) -> "PairSource":
-        """Return a copy without the drafter, whose n-gram statistics have a table (the default without a drafter)."""
+        """Return a copy without the draft model or head. Its n-gram statistics use a table, the default without a draft
+        model.
+        """
         return replace(
             self, drafter=None, drafter_threads=0, drafter_weights="full", shapes=replace(self.shapes, draft_widths=()),
             vocabulary=None,
@@ -72,23 +78,23 @@ class PairSource:
         )  # fmt: skip
 
 
-class Budget(NamedTuple):
+class TextBudget(NamedTuple):
     """Limit of the text that the target generates: ``seconds`` or ``tokens`` in total, whichever comes first."""
 
     seconds: float  # infinite if only tokens count
     tokens: int | None = None
 
     def share(self, tokens: int, seconds: float) -> float:
-        """Share of the budget that is used up, 0 to 1."""
+        """Return the share of the budget that ``tokens`` and ``seconds`` use up, 0 to 1."""
         of_time = seconds / self.seconds if self.seconds else 1.0
         return min(max(of_time, tokens / self.tokens if self.tokens else 0.0), 1.0)
 
     def seconds_left(self, seconds: float) -> float:
-        """Return the seconds that are left after ``seconds``."""
+        """Return the seconds of the budget that are left when ``seconds`` are spent."""
         return self.seconds - seconds
 
     def is_late(self, seconds: float) -> bool:
-        """Return whether the time is used up after ``seconds``."""
+        """Return whether the budget's time is used up when ``seconds`` are spent."""
         return self.seconds_left(seconds) <= 0.0
 
 
@@ -109,10 +115,13 @@ class Effort:
     own_text: float = 600.0  # seconds of generating text for a table, earlier runs of the calibration included
 
     def contexts_within(self, max_length: int) -> list[int]:
-        """Return the context lengths to measure for a ``max_length``, in tokens.
+        """Return the context lengths, in tokens, at which a calibration measures step costs.
 
-        These are the ``contexts`` that leave room for the timed iterations. A long ``max_length`` adds its half and its
+        They are the ``contexts`` that leave room for the timed iterations. A long ``max_length`` adds its half and its
         end, where attention dominates a pass and each further row costs nearly as much as the first.
+
+        Args:
+            max_length: longest request of the plan in tokens, prompt included.
         """
         limit = min(max_length, _LONGEST) - _ROOM
         fitting = [context for context in self.contexts if context <= limit] or [max(limit, 1)]
@@ -140,12 +149,12 @@ class CalibrationSettings:
 
     @property
     def tokens(self) -> int:
-        """Tokens generated per prompt, at most half of the context."""
+        """Tokens to generate per prompt for acceptance traces, at most half of the context."""
         return min(self.effort.tokens, self._room // 2)
 
     @property
     def prompt_tokens(self) -> int:
-        """Maximum of the last tokens that are kept of a prompt."""
+        """Maximum number of tokens kept of a prompt, its last ones."""
         return min(self.effort.prompt_tokens, self._room - self.tokens)
 
     @property
@@ -154,12 +163,12 @@ class CalibrationSettings:
         return self.pair.shapes.max_length - self.pair.shapes.max_depth - 1
 
     @property
-    def own_text(self) -> Budget:
-        """The budget of generated text."""
-        return Budget(self.effort.own_text if self.table_tokens is None else inf, self.table_tokens)
+    def text_budget(self) -> TextBudget:
+        """Budget (seconds or tokens) of the text that the target generates for n-gram statistics."""
+        return TextBudget(self.effort.own_text if self.table_tokens is None else inf, self.table_tokens)
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that must be unchanged to resume an interrupted calibration, as plain data."""
+        """Return everything that must be unchanged to resume an interrupted calibration, as plain data for JSON."""
         stat = self.prompts.stat()
         return {
             **asdict(self.pair),

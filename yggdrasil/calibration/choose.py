@@ -1,4 +1,8 @@
-"""Fits acceptance and depth predictor on traces, and chooses the depth source that is fastest in simulation."""
+"""Fits acceptance calibration and depth predictor on traces, and chooses by simulation how to predict the draft depth.
+
+A depth source is the mean acceptance ("mean"), a depth predictor ("predictor"), or a depth predictor that also reads
+the head draft's candidates ("head").
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -58,12 +62,16 @@ class Choice(NamedTuple):
 
     @classmethod
     def without_drafter(cls, expected: Sequence[Expectation]) -> "Choice":
-        """Return the choice of a plan without a drafter; the first of ``expected`` is the policy's speed."""
+        """Return the choice for a plan without a draft model or head.
+
+        Args:
+            expected: simulated speeds; the first is the chosen policy's, the others are rejected alternatives.
+        """
         return cls(None, {}, MEAN, expected[0], list(expected[1:]))
 
 
 def fit_acceptance(traces: TraceSet) -> AcceptanceCalibration:
-    """Fit the map from drafter probability to acceptance on the edges of all widths' trees."""
+    """Fit the map from a drafter's probability to the share of accepted tokens, on the edges of all recorded trees."""
     pairs = [traces.edges(width) for width in traces.widths]
     return AcceptanceCalibration.fit(np.concatenate([p for p, _ in pairs]), np.concatenate([hit for _, hit in pairs]))
 
@@ -93,10 +101,17 @@ def choose(
     model_free: DrafterGroup | None = None,
     prompts: Mapping[int, Sequence[int]] | None = None,
 ) -> Choice:
-    """Train depth predictors on some documents, and choose the depth source by simulation on the others.
+    """Train depth predictors on some documents, and choose the depth source that is fastest on the others in
+    simulation.
 
-    ``traces`` must have been recorded with ``acceptance``. ``model_free`` drafters extend the trees; they need the
-    ``prompts`` (document number -> tokens).
+    Args:
+        traces: trees that the drafter drafted on the target's text, recorded with ``acceptance`` as their scores.
+        costs: measured step costs, in milliseconds.
+        model_free: model-free drafters, which extend the trees; None without them.
+        prompts: document number -> token ids of its prompt, which the model-free drafters read.
+
+    Returns:
+        The fitted tables, the chosen depth source, its expected speed, and the expected speeds of the alternatives.
     """
     prompts = prompts or {}
     trained = {source: _train(traces, traces.widths[-1], sizes) for source, sizes in _readings(traces).items()}

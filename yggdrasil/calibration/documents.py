@@ -26,10 +26,10 @@ LEAST_LENGTH = 56  # tokens of context in addition to the deepest tree: for a pr
 
 
 def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: CalibrationSettings) -> list[list[int]]:
-    """Return the prompts to calibrate on, as token ids.
+    """Return the token ids of the prompts to calibrate on: the last tokens of each, empty prompts left out.
 
     Raises:
-        YggdrasilError: there are fewer than four, or ``max_length`` is too small.
+        YggdrasilError: there are fewer than four prompts, or ``max_length`` is too small.
     """
     if (length := settings.pair.shapes.max_length) < (least := LEAST_LENGTH + settings.pair.shapes.max_depth):
         raise YggdrasilError(f"--max-length {length} leaves no room to calibrate in; give at least {least}")
@@ -41,9 +41,9 @@ def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: Cali
 
 
 def record_all(job: Job) -> tuple[TraceSet, AcceptanceCalibration]:
-    """Record the traces of all documents, and return them with the acceptance calibration that they use.
+    """Record the drafter's trees on the target's answers to all prompts, and fit the acceptance calibration.
 
-    It is fitted on traces of the first few documents.
+    The acceptance calibration is fitted on the first few documents, and the returned traces are recorded with it.
     """
     drafter = job.assembly.engine.drafter
     assert drafter is not None
@@ -67,7 +67,7 @@ def _document(job: Job, drafter: Drafter, index: int, file: Path) -> TraceSet:
     if kept is None:
         shapes = job.pair.shapes
         policy = FixedPolicy(TreeShape(shapes.widest_draft, min(4, shapes.max_depth), min(8, shapes.verify_widths[-1])))
-        stream = open_ended(job.tokenizer, job.settings.tokens + shapes.max_depth)
+        stream = open_ended_stream(job.tokenizer, job.settings.tokens + shapes.max_depth)
         for _ in job.assembly.engine.decode(job.texts[index], stream, policy, Trace()):
             pass
         kept = record_document(job.assembly, drafter, job.texts[index], stream.tokens, index)
@@ -75,6 +75,8 @@ def _document(job: Job, drafter: Drafter, index: int, file: Path) -> TraceSet:
     return kept
 
 
-def open_ended(tokenizer: Tokenizer, max_new_tokens: int = 1 << 30) -> TextStream:
-    """Return a stream that ignores end-of-text tokens."""
+def open_ended_stream(tokenizer: Tokenizer, max_new_tokens: int = 1 << 30) -> TextStream:
+    """Return the text stream of a request that end-of-text tokens do not end, only ``max_new_tokens`` (by default,
+    none).
+    """
     return TextStream(tokenizer, frozenset(), max_new_tokens, ())

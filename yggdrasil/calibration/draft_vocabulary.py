@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from yggdrasil.calibration.job import Job
-from yggdrasil.calibration.own_text import Document, end_of
+from yggdrasil.calibration.own_text import Document, prompt_key
 from yggdrasil.calibration.pair import with_head
 from yggdrasil.calibration.statistics.model_free import own_text
 from yggdrasil.calibration.work_folder import read_or_drop
@@ -31,10 +31,12 @@ class Frequent:
         return self.coverage >= _LEAST_COVERED
 
 
-def among_frequent(job: Job) -> Job:
-    """Return the job with a head that drafts the target's most frequent tokens only, if there is enough text.
+def restrict_vocabulary(job: Job) -> Job:
+    """Return the calibration with a draft head restricted to the target's most frequent tokens, if that is possible.
 
-    The vocabulary is stored with the intermediate results, so that a resumed calibration measures the same steps.
+    The job is unchanged without a head, with a head that has a vocabulary of its own, and if the target's generated
+    text is too short to tell which tokens are frequent. The vocabulary is stored in the work folder, so that a resumed
+    calibration measures the same steps.
     """
     head = job.assembly.second
     vocab_size = job.assembly.target.loaded.vocab_size
@@ -53,8 +55,8 @@ def among_frequent(job: Job) -> Job:
 
 def _chosen(job: Job, vocab_size: int) -> Vocabulary:
     """Choose the vocabulary from the target's text, without answers to prompts that the head is evaluated on."""
-    asked = {end_of(text) for text in job.texts}
-    documents = [document for document in own_text(job) if document.asked not in asked]
+    asked = {prompt_key(text) for text in job.texts}
+    documents = [document for document in own_text(job) if document.prompt_key not in asked]
     found = Frequent(documents, vocab_size, DRAFT_VOCABULARY)
     known = f"{found.coverage:.0%} of what the target writes"
     if found.is_enough:

@@ -18,7 +18,7 @@ from yggdrasil.artifacts import current_machine, predictor_directory
 from yggdrasil.artifacts.atomic import atomic_directory
 from yggdrasil.calibration.calibration_settings import FIRST_WIDTHS, PairSource
 from yggdrasil.calibration.measurement.timed_steps import time_alternately, timed_steps
-from yggdrasil.calibration.pair import check_pair, usual_drafter_weights, usual_length
+from yggdrasil.calibration.pair import check_pair, default_max_length, usual_drafter_weights
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
@@ -50,9 +50,15 @@ _EXPECTED = Expectation("shipped acceptance statistics", 1.0, _ASSUMED_MS, 1.0)
 def first_plan(
     model: Source, named: NamedDrafters, dtype: DtypeName, name: str, root: Path, device: DeviceName = "cpu"
 ) -> tuple[Plan, Tokenizer]:
-    """Return a provisional plan with assumed costs, and the target's tokenizer.
+    """Return a provisional plan of a model, with assumed step costs, and the target's tokenizer. Nothing is measured.
 
-    The scorer and the table of its drafters are written below ``root``.
+    The n-gram scorer and n-gram table of its drafters are written to the predictor folder below ``root``.
+
+    Args:
+        model: the target's checkpoint.
+        named: the drafters to use.
+        name: name of the plan.
+        root: folder with the folders ``plans`` and ``predictors``.
 
     Raises:
         YggdrasilError: a model is unsupported, or target and drafter are incompatible.
@@ -60,7 +66,7 @@ def first_plan(
     machine, drafter = current_machine(), named.drafter
     draft_widths, verify_widths = FIRST_WIDTHS
     shapes = Shapes(
-        max_length=usual_length(model.given, drafter),
+        max_length=default_max_length(model.given, drafter),
         draft_widths=() if drafter is None else draft_widths,
         verify_widths=(1,) if named.is_plain else verify_widths,
     )
@@ -116,11 +122,13 @@ def _assumed(shapes: Shapes) -> Costs:
 def with_measured_costs(
     plan: Plan, assembly: Assembly, tokenizer: Tokenizer, progress: Callable[[float], None]
 ) -> Plan:
-    """Measure step costs and return a copy of ``plan`` whose ``costs`` hold them, in milliseconds.
+    """Time the steps of a loaded model for a few seconds, and return a copy of ``plan`` with the costs in milliseconds.
 
-    The steps of ``assembly``, which must be built from ``plan``, are timed with ``CONTEXT`` tokens in the cache, for
-    about ``SECONDS``. ``progress`` gets the fraction done, 0 to 1. Where a pause of the machine hid a step's time, all
-    are timed once more.
+    Where a pause of the machine hid a step's time, all steps are timed once more.
+
+    Args:
+        assembly: models and steps, built from ``plan``.
+        progress: takes the fraction done, 0 to 1.
     """
     context = max(1, min(CONTEXT, assembly.engine.max_length // 2))
     times = _times(assembly, context, progress)

@@ -20,7 +20,7 @@ from yggdrasil.artifacts import shown, write_atomic
 from yggdrasil.artifacts.atomic import cannot_write
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.lock import locked, tell
-from yggdrasil.calibration.calibration_settings import Budget
+from yggdrasil.calibration.calibration_settings import TextBudget
 from yggdrasil.calibration.row_writer import ROWS, RowWriter, Task, Written
 from yggdrasil.calibration.work_folder import read_or_drop
 from yggdrasil.checkpoints.source import Source
@@ -48,23 +48,33 @@ class Document(NamedTuple):
     answer: list[int]
 
     @property
-    def asked(self) -> tuple[int, ...]:
+    def prompt_key(self) -> tuple[int, ...]:
         """The last tokens of the prompt, which identify it."""
-        return end_of(self.prompt)
+        return prompt_key(self.prompt)
 
 
-def end_of(prompt: Sequence[int]) -> tuple[int, ...]:
-    """Return the last tokens of a prompt, which identify it even if its beginning was cut off."""
+def prompt_key(prompt: Sequence[int]) -> tuple[int, ...]:
+    """Return the last 24 tokens of a prompt, which identify it even if its beginning was cut off."""
     return tuple(prompt[-_END:])
 
 
 def text_file(fingerprint: str, weights: str) -> Path:
-    """Return the file of a target's text, given its fingerprint and weights format."""
+    """Return the file in the user's cache that holds a target's generated text, JSON lines.
+
+    Args:
+        fingerprint: of the target's checkpoint.
+        weights: the weight format that generated the text.
+    """
     return cache_root() / "texts" / f"{fingerprint}-{weights}.jsonl"
 
 
 def read_documents(file: Path, vocab_size: int = 2**31) -> list[Document]:
-    """Load the documents of a text file; skips damaged lines and lines with invalid token ids."""
+    """Load a target's generated text: prompts with answers. Damaged lines and lines with invalid token ids are skipped.
+
+    Args:
+        file: JSON lines with the fields prompt and answer, token ids. A missing file has no documents.
+        vocab_size: token ids must be below this.
+    """
     documents = []
     for line in file.read_bytes().split(b"\n") if file.exists() else ():
         try:
@@ -92,11 +102,15 @@ class OwnText:
         self._most = min(ANSWER, max(1, loaded.max_context // 2))  # maximum tokens of an answer
         self._ends = end_tokens(str(Source.find(loaded.name).folder), loaded.outline.eos, tokenizer)
 
-    def write(self, budget: Budget, spent: Path, phase: Callable[[str], Callable[[float], None]]) -> list[Document]:
-        """Generate text until the budget is used up, and return all documents of the file.
+    def write(self, budget: TextBudget, spent: Path, phase: Callable[[str], Callable[[float], None]]) -> list[Document]:
+        """Generate text of the target until the budget is used up, and return all documents of the file.
 
-        Each answer is written to disk when it is finished. The file ``spent`` records the seconds of this calibration,
-        so that an interrupted one resumes its budget.
+        Each answer is written to disk when it is finished. Another process that writes the same file is waited for.
+
+        Args:
+            budget: limit of seconds and of tokens in the file.
+            spent: file that records the seconds of this calibration, so that an interrupted one resumes its budget.
+            phase: begins a phase of progress by a title, and returns a function that takes the fraction done.
         """
         seconds = seconds_spent(spent)
         documents = self._read()
@@ -116,7 +130,7 @@ class OwnText:
     def _write(
         self,
         documents: list[Document],
-        budget: Budget,
+        budget: TextBudget,
         seconds: float,
         spent: Path,
         report: Callable[[float], None],
@@ -220,7 +234,7 @@ def _append(file: Path, text: str) -> None:
 
 
 def seconds_spent(file: Path) -> float:
-    """Return the seconds that ``file`` records; 0 if it is missing or damaged."""
+    """Return the seconds of generating text that ``file`` records; 0 if it is missing or damaged."""
     return read_or_drop(file, _seconds) or 0.0
 
 

@@ -80,11 +80,15 @@ def _check_head(folder: Path) -> None:
         read_settings(folder, is_first=kind == "eagle")
 
 
-def usual_length(target: str, drafter: str | None) -> int:
-    """Return the default ``max_length`` in tokens: the models' context, limited by the machine's memory.
+def default_max_length(target: str, drafter: str | None) -> int:
+    """Return the default ``max_length`` in tokens: the context of the models, limited by the machine's memory.
 
-    At the limit full caches take at most 1/16 of the machine's total memory (not of the free memory: prepared steps are
-    cached per length). It is rounded down to a power of two and at least 2048, unless a model's context is shorter.
+    Full caches take at most 1/16 of the machine's total memory (not of the free memory: prepared steps are cached per
+    length). This limit is rounded down to a power of two and is at least 2048.
+
+    Args:
+        target: folder, GGUF file or hub id.
+        drafter: a draft model or draft head; None without.
     """
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
     outlines = [outline_of(Source.find(model)) for model in models]
@@ -95,15 +99,19 @@ def usual_length(target: str, drafter: str | None) -> int:
 
 
 def usual_drafter_weights(drafter: str | None, dtype: str, device: str) -> Weights:
-    """Return the default weights of a drafter: those of ``usual_weights`` for a draft model, "full" for a head."""
+    """Return the default weight format of a drafter: "full" for a head or no drafter, else the default of a model."""
     return "full" if drafter is None or is_head(drafter) else usual_weights(drafter, dtype, device)
 
 
 def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend | None = None) -> Assembly:
     """Load the target and its drafter, and define their steps.
 
-    ``knots`` is the acceptance calibration of the drafter, [K] float32. The tree attention of each model is checked
-    against plain attention.
+    The tree attention of each model is checked against plain attention.
+
+    Args:
+        knots: acceptance calibration of the drafter, [K] float32; None: the drafter's probabilities are taken as they
+            are.
+        backend: builder of the steps; None: that of ``source``, else the device's default.
     """
     from yggdrasil.runtime.loading import load_model  # imported here: a first use only checks the pair
     from yggdrasil.runtime.selfcheck import check_tree_attention
@@ -136,7 +144,9 @@ def _head(folder: str, source: "PairSource", target: LoadedModel) -> LoadedHead:
 
 
 def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
-    """Return an assembly of the same target with the head of ``source``, reloaded with its draft vocabulary."""
+    """Return an assembly of the same target with its draft head loaded again, restricted to the vocabulary of
+    ``source``.
+    """
     assert source.drafter is not None, "the assembly has one"
     target = assembly.target.loaded
     return assemble(
@@ -146,7 +156,9 @@ def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
 
 
 def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:
-    """Return an assembly of the same models and weights, with its own caches and tree, for other shapes or backend."""
+    """Return an assembly of the same models and weights with caches and a tree of its own, for other shapes or
+    backend.
+    """
     return assemble(
         assembly.target.loaded, assembly.second, shapes or assembly.shapes, backend or assembly.target.backend,
         model_free=assembly.engine.model_free,
@@ -154,7 +166,7 @@ def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend |
 
 
 def with_threads(assembly: Assembly, source: "PairSource") -> Assembly:
-    """Return an assembly of the same models with the thread counts of ``source``; its steps are redefined for them."""
+    """Return an assembly of the same models with the thread counts of ``source``. Its steps are defined anew."""
     target, drafter = on_threads(assembly.target.loaded, source.target_threads), assembly.second
     if isinstance(drafter, LoadedHead):
         drafter = drafter._replace(loaded=on_threads(drafter.loaded, source.drafter_threads))

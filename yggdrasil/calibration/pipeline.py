@@ -24,8 +24,8 @@ from yggdrasil.artifacts import (
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.calibration_settings import CalibrationSettings, PairSource
 from yggdrasil.calibration.choose import Choice, choose
-from yggdrasil.calibration.documents import open_ended, record_all, usable_texts
-from yggdrasil.calibration.draft_vocabulary import among_frequent
+from yggdrasil.calibration.documents import open_ended_stream, record_all, usable_texts
+from yggdrasil.calibration.draft_vocabulary import restrict_vocabulary
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.measurement.passes import PASS
 from yggdrasil.calibration.measurement.stages import (
@@ -41,9 +41,14 @@ from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.results import SAMPLES_VERSION, write_results
-from yggdrasil.calibration.statistics.known_tables import announce, largest_table, with_larger
+from yggdrasil.calibration.statistics.known_tables import announce, largest_table, with_larger_table
 from yggdrasil.calibration.statistics.learning import LearnedStatistics
-from yggdrasil.calibration.statistics.model_free import OWN_TEXT, count_text, guesses_beside, predict_some
+from yggdrasil.calibration.statistics.model_free import (
+    OWN_TEXT,
+    generate_and_fit,
+    model_free_without,
+    predict_from_prompts,
+)
 from yggdrasil.calibration.work_folder import open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
@@ -60,7 +65,7 @@ from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 
 
 def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
-    """Calibrate a target and its drafter, write profile, predictor and plan, and return the plan's path.
+    """Calibrate a target and its drafter, write profile, predictor and plan, and return the path of the plan.
 
     If the drafter does not pay off, the target is calibrated without it, unless ``settings.keeps_drafter``.
 
@@ -102,13 +107,13 @@ def _calibrate(
     if pair != settings.pair:
         assembly = with_threads(assembly, pair)
 
-    job = among_frequent(Job(settings, pair, assembly, tokenizer, texts, work, reporter))
+    job = restrict_vocabulary(Job(settings, pair, assembly, tokenizer, texts, work, reporter))
     pair = job.pair
     job.assembly.complete(reporter.phase)
     frame = _measure(job)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
-    counted = with_larger(count_text(job, costs[0].steps()), known)
+    counted = with_larger_table(generate_and_fit(job, costs[0].steps()), known)
     choice = _choose(job, counted, costs[0].steps())
     if choice.gain is not None and not (choice.gain.pays or settings.keeps_drafter):
         assert pair.drafter is not None, "only a drafter can be left out"
@@ -128,11 +133,11 @@ def _calibrate(
 def _choose(job: Job, counted: LearnedStatistics | None, costs: StepCosts) -> Choice:
     """Return the fitted tables, the depth source and the expected speeds, simulated on the target's text."""
     if job.pair.drafter is None:
-        return Choice.without_drafter((counted.expected if counted else []) or predict_some(job, costs))
+        return Choice.without_drafter((counted.expected if counted else []) or predict_from_prompts(job, costs))
     traces, acceptance = record_all(job)
     report = job.reporter.phase("training the depth predictor and simulating")
     prompts = dict(enumerate(job.texts))
-    model_free = guesses_beside(job, counted, recorded_documents(traces, prompts), costs)
+    model_free = model_free_without(job, counted, recorded_documents(traces, prompts), costs)
     choice = choose(traces, acceptance, costs, model_free, prompts)
     report(1.0)
     return choice
@@ -222,7 +227,7 @@ def _measure(job: Job) -> pd.DataFrame:
             text = (stream * (context // len(stream) + 1))[:context]
             with on_device_clock(job.assembly):
                 frame = measure_stages(
-                    job.assembly, lambda: open_ended(job.tokenizer), text, job.settings.effort.samples, report
+                    job.assembly, lambda: open_ended_stream(job.tokenizer), text, job.settings.effort.samples, report
                 )
             write_csv(file, "stage-samples", SAMPLES_VERSION, frame)
         frames.append(_read_stages(file))

@@ -19,15 +19,21 @@ HIDDEN_CHUNK = 128
 def record_document(
     assembly: Assembly, drafter: Drafter, prompt: Sequence[int], generated: Sequence[int], document: int
 ) -> TraceSet:
-    """Record trees of every draft width at each generated position that has ``max_depth`` tokens after it.
+    """Record the drafter's trees of every draft width at each generated position that has ``max_depth`` tokens after
+    it.
 
     The tree of position p has the root ``text[p]`` and drafts ``text[p + 1:]``. Its features are those of the depth
     predictor: the hidden state from which the root was chosen, the text's repetition, the root's candidates.
+
+    Args:
+        prompt: token ids of the prompt.
+        generated: token ids of the target's answer.
+        document: number of the document in the traces.
     """
     text = [*prompt, *generated]
     max_depth, tree = assembly.shapes.max_depth, assembly.engine.tree
     positions = range(len(prompt), len(text) - max_depth)
-    hidden, layers = states_of(assembly.target, text[: positions.stop])
+    hidden, layers = hidden_states_of(assembly.target, text[: positions.stop])
     columns: dict[int, list[dict[str, np.ndarray]]] = {width: [] for width in assembly.shapes.draft_widths}
     head: list[np.ndarray] = []
     steps = drafter.capabilities.steps
@@ -99,10 +105,11 @@ def _offered_row(tree: TokenTree, read: int) -> dict[str, np.ndarray]:
 
 
 @torch.inference_mode()
-def states_of(runner: ModelRunner, text: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the target's last hidden states for ``text``, [len(text), H] float32, and those of ``hidden_layers``.
+def hidden_states_of(runner: ModelRunner, text: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return the target's hidden states for every token of ``text``.
 
-    The latter are the layers that a drafter reads. Runs eagerly, in chunks.
+    The first element is the last hidden states, [len(text), H] float32. The second maps layers that a drafter reads to
+    their states, [len(text), H] in the model's dtype. Runs eagerly, in chunks.
     """
     device = runner.loaded.device
     states: list[Tensor] = []
@@ -115,6 +122,6 @@ def states_of(runner: ModelRunner, text: Sequence[int]) -> tuple[Tensor, dict[in
 
 
 def concatenate(parts: Sequence[TraceSet]) -> TraceSet:
-    """Concatenate trace sets, in order."""
+    """Concatenate the positions of several acceptance traces, in order."""
     arrays = [part.to_arrays() for part in parts]
     return TraceSet.from_arrays({name: np.concatenate([array[name] for array in arrays]) for name in arrays[0]})

@@ -35,14 +35,17 @@ class RecordedFeatures:
         self.context = context
 
     def hidden(self) -> Float32Array:
+        """Return the target's recorded hidden state, [H] float32."""
         row: Float32Array = self._traces.hidden[self.index]
         return row
 
     def repetition(self) -> Float32Array:
+        """Return the recorded numbers on the text's repetition, [R] float32."""
         row: Float32Array = self._traces.repetition[self.index]
         return row
 
     def head(self) -> Float32Array:
+        """Return the drafter's recorded log-probabilities of its likeliest next tokens, [K] float32."""
         row: Float32Array = self._traces.head[self.index]
         return row
 
@@ -59,9 +62,12 @@ class RecordedTrees:
         self._ranking = torch.empty_like(self.tree.parents), torch.empty_like(self.tree.scores)
 
     def grow(self, index: int, shape: TreeShape, *, fills: bool) -> list[float]:
-        """Rebuild the tree of row ``index``, and return the expected tokens at each verify width, [V].
+        """Rebuild the tree that was drafted at one position, and return its expected tokens at each verify width, [V].
 
-        ``fills``: the model-free drafters extend it.
+        Args:
+            index: row of the traces.
+            shape: draft width and depth of the tree.
+            fills: extend the tree by model-free drafts.
         """
         traces, tree, width = self.traces, self.tree, shape.width
         size = width * shape.depth
@@ -100,7 +106,7 @@ class RecordedTrees:
 
     @property
     def order(self) -> list[int]:
-        """Nodes by descending score."""
+        """Indices of the tree's nodes by descending score."""
         best: list[int] = self._ranking[0].tolist()
         return best
 
@@ -145,14 +151,16 @@ class _Simulation:
         if decision.kind == "model_free":
             assert self._shadow is not None
             nodes = self._shadow.order.tolist()[: decision.shape.verify_width]
-            return _Step(decision, accepted(self._alone, nodes, truth))
+            return _Step(decision, count_accepted(self._alone, nodes, truth))
         return self._drafted(decision, index, truth) if decision.shape.depth else _Step(decision, 0)
 
     def _drafted(self, decision: Decision, index: int, truth: Sequence[int]) -> _Step:
         assert self._trees is not None, "there is nothing to draft"
         expected = self._trees.grow(index, decision.shape, fills=self._wants_model_free)
         decision = self._policy.prune(decision, expected, self._context)
-        return _Step(decision, accepted(self._trees.tree, self._trees.order[: decision.shape.verify_width], truth))
+        return _Step(
+            decision, count_accepted(self._trees.tree, self._trees.order[: decision.shape.verify_width], truth)
+        )
 
 
 def replay(
@@ -167,9 +175,16 @@ def replay(
 ) -> Totals:
     """Simulate greedy decoding of every document with ``policy``, one request each, and return the totals.
 
-    ``trees`` were recorded at the tokens of the answers, document after document. All costs of decoding are counted: a
-    head draft before a plain step, trees verified with width 1, and the drafter's reading. ``context`` is the context
-    length whose costs ``costs`` are.
+    All costs of decoding are counted: a head draft before a plain step, trees verified with width 1, and the drafter's
+    reading.
+
+    Args:
+        documents: prompts and the target's answers.
+        costs: step costs in milliseconds, which give the time of each iteration.
+        trees: the drafter's trees at the tokens of the answers, document after document; None without a draft model.
+        model_free: model-free drafters; None without them.
+        context: context length at which ``costs`` were measured.
+        is_head_first: the head draft runs before the depth is chosen.
 
     Raises:
         ValueError: the documents have no text to decode.
@@ -196,7 +211,7 @@ def replay(
                 unread = 0
             else:
                 unread += step.accepted + 1
-            policy.settle(step.decision, step.accepted + 1, milliseconds)
+            policy.observe(step.decision, step.accepted + 1, milliseconds)
             tally.add(shape, milliseconds)
             committed = answer[index : index + step.accepted + 1]
             extend_text(model_free, committed)
@@ -213,26 +228,40 @@ def begin_text(model_free: DrafterGroup | None, document: Document) -> None:
 
 
 def extend_text(model_free: DrafterGroup | None, tokens: Sequence[int]) -> None:
-    """Pass committed ``tokens`` to the model-free drafters."""
+    """Append committed ``tokens`` to the text of the model-free drafters; None has none."""
     if model_free is not None and tokens:
         model_free.extend(tokens, {})
 
 
 def recorded_documents(traces: TraceSet, prompts: Mapping[int, Sequence[int]]) -> list[Document]:
-    """Return the documents of ``traces``; ``prompts`` maps document numbers to tokens (missing ones are empty)."""
+    """Return prompts and answers of the documents that ``traces`` were recorded on.
+
+    Args:
+        prompts: document number -> token ids; a missing prompt is empty.
+    """
     return [
         Document(list(prompts.get(int(traces.document[start]), [])), traces.root[start:stop].tolist())
         for start, stop in traces.document_ranges()
     ]
 
 
-def accepted(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> int:
-    """Return how many drafted tokens of the verified ``nodes`` match ``truth``, the tokens that follow."""
-    return len(path_of(tree, nodes, truth))
+def count_accepted(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> int:
+    """Return how many drafted tokens of the verified ``nodes`` the target accepts.
+
+    Args:
+        nodes: indices of nodes in ``tree``.
+        truth: tokens of the text after the tree's root.
+    """
+    return len(accepted_path(tree, nodes, truth))
 
 
-def path_of(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> list[int]:
-    """Return the path of ``nodes`` from below the root whose tokens are the first of ``truth``; empty if none match."""
+def accepted_path(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> list[int]:
+    """Return the nodes that the target accepts, from below the root; empty if it accepts none.
+
+    Args:
+        nodes: indices of verified nodes in ``tree``.
+        truth: tokens of the text after the tree's root.
+    """
     tokens, parents, scores = tree.tokens.tolist(), tree.parents.tolist(), tree.scores.tolist()
     children = {(parents[node], tokens[node]): node for node in nodes if node and scores[node] > NO_SCORE}
     path: list[int] = []

@@ -11,7 +11,7 @@ from yggdrasil.artifacts import atomic_directory, predictor_directory, profile_d
 from yggdrasil.calibration.calibration_settings import CalibrationSettings
 from yggdrasil.calibration.choose import Choice
 from yggdrasil.calibration.statistics.learning import LearnedStatistics
-from yggdrasil.calibration.work_folder import keep_results
+from yggdrasil.calibration.work_folder import copy_benchmarks
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.predictor.report import CalibrationPoint, TrainingReport
 from yggdrasil.scheduling.plan import DepthSource, Plan
@@ -31,10 +31,19 @@ def write_results(
     frame: pd.DataFrame,
     work: Path,
 ) -> None:
-    """Write profile and predictor folders atomically, and the plan last."""
+    """Write the profile and predictor folders of a calibration atomically, and its plan last.
+
+    Args:
+        destination: path of the plan.
+        choice: fitted tables and training reports.
+        counted: n-gram statistics; None without them.
+        vocabulary: draft vocabulary of a head; None if it is not restricted.
+        frame: samples of stages, columns ``stages.COLUMNS``.
+        work: folder of intermediate results.
+    """
     profile = profile_directory(settings.root, settings.name, plan.machine)
     with atomic_directory(profile) as folder:
-        keep_results(profile, folder)
+        copy_benchmarks(profile, folder)
         write_csv(folder / "stage_samples.csv", "stage-samples", SAMPLES_VERSION, frame)
         summary = frame.groupby(["context", "width", "depth", "verify_width", "stage"])["ms"]
         described = summary.describe(percentiles=[0.1, 0.9]).drop(columns="std").reset_index()

@@ -38,12 +38,14 @@ class Written(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and continuation."""
+        """Number of tokens of prompt and continuation."""
         return len(self.task.prompt) + len(self.tokens)
 
 
 def rows_that_fit(loaded: LoadedModel, capacity: int) -> int:
-    """Return the batch size: how many texts of ``capacity`` tokens fit the memory, at most ``ROWS``."""
+    """Return the batch size: the number of texts of ``capacity`` tokens whose KV caches fit the memory, 1 to
+    ``ROWS``.
+    """
     left = available_bytes() if loaded.device.type == "cpu" else None
     room = _MOST_BYTES if left is None else min(_MOST_BYTES, left // _ROOM_SHARE)
     return max(1, min(ROWS, room // cache_bytes(loaded, capacity)))
@@ -70,10 +72,13 @@ class RowWriter:
         is_late: Callable[[], bool] = lambda: False,
         at_once: Callable[[float], float] = lambda token_seconds: inf,
     ) -> Iterator[list[Written]]:
-        """Generate all ``tasks``, and yield the texts that each pass finishes.
+        """Generate all ``tasks`` in one batch, and yield the finished texts after each pass.
 
-        The next task is taken when a row is free. Once ``is_late()``, all running texts end and are yielded.
-        ``at_once`` maps the seconds per token to the number of texts that may run together.
+        The next task is taken when a row of the batch is free.
+
+        Args:
+            is_late: once it returns True, all running texts end and are yielded.
+            at_once: maps the seconds per token to the number of texts that may run together.
         """
         going: list[Written] = []
         while True:

@@ -13,7 +13,7 @@ import torch
 from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, shown, write_csv
 from yggdrasil.artifacts.names import profile_beside, root_of
 from yggdrasil.calibration.calibration_settings import PairSource
-from yggdrasil.calibration.documents import open_ended
+from yggdrasil.calibration.documents import open_ended_stream
 from yggdrasil.calibration.measurement.schedules import (
     PLAIN,
     MeasuredPlan,
@@ -105,7 +105,7 @@ class _Bench(NamedTuple):
 
 
 def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
-    """Search the best schedule, write a plan with it, and return the plan's path.
+    """Search the best schedule and tree shape of a calibrated pair, write a plan with it, and return the plan's path.
 
     Samples, ranking and measurements are written to the profile. Equal profiles give equal rankings.
 
@@ -142,7 +142,11 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
 
 
 def ranking_frame(result: SearchResult) -> pd.DataFrame:
-    """Return one row per entry: schedule, shape, predicted and measured values."""
+    """Return one row per candidate plan of a search, in its order: best prediction first.
+
+    Columns: name, chosen, backend, the variant of each stage, width, depth, verify_width, and predicted and measured
+    AAL, iteration_ms, ms_per_token and speedup as in ``Searched``.
+    """
     rows = []
     for entry in result.entries:
         width, depth, verify_width = entry.shape
@@ -202,7 +206,7 @@ def _stage_samples(
             )
         return read_csv(file, "schedule-samples", SAMPLES_VERSION, COLUMNS)
     report = reporter.phase("measuring the stages of every variant")
-    new_stream = partial(open_ended, bench.tokenizer, settings.tokens)
+    new_stream = partial(open_ended_stream, bench.tokenizer, settings.tokens)
     schedules = measured_schedules(subject.named)
     with on_device_clock(bench.assembly):
         frame = measure_stage_costs(bench.assembly, new_stream, bench.texts, settings.cost_rounds, report, schedules)
@@ -245,7 +249,7 @@ def _measured(
     scaled to the speed of the profile.
     """
     plans = [MeasuredPlan(entry.name, entry.stages, TreeShape(*entry.shape)) for entry in entries]
-    new_stream = partial(open_ended, bench.tokenizer, settings.tokens)
+    new_stream = partial(open_ended_stream, bench.tokenizer, settings.tokens)
     measure = partial(measure_plans, bench.assembly, new_stream, bench.texts)
     report = reporter.phase(f"measuring {len(entries)} plans on {len(bench.texts)} prompts")
     frame = measure(plans, settings.rounds, report)

@@ -15,7 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.calibration.replay import RecordedTrees, accepted, begin_text, extend_text, path_of, recorded_documents
+from yggdrasil.calibration.replay import (
+    RecordedTrees,
+    accepted_path,
+    begin_text,
+    count_accepted,
+    extend_text,
+    recorded_documents,
+)
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.iteration import ShadowTree
 from yggdrasil.policy.costs import StepCosts
@@ -51,9 +58,13 @@ class _Beginning(NamedTuple):
 def survival_of(
     traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
 ) -> Survival:
-    """Compute the acceptance tables from ``traces``, whose trees ``model_free`` drafters extend.
+    """Compute how deep the drafter's recorded trees are accepted, by tree shape.
 
-    ``prompts`` maps document numbers to tokens.
+    Args:
+        traces: trees recorded on the target's text.
+        costs: step costs, which tell which shapes begin an iteration where.
+        model_free: model-free drafters, which extend the trees; None without them.
+        prompts: document number -> token ids of its prompt.
     """
     reference, depth, widths = traces.widths[-1], traces.max_depth, traces.widths
     begun = list(_beginnings(traces, costs, model_free, prompts))
@@ -145,7 +156,7 @@ class _ModelFreeTrees:
             best = self._policy.best_model_free(ModelFree(expected, depth))
             if best is not None:
                 width = best.shape.verify_width
-                given = 1.0 + accepted(self._tree, self._shadow.order.tolist()[:width], truth)
+                given = 1.0 + count_accepted(self._tree, self._shadow.order.tolist()[:width], truth)
                 return best.tokens, given, self._costs.verify_widths.index(width)
         return 1.0, 1.0, 0
 
@@ -155,6 +166,6 @@ def _kept(trees: RecordedTrees, row: int, shape: TreeShape, truth: Sequence[int]
     trees.grow(row, shape, fills=True)
     rank = np.empty(trees.tree.num_nodes, dtype=np.int64)
     rank[trees.order] = np.arange(len(rank))
-    ranks = rank[path_of(trees.tree, trees.order, truth)]
+    ranks = rank[accepted_path(trees.tree, trees.order, truth)]
     kept: Int64Array = (ranks[:, None] < np.array(widths)).sum(axis=0)
     return kept

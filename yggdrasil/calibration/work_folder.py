@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def open_work(settings: CalibrationSettings) -> Path:
-    """Open the folder of intermediate results; it is emptied if its settings differ from ``settings``."""
+    """Return the folder of a calibration's intermediate results, and empty it if it was made with other settings."""
     folder = profile_directory(settings.root, settings.name, current_machine())
     work = followed(folder.with_name(folder.name + ".partial"))
     identity = json.dumps(settings.identity(), sort_keys=True, default=str)
@@ -32,7 +32,9 @@ def open_work(settings: CalibrationSettings) -> Path:
 
 
 def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
-    """Create the subfolder ``name`` for a second calibration, with copies of the ``shared`` files."""
+    """Create the subfolder ``name`` of ``work`` for a second calibration, with copies of the files named in
+    ``shared``.
+    """
     part = work / name
     part.mkdir(exist_ok=True)
     for file in shared:
@@ -41,14 +43,14 @@ def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
     return part
 
 
-def keep_results(old: Path, new: Path) -> None:
-    """Copy results of benchmarks (JSON files) from the old profile folder to the new one."""
+def copy_benchmarks(old: Path, new: Path) -> None:
+    """Copy benchmark results (JSON files) from the old profile folder to the new one."""
     for file in old.glob("*.json"):
         shutil.copy2(file, new / file.name)
 
 
 def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
-    """Return ``read(file)``; None if the file is missing, or damaged, in which case it is deleted.
+    """Return ``read(file)``, or None if the file is missing. A damaged file is deleted and gives None too.
 
     Raises:
         YggdrasilError: the file cannot be read because of an OSError; it is not deleted.

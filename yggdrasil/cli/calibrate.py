@@ -135,7 +135,7 @@ def calibrate(
     If interrupted, the same command resumes.
     """
     from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, Effort, PairSource
-    from yggdrasil.calibration.pair import usual_drafter_weights, usual_length
+    from yggdrasil.calibration.pair import default_max_length, usual_drafter_weights
     from yggdrasil.calibration.pipeline import calibrate as run
     from yggdrasil.checkpoints.usual_weights import usual_weights
     from yggdrasil.cli.progress import PhaseProgress
@@ -152,7 +152,7 @@ def calibrate(
         raise YggdrasilError("--own-table is for --drafter table, which is not asked for; leave it out")
     if keep_drafter and named.drafter is None:
         raise YggdrasilError("--keep-drafter is for a draft model or a head, and none is asked for; leave it out")
-    length = max_length or usual_length(target, named.drafter)
+    length = max_length or default_max_length(target, named.drafter)
     shapes = _shapes(length, max_depth, draft_widths, verify_widths, named, quick=quick)
     chosen = usual_weights(target, dtype, device) if weights == AUTO else cast(Weights, weights)
     usual = usual_drafter_weights(named.drafter, dtype, device)

@@ -228,7 +228,7 @@ class DecodeLoop:
         features.outcome = state.outcome
         # Iterations that loaded a step and ran it for the first time are not representative.
         if BuildClock.ns == built:
-            self._policy.settle(state.decision, len(tokens), (perf_counter_ns() - start) / 1e6)
+            self._policy.observe(state.decision, len(tokens), (perf_counter_ns() - start) / 1e6)
             if self._times_passes:
                 trace.note_pass(pass_ns)
         trace.decode_ns += perf_counter_ns() - start

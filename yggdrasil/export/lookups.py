@@ -17,7 +17,7 @@ class LookUp(Protocol):
     def draft(self, text: Sequence[int]) -> Sequence[int]:
         """Return drafted tokens after ``text``, which extends the text of the last call."""
 
-    def settle(self, drafted: int, accepted: int) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         """Record how many of the last draft's tokens were accepted; not called if none was verified."""
 
 
@@ -61,7 +61,7 @@ class NGramSimple:
         found = text[behind : min(behind + self._draft, verified)] if start else []
         return found if len(found) >= self._match else []
 
-    def settle(self, drafted: int, accepted: int) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         pass
 
 
@@ -93,7 +93,7 @@ class NGramMod:
             window = [*window[1:], token]
         return found if len(found) == self._most or len(found) >= self._least else []
 
-    def settle(self, drafted: int, accepted: int) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         self._bad = self._bad + 1 if 4 * accepted < drafted else 0
         if self._bad == 5:
             self._table.clear()

@@ -25,7 +25,7 @@ class PromptLookUp:
                 return text[starts[0] + size : starts[0] + size + self._draft]
         return []
 
-    def settle(self, drafted: int, accepted: int) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         pass
 
 
@@ -63,7 +63,7 @@ class SuffixDecoding:
             ]
         return best[1]
 
-    def settle(self, drafted: int, accepted: int) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         pass
 
     def _path(self, text: Sequence[int], positions: Sequence[int], length: int) -> tuple[float, Sequence[int]]:
@@ -103,7 +103,7 @@ class TrieChain:
                 longest, where = matched, position
         return text[where + 1 : where + 1 + min(self._draft, self._depth - longest)] if longest else []
 
-    def settle(self, drafted: int, accepted: int) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         pass
 
     def _matched(self, text: Sequence[int], position: int) -> int:

@@ -38,11 +38,11 @@ def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
         tokens += len(text) - position
         while position < len(text):
             found = look_up.draft(text[:position])
-            # The draft leaves room for the pass's own token; ``settle`` gets all of it, as in an engine.
+            # The draft leaves room for the pass's own token; ``observe`` gets all of it, as in an engine.
             drafted = list(found)[: len(text) - position - 1]
             accepted = next((i for i, token in enumerate(drafted) if token != text[position + i]), len(drafted))
             if drafted:
-                look_up.settle(len(found), accepted)
+                look_up.observe(len(found), accepted)
             counts[len(drafted), accepted] += 1
             position += accepted + 1
     return Drafts(tokens, dict(counts))

@@ -22,49 +22,64 @@ PRIOR = 4.0  # tokens with a correct estimate: the weight of the prior
 
 
 class AcceptanceCorrection:
-    """Correction factor of a tree's expected accepted tokens."""
+    """Correction factor of a model-free tree's expected accepted tokens: a moving ratio of accepted to estimated
+    tokens.
+    """
 
     def __init__(self) -> None:
         self._estimated = self._accepted = 0.0
         self.factor = 1.0
 
     def observe(self, estimated: float, accepted: float) -> None:
-        """Update the factor by a tree's accepted tokens and its scores' estimate, both without the bonus token."""
+        """Update the correction factor by one verified tree. Both counts leave out the bonus token.
+
+        Args:
+            estimated: accepted tokens that the scores of the tree's nodes predicted.
+            accepted: drafted tokens that the target accepted.
+        """
         self._estimated = DECAY * self._estimated + estimated
         self._accepted = DECAY * self._accepted + accepted
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
 
     def decay(self) -> None:
-        """Count an iteration without such a tree, by which the factor moves towards 1."""
+        """Move the correction factor towards 1, for an iteration that verified no model-free tree."""
         self.observe(0.0, 0.0)
 
     def corrected(self, tokens: float) -> float:
-        """Return ``tokens``, the scores' estimate, corrected. Both include the bonus token."""
+        """Return the expected tokens of a tree after the correction.
+
+        Args:
+            tokens: tokens that the scores of the tree's nodes predict. Argument and result count the bonus token.
+        """
         return 1.0 + max(tokens - 1.0, 0.0) * self.factor
 
     def state(self) -> dict[str, Any]:
-        """Return the online estimates as plain data."""
+        """Return the two moving averages behind the correction factor, as plain data for JSON."""
         return {"estimated": self._estimated, "accepted": self._accepted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the estimates that ``state`` returned."""
+        """Replace the moving averages and the correction factor by ``state``, a result of ``state()``."""
         self._estimated, self._accepted = state["estimated"], state["accepted"]
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
 
 
 class DepthPrediction(NamedTuple):
-    """A depth predictor and the sizes of its input features."""
+    """A depth predictor with the sizes of the parts of its input features."""
 
     predictor: DepthPredictor
     sizes: FeatureSizes
 
 
 class DraftedTrees:
-    """Chooser of the best shape of a drafter's trees, for each of ``costs`` and the survival by level.
+    """Choice of the draft model's or head's tree shape that has the highest objective value.
 
-    The survival comes from the depth predictor, or without one from the calibration's mean. ``added_tokens`` is the
-    number of tokens that the drafter adds to model-free drafts that expect none. If it is None, a typical tree has the
-    same expected tokens with any model-free drafts.
+    Args:
+        costs: step costs at each measured context length.
+        ratios: survival of each shape relative to the predicted survival, by draft width (see ``ShapeTable``).
+        mean_survival: [D] P(accepted length >= d), the mean over the calibration's text.
+        depth: the depth predictor, or None to use ``mean_survival`` for every tree.
+        added_tokens: accepted tokens that the drafter adds to model-free drafts of which none is expected to be
+            accepted. None: a typical tree has the same expected tokens with any model-free drafts.
     """
 
     def __init__(
@@ -83,17 +98,19 @@ class DraftedTrees:
 
     @property
     def reads_features(self) -> bool:
-        """Return whether a depth predictor is used."""
+        """Whether a depth predictor, which needs features of the text, predicts the survival."""
         return self._depth is not None
 
-    def typically(self, here: int, model_free: Decision | None) -> Candidate:
-        """Return the best tree at the mean survival, with its expected tokens.
+    def typical(self, here: int, model_free: Decision | None) -> Candidate:
+        """Return the tree shape with the highest objective value at the mean survival, with its expected tokens and
+        value.
 
         A drafted tree also contains the model-free drafts. If ``model_free`` could be verified alone, the expected
         tokens are its own plus those that drafting adds, which are fewer the more ``model_free`` expects.
 
         Args:
-            here: index of the costs in use.
+            here: index into ``costs``, of the nearest context length.
+            model_free: the decision to verify model-free drafts alone, or None without drafts.
         """
         tree = self._typical[here]
         if model_free is None or self._added_tokens is None:
@@ -102,7 +119,12 @@ class DraftedTrees:
         return Candidate(shape, model_free.tokens + self._added_tokens / model_free.tokens, tree.value)
 
     def best(self, features: Features, here: int) -> Candidate:
-        """Return the best tree for ``features``; without a depth predictor the typical one."""
+        """Return the tree shape with the highest objective value for ``features``, with its expected tokens and value.
+
+        Args:
+            features: what the depth predictor reads. Without a depth predictor the mean survival is used instead.
+            here: index into ``costs``, of the nearest context length.
+        """
         if self._depth is None:
             return self._typical[here]
         predicted = self._depth.predictor.survival(read_features(features, self._depth.sizes))

@@ -12,9 +12,13 @@ _OVER_PARTS = 1.5  # factor over several narrower passes from which a pass's tim
 
 
 def without_pauses(measured: Mapping[int, float]) -> dict[int, float]:
-    """Return milliseconds by width with times lowered that only a pause of the machine explains.
+    """Return measured times with outliers lowered that only a pause of the machine explains.
 
-    A pass over W rows takes at most as long as passes over V rows, as many as cover W, and a half more.
+    A pass over W rows takes at most 1.5 times as long as narrower passes that cover W rows together. Longer times are
+    lowered to this limit.
+
+    Args:
+        measured: width (rows of a pass) -> milliseconds.
     """
     found: dict[int, float] = {}
     for width in sorted(measured):
@@ -24,7 +28,11 @@ def without_pauses(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def has_pause(measured: Mapping[int, float]) -> bool:
-    """Return whether ``without_pauses`` lowers a time by more than a rounded figure differs."""
+    """Return whether a time in ``measured`` (width -> milliseconds) is more than 1 % above the limit of
+    ``without_pauses``.
+
+    The limit is 1.5 times the time of narrower passes that cover as many rows.
+    """
     return any(measured[width] > 1.01 * ms for width, ms in without_pauses(measured).items())
 
 
@@ -32,13 +40,14 @@ Kind: TypeAlias = Literal["plain", "model_free", "drafted"]
 
 
 def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]]:
-    """Map each width to the cheapest way to run it: (milliseconds, compiled width that serves it, padded).
+    """Map each width to the cheapest way to run it: (milliseconds, compiled width that serves it by padding).
 
-    Costs are not assumed monotone: a width whose own graph is slower than a wider one is served by the wider one.
-    Ties go to the narrower graph.
+    Args:
+        measured: compiled width -> milliseconds of a step. A step may be slower than a wider one, which then serves its
+            width too. Ties go to the narrower step.
 
     Raises:
-        ValueError: the table is empty or a cost is not positive.
+        ValueError: ``measured`` is empty or a time is not positive.
     """
     faults = _positive_faults("measured", measured)
     if faults:
@@ -54,14 +63,17 @@ def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Measured costs of one decode iteration.
+    """Measured costs of one decode iteration, in milliseconds.
 
-    ``verify_ms`` is already the lower envelope (see ``lower_envelope``), so it never falls as the width grows.
     ``head_ms`` is the first draft step, which also processes the bonus token; each of the other ``depth - 1`` costs
-    ``draft_ms`` (empty if no draft step is priced).
-    ``plain_ms`` is a whole step without speculation, including its overhead. ``model_free_overhead_ms`` is the overhead
-    of an iteration with model-free drafts only, if a draft model exists too. ``reading_ms`` is the drafter's prefill
-    time per token that it has not drafted: the prompt's, and those accepted from model-free drafts.
+    ``draft_ms`` (empty without a draft model or head). ``verify_ms`` must not fall as the width grows
+    (``lower_envelope``). ``plain_ms`` is a whole iteration of plain decoding, including its overhead.
+    ``model_free_overhead_ms`` is the overhead of an iteration with model-free drafts only, if a draft model exists too.
+    ``reading_ms`` is the drafter's prefill time per token that it has not drafted: the prompt's, and those accepted
+    from model-free drafts.
+
+    Raises:
+        ValueError: a cost is missing, negative or infinite; the message lists every fault.
     """
 
     head_ms: float
@@ -92,22 +104,30 @@ class StepCosts:
 
     @cached_property
     def draft_widths(self) -> tuple[int, ...]:
-        """Return all draft widths that have a cost, ascending."""
+        """Draft widths (nodes a level) that have a cost, ascending."""
         return tuple(sorted(self.draft_ms))
 
     @cached_property
     def verify_widths(self) -> tuple[int, ...]:
-        """Return all verify widths that have a cost, ascending."""
+        """Verify widths (rows of the target's pass) that have a cost, ascending."""
         return tuple(sorted(self.verify_ms))
 
     def drafting_ms(self, width: int, depth: int) -> float:
-        """Return the cost of drafting ``depth`` (>= 1) levels; model-free drafts (``width`` 0) cost nothing."""
+        """Return the milliseconds of drafting ``depth`` (>= 1) levels of ``width`` nodes; 0 for ``width`` 0 (model-free
+        drafts).
+        """
         if width == 0:
             return 0.0
         return self.head_ms + (depth - 1) * self.draft_ms[width]
 
     def iteration_ms(self, width: int, depth: int, verify_width: int) -> float:
-        """Return the cost of one iteration; depth 0 is a plain target step, whatever the widths."""
+        """Return the milliseconds of one iteration: drafting, verification and overhead.
+
+        Args:
+            width: draft width; 0 verifies model-free drafts only.
+            depth: drafted levels; 0 is an iteration of plain decoding, whatever the widths.
+            verify_width: rows of the target's pass.
+        """
         if depth == 0:
             return self.plain_ms
         if width == 0:
@@ -116,7 +136,7 @@ class StepCosts:
 
     @property
     def model_free_iteration_overhead_ms(self) -> float:
-        """Return the overhead of an iteration with model-free drafts alone, in milliseconds."""
+        """Milliseconds of an iteration with model-free drafts only, without the target's pass."""
         return self.overhead_ms if self.model_free_overhead_ms is None else self.model_free_overhead_ms
 
 
@@ -140,18 +160,23 @@ class LatencyScales:
 
     @property
     def plain_discount(self) -> float:
-        """Return the factor on a plain step's time that decides whether it is tried, so that it is timed now and then.
+        """Factor from 0.8 to 1 on a plain step's milliseconds, so that plain steps are tried and timed now and then.
 
-        It falls from 1 with the iterations since the last warm plain step. A tree that gains more than the discount is
-        not interrupted.
+        It falls from 1 with the iterations since the last timed plain step. A tree that gains more than the discount is
+        still preferred.
         """
         return 1.0 - self.DISCOUNT * min(self._plain_age, self.AGE) / self.AGE
 
     def observe(self, step: int, predicted_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
-        """Update the factors by an iteration's time and its prediction with the present factors.
+        """Update the latency scales by the time of one iteration.
 
-        ``is_cold``: the iteration follows a prefill, whose buffers fill the CPU caches, so it can only lower the
-        factors. The first iteration that is not cold sets all factors: the machine may be busy, or another.
+        The first iteration that is not cold sets all factors at once, because the machine may be busy or another.
+
+        Args:
+            step: index of the factor: 0 is plain, i the i-th verify width with model-free drafts, -1 any drafted tree.
+            predicted_ms: the iteration's predicted time with the present factors.
+            milliseconds: its measured time.
+            is_cold: the iteration follows a prefill, which fills the CPU caches, so it can only lower the factors.
         """
         ratio = milliseconds / predicted_ms
         self._plain_age = 0 if step == 0 and not is_cold else self._plain_age + 1
@@ -166,14 +191,15 @@ class LatencyScales:
         self.factors[step] *= 1.0 + self.OWN_RATE * deviation
 
     def state(self) -> dict[str, Any]:
-        """Return the factors as plain data."""
+        """Return the factors by step as plain data for JSON."""
         return {"factors": list(self.factors)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the factors that ``state`` returned. Their ratios are kept; the next step sets the speed anew.
+        """Replace the factors by ``state``, a result of ``state()``. Their ratios are kept; the next step sets their
+        level anew.
 
         Raises:
-            ValueError: they are of another number of verify widths.
+            ValueError: ``state`` has factors for another number of verify widths.
         """
         if len(state["factors"]) != len(self.factors):
             raise ValueError(f"factors of {len(state['factors'])} steps, not of {len(self.factors)}")

@@ -8,7 +8,7 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 
 class FixedPolicy:
-    """Policy with one shape for every iteration. A width of 1 drafts a chain."""
+    """Policy that chooses the same tree shape in every iteration. A draft width of 1 drafts a chain."""
 
     wants_model_free = False
 
@@ -16,25 +16,30 @@ class FixedPolicy:
         self._decision = Decision(shape, is_drafting=shape.depth > 0)
 
     def begin(self) -> None:
-        """Do nothing: the policy has no state."""
+        """Do nothing: a fixed policy has no state of a request."""
 
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
+        """Return the fixed tree shape, whatever the context."""
         return self._decision
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
+        """Return the empty bound: model-free trees are grown in full."""
         return UNBOUNDED
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        """Return ``decision`` with the fixed verify width, whatever the expected tokens."""
         return decision._replace(shape=decision.shape._replace(verify_width=self._decision.shape.verify_width))
 
-    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """Do nothing: the policy has no estimates."""
+    def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+        """Do nothing: a fixed policy has no estimates."""
 
 
 class ModelFreePolicy(FixedPolicy):
-    """Policy that verifies ``verify_width`` nodes of every model-free tree, and uses plain steps if it is empty."""
+    """Policy that verifies ``verify_width`` nodes of every model-free tree, and decodes plainly where there are no
+    drafts.
+    """
 
     wants_model_free = True
 
@@ -45,6 +50,7 @@ class ModelFreePolicy(FixedPolicy):
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
+        """Return a decision to verify ``model_free``, or a plain step if it is None or expects no accepted token."""
         if model_free is None or model_free.expected[-1] <= 1.0:
             return self._decision
         return Decision(TreeShape(0, model_free.depth, self._verify_width))

@@ -31,18 +31,25 @@ UNBOUNDED: StoppingBound = array("d")
 
 
 def objective_value(tokens: Number, milliseconds: Number, objective: Objective = "latency") -> Number:
-    """Return equation 3 without its constant factor: tokens per millisecond, or tokens alone for ``"aal"``.
+    """Return the objective value of an iteration, equation 3 of the paper without its constant factor.
 
-    ``tokens`` counts the bonus token.
+    Args:
+        tokens: expected tokens of the iteration, bonus token included.
+        milliseconds: expected time of the iteration.
+        objective: ``"latency"`` returns tokens per millisecond, ``"aal"`` (average accepted length) returns ``tokens``.
     """
     return tokens / milliseconds if objective == "latency" else tokens
 
 
 def least_useful_probability(costs: Iterable[StepCosts]) -> float:
-    """Return the path probability below which no node can repay its row of a verification pass.
+    """Return the path probability below which verifying a tree node costs more time than it can save.
 
-    A row costs the least slope of the passes' times over width; the limit is ``UNDERESTIMATE`` times lower. A width
-    that costs as much as a wider one is served by that pass and has no slope of its own.
+    The cost of one more row is the smallest slope of a pass's milliseconds over its width, in plain steps. The result
+    is half of it, because nodes with low scores are accepted up to twice as often as estimated. 0 without two verify
+    widths.
+
+    Args:
+        costs: step costs at each measured context length.
     """
     slopes = [
         objective_value((each.verify_ms[wide] - each.verify_ms[narrow]) / (wide - narrow), each.plain_ms)
@@ -53,7 +60,7 @@ def least_useful_probability(costs: Iterable[StepCosts]) -> float:
 
 
 class Decision(NamedTuple):
-    """A tree shape with the expected tokens and milliseconds of its iteration; 0 ms where no costs are known."""
+    """The tree shape of one iteration, with its expected tokens and milliseconds; 0 ms where no costs are known."""
 
     shape: TreeShape
     tokens: float = 1.0  # expected, bonus token included
@@ -63,7 +70,7 @@ class Decision(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Return the kind of iteration, for regret budgets and latency scales."""
+        """Kind of iteration, by which regret budgets and latency scales are kept: plain, model-free or drafted."""
         if self.is_drafting:
             return "drafted"
         return "model_free" if self.shape.depth else "plain"
@@ -77,15 +84,20 @@ class ModelFree(NamedTuple):
 
 
 def stopping_bound(widths: Sequence[int], values: Sequence[float]) -> StoppingBound:
-    """Return the bound of ``widths`` above 1, given the objective value of a token at each."""
+    """Return the early-stopping bound of model-free drafts, which C++ reads while it grows a tree.
+
+    Args:
+        widths: verify widths above 1, ascending.
+        values: objective value of one token in an iteration at each of ``widths``.
+    """
     return array("d", [each for width, value in zip(widths, values, strict=True) for each in (width, value, value)])
 
 
 class PassValues:
-    """Objective value of a token at each verify width, and the early-stopping bound made of these values.
+    """Objective value of one token at each verify width, and the early-stopping bound made of these values.
 
-    An iteration at the i-th verify width takes ``milliseconds[i]``: its pass and ``other_ms``, the drafting and the
-    overhead. The value of a tree is its expected tokens times ``values[i]``.
+    An iteration at the i-th verify width takes ``milliseconds[i]``: the target's pass and ``other_ms``, which is the
+    drafting and the overhead. The value of a tree is its expected tokens times ``values[i]``.
     """
 
     def __init__(self, costs: StepCosts, other_ms: float, objective: Objective = "latency") -> None:
@@ -96,9 +108,13 @@ class PassValues:
         self.bound = stopping_bound(costs.verify_widths[1:], self.values[1:])
 
     def scale(self, factors: Sequence[float], correction: float) -> None:
-        """Multiply the measured times by ``factors`` [>= V], and the accepted tokens that ``bound`` expects.
+        """Recompute times, values and bound from the measured times and the present estimates.
 
         Width 1 keeps its measured time. ``bound`` is updated in place, because C++ keeps its address.
+
+        Args:
+            factors: latency scale of each verify width, at least V.
+            correction: factor on the accepted tokens that ``bound`` expects.
         """
         bound = self.bound
         for index in range(1, len(self._measured)):
@@ -109,10 +125,14 @@ class PassValues:
     def best(
         self, expected: Sequence[float], first: int = 0, correction: float = 1.0, most: float = inf
     ) -> tuple[int, float]:
-        """Return (index of the best width, its tokens), from index ``first`` on; ties go to the narrower width.
+        """Return (index of the verify width with the highest value, expected tokens there). Ties go to the narrower
+        width.
 
-        ``expected`` [V] are tokens with the bonus token. Those beyond it are multiplied by ``correction``, and no more
-        than ``most`` are expected.
+        Args:
+            expected: [V] expected tokens at each verify width, bonus token included.
+            first: index of the first verify width to consider.
+            correction: factor on the expected tokens beyond the bonus token.
+            most: upper limit of the expected tokens.
         """
         values, best, likely, highest = self.values, first, 1.0, -1.0
         for index in range(first, len(values)):  # without function calls, because the next pass waits for this
@@ -163,14 +183,23 @@ class ShapeTable:
         self._value = objective_value(np.ones_like(milliseconds), milliseconds, objective)  # [N], of a token
 
     def expected_tokens(self, survival: FloatArray) -> npt.NDArray[np.float64]:
-        """Return the expected AAL of each of ``self.shapes``, given ``survival`` [D]."""
+        """Return the expected tokens of an iteration (AAL, bonus token included) for each tree shape of the table, [N]
+        float64.
+
+        Args:
+            survival: [D] P(accepted length >= d) for d = 1 .. D.
+        """
         # NOTE: a sum over axis 0 adds every column in the same order, so equal shapes tie exactly; BLAS may differ.
         total: npt.NDArray[np.float64] = np.add.reduce(self._ratios * survival[:, None], axis=0)
         total += 1.0
         return total
 
     def best_tree(self, survival: FloatArray) -> Candidate:
-        """Return the best shape for ``survival`` [D], where ``survival[d - 1]`` is P(accepted length >= d)."""
+        """Return the tree shape with the highest objective value, with its expected tokens and value.
+
+        Args:
+            survival: [D], where ``survival[d - 1]`` is P(accepted length >= d).
+        """
         expected = self.expected_tokens(survival)
         values = expected * self._value
         best = int(values.argmax())

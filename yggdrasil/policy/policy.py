@@ -1,6 +1,6 @@
 """The run-time policy: chooses among plain steps, model-free drafts and drafted trees, with online estimates.
 
-``choose`` maximises equation 3 before drafting, ``prune`` over the verify widths of a drafted tree. ``settle`` updates
+``choose`` maximises equation 3 before drafting, ``prune`` over the verify widths of a drafted tree. ``observe`` updates
 latency scales, the acceptance correction and regret budgets.
 
 Dims: D depth levels, V verify widths.
@@ -33,36 +33,56 @@ class Policy(Protocol):
     wants_model_free: bool  # whether the engine grows model-free trees
 
     def begin(self) -> None:
-        """Begin a request."""
+        """Begin a request: reset the policy's state of the last one."""
 
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return the next iteration's shape after ``context`` tokens; None: call again with ``features``.
+        """Return the tree shape of the next iteration, or None to be called again with ``features``.
 
         A shape of depth 0 is a plain step. A shape of width 0 verifies only ``model_free``.
+
+        Args:
+            context: tokens in the target's cache.
+            model_free: the tree that n-gram statistics have drafted, or None if there is none.
+            features: input of the depth predictor, which may take a head draft to compute; None in the first call.
         """
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound of model-free drafts, alone or below a tree drafted as ``shape``."""
+        """Return the early-stopping bound of model-free drafts: nodes that cannot raise the objective value are not
+        grown.
 
-    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        """Return ``decision`` with the best verify width of its drafted tree.
-
-        ``expected`` [V] are the tokens expected by the tree's scores at each verify width, bonus included.
+        Args:
+            context: tokens in the target's cache.
+            shape: the drafted tree that the model-free drafts extend; None if they are verified alone.
         """
 
-    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """Update the estimates by an iteration that committed ``tokens`` tokens in ``milliseconds``."""
+    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        """Return ``decision`` with the verify width whose objective value is highest for the tree that was drafted.
+
+        Args:
+            decision: the decision by which the tree was drafted.
+            expected: [V] tokens that the tree's scores predict at each verify width, bonus token included.
+            context: tokens in the target's cache.
+        """
+
+    def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+        """Update the estimates of acceptance and latency by one finished iteration.
+
+        Args:
+            decision: the iteration's decision.
+            tokens: tokens that the iteration added to the text, bonus token included.
+            milliseconds: time of the whole iteration.
+        """
 
 
 class ObjectivePolicy:
-    """Policy of the highest objective value, within a regret budget for each kind of speculation.
+    """Policy that chooses the highest objective value, within a regret budget for each kind of speculation.
 
     ``costs`` maps context lengths to the step costs measured there. The nearest one is used, multiplied by the present
     latency scales. ``ratios``, ``mean_survival``, ``depth`` and ``added_tokens`` describe the drafter's trees
     (``DraftedTrees``); without ratios only model-free drafts are verified. ``is_head_first``: the head draft runs
-    before the depth is chosen, so a plain step that is chosen then has cost a head draft.
+    before the depth is chosen, so a plain step that is chosen afterwards has cost a head draft.
     """
 
     def __init__(
@@ -100,6 +120,9 @@ class ObjectivePolicy:
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
+        """Return the tree shape of the next iteration, or None to be called again with ``features`` (see
+        ``Policy.choose``).
+        """
         self._here = bisect_left(self._borders, context)
         plain = Decision(PLAIN_STEP, 1.0, self._plain_ms)
         if features is not None:
@@ -110,7 +133,7 @@ class ObjectivePolicy:
             best, value = free, found
         if self._drafted is None or not self._budgets["drafted"].is_open:
             return best
-        typical = self._drafted.typically(self._here, free)
+        typical = self._drafted.typical(self._here, free)
         room = typical.tokens if model_free is None else min(typical.tokens, model_free.depth + 1.0)
         drafted = self._priced(typical.shape, room)
         # With features a predictor may expect more tokens than of a typical tree.
@@ -119,15 +142,24 @@ class ObjectivePolicy:
         return best
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        """Return ``decision`` with the verify width whose objective value is highest for the tree's ``expected`` tokens
+        [V].
+        """
         self._here = bisect_left(self._borders, context)
         return self._verified_at(decision, expected, self._pruned(self._here, decision.shape).best(expected)[0])
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
+        """Return the early-stopping bound of model-free drafts, alone (``shape`` None) or below a tree drafted as
+        ``shape``.
+        """
         here = bisect_left(self._borders, context)
         return self._free_passes(here).bound if shape is None else self._pruned(here, shape).bound
 
     def best_model_free(self, tree: ModelFree) -> Decision | None:
-        """Return the decision with the best verify width above 1; None if ``tree`` is empty or the budget is closed."""
+        """Return a decision to verify ``tree``, the n-gram statistics' drafts, at the best verify width above 1.
+
+        None if the tree is expected to give no token, or the regret budget of model-free drafts is closed.
+        """
         if tree.expected[-1] <= 1.0 or not self._budgets["model_free"].is_open:
             return None
         passes = self._free_passes(self._here)
@@ -186,17 +218,21 @@ class ObjectivePolicy:
     # ==== learning ====
 
     def begin(self) -> None:
+        """Begin a request: charge the last one's first tree to the regret budgets."""
         for budget in self._budgets.values():
             budget.begin()
         self._steps, self._drafter_lags = 0, True
 
-    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+    def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+        """Update latency scales, acceptance correction and regret budgets by one finished iteration (see
+        ``Policy.observe``).
+        """
         shape, kind, plain_ms = decision.shape, decision.kind, self._plain_ms
         has_read = kind == "drafted" and (self._drafter_lags or not shape.depth)  # besides what was predicted
         charged_ms = milliseconds if has_read else min(milliseconds, LatencyScales.PAUSE * decision.milliseconds)
         for each, budget in self._budgets.items():
             if each == kind:
-                budget.settle(tokens - charged_ms / plain_ms)
+                budget.add_tree(tokens - charged_ms / plain_ms)
             else:
                 budget.earn()
         if kind == "model_free":
@@ -216,7 +252,7 @@ class ObjectivePolicy:
         self._steps += 1
 
     def state(self) -> dict[str, Any]:
-        """Return the online estimates as plain data."""
+        """Return latency scales, acceptance correction and regret budgets as plain data for JSON."""
         return {
             "scales": self._scales.state(),
             "model_free": self._correction.state(),
@@ -224,7 +260,11 @@ class ObjectivePolicy:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the estimates that ``state`` of a policy over the same shapes returned."""
+        """Replace the online estimates by ``state``, a result of ``state()`` of a policy over the same tree shapes.
+
+        Raises:
+            ValueError: ``state`` has another number of verify widths.
+        """
         self._scales.restore(state["scales"])
         self._correction.restore(state["model_free"])
         for kind, budget in self._budgets.items():

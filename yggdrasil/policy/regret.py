@@ -35,16 +35,20 @@ class RegretBudget:
         self._first, self._has_first = 0.0, False  # loss of this request's first tree, charged at the next ``begin``
 
     def begin(self) -> None:
-        """Begin a request, and charge the first tree of the last one.
+        """Begin a request, and charge the first tree of the previous request to the balance.
 
-        That tree's loss includes the drafter's prefill of the prompt, a sunk cost. Charged earlier, it would stop the
-        speculation that could recover it. Gains of its request repay it first.
+        The first tree's loss includes the drafter's prefill of the prompt, a sunk cost. Charged earlier, it would stop
+        the speculation that could recover it. Gains of its request repay it first.
         """
         self._add(self._first)
         self._first, self._has_first = 0.0, False
 
-    def settle(self, gained: float) -> None:
-        """Add a tree's gain: its tokens minus those of plain steps in the same time."""
+    def add_tree(self, gained: float) -> None:
+        """Add the gain or loss of one verified tree to the balance.
+
+        Args:
+            gained: the tree's tokens minus the tokens that plain decoding gives in the same time. Negative: a loss.
+        """
         if not self._has_first:
             self._has_first, self._first, gained = True, max(min(gained, 0.0), -3 * self.WORST), max(gained, 0.0)
         repaid = min(max(gained, 0.0), -self._first)
@@ -52,7 +56,7 @@ class RegretBudget:
         self._add(max(gained - repaid, -self.WORST))
 
     def earn(self) -> None:
-        """Raise the balance by ``EARNED`` for an iteration without speculation."""
+        """Raise the balance by ``EARNED`` plain steps, for an iteration without this kind of speculation."""
         self._add(self.EARNED)
 
     def _add(self, gained: float) -> None:
@@ -60,9 +64,9 @@ class RegretBudget:
         self.is_open = self._balance >= (0.0 if self.is_open else self.REOPENS)
 
     def state(self) -> dict[str, Any]:
-        """Return the balance as plain data."""
+        """Return the balance, in plain steps, and whether the budget is open, as plain data for JSON."""
         return {"balance": self._balance, "is_open": self.is_open}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the balance that ``state`` returned."""
+        """Replace the balance by ``state``, a result of ``state()``."""
         self._balance, self.is_open = state["balance"], state["is_open"]

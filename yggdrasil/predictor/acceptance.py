@@ -45,10 +45,14 @@ class AcceptanceCalibration:
 
     @classmethod
     def fit(cls, log_probability: FloatArray, accepted: npt.NDArray[np.bool_]) -> AcceptanceCalibration:
-        """Fit the map by isotonic regression on edges whose parent was accepted.
+        """Fit the map from draft log-probability to acceptance on recorded tree edges whose parent was accepted.
 
-        ``log_probability`` [n] is the drafter's, ``accepted`` [n] whether the target accepted the child. Each knot is
-        the mean of the fitted values around it; neighbouring knots are then averaged.
+        The fit is an isotonic regression. Each knot is the mean of the fitted values around it; neighbouring knots are
+        averaged.
+
+        Args:
+            log_probability: [n] the drafter's log-probability of each child.
+            accepted: [n] whether the target accepted the child.
 
         Raises:
             ValueError: there are no edges, or the shapes differ.
@@ -66,16 +70,22 @@ class AcceptanceCalibration:
         return cls(_clip_increasing(smooth + TILT * KNOT_LOG_PROBABILITY))
 
     def __call__(self, log_probability: FloatArray) -> npt.NDArray[np.float32]:
-        """Return log-acceptance in the input's shape; beyond the first and last knot the end values are used."""
+        """Return log-acceptance in the shape of ``log_probability``; beyond the first and last knot the end values are
+        used.
+        """
         return np.interp(log_probability, KNOT_LOG_PROBABILITY, self.knots).astype(np.float32)
 
     def to_arrays(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the arrays to store."""
+        """Return the map as named arrays for a safetensors file: ``acceptance.knots``, [K] float32."""
         return {"acceptance.knots": self.knots}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> AcceptanceCalibration:
-        """Rebuild the map from the result of ``to_arrays``; other keys are ignored."""
+        """Rebuild the map from named arrays, of which only ``acceptance.knots`` is read.
+
+        Raises:
+            ValueError: the knots have another shape or dtype, or fall.
+        """
         return cls(np.ascontiguousarray(arrays["acceptance.knots"]))
 
 

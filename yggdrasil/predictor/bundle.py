@@ -33,7 +33,7 @@ class Learned:
             raise ValueError(f"the predictor takes {self.depth.num_features} features, its inputs have {self.reads}")
 
     def save(self, folder: Path) -> None:
-        """Write ``FILE_NAME`` in ``folder``."""
+        """Write tables and networks as the safetensors file ``predictor.safetensors`` in ``folder``."""
         tables: dict[str, Any] = {f"ratio.{width}": table for width, table in self.ratios.items()}
         arrays = {
             **self.acceptance.to_arrays(),
@@ -48,10 +48,10 @@ class Learned:
 
     @classmethod
     def load(cls, folder: Path) -> "Learned":
-        """Load the file that ``save`` wrote in ``folder``.
+        """Load ``predictor.safetensors`` of ``folder``.
 
         Raises:
-            ArtifactError: it is missing, damaged or incomplete.
+            ArtifactError: the file is missing, damaged or incomplete.
         """
         arrays = read_tensors(folder / FILE_NAME, KIND, SCHEMA_VERSION)
         try:

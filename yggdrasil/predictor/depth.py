@@ -48,11 +48,14 @@ class DepthPredictor:
 
     @property
     def max_depth(self) -> int:
-        """D, the number of depths."""
+        """D, the largest depth that the predictor knows: it predicts P(accepted length >= d) for d = 1 .. D."""
         return len(self.head_bias)
 
     def survival(self, features: Float32Array) -> Float32Array:
-        """Return P(accepted length >= d) for d = 1..D, [..., D] float32, from ``features`` [..., F]."""
+        """Return P(accepted length >= d) for d = 1 .. D, [..., D] float32, from ``features`` [..., F] float32.
+
+        The accepted length is the number of drafted tokens that the target accepts, without the bonus token.
+        """
         half_logits = self.conditional_logits(features) * np.float32(0.5)
         conditional = np.tanh(half_logits) * np.float32(0.5) + np.float32(0.5)  # a sigmoid that cannot overflow
         return np.multiply.accumulate(conditional, axis=-1, dtype=np.float32)
@@ -70,12 +73,12 @@ class DepthPredictor:
         return logits
 
     def to_arrays(self) -> dict[str, Float32Array]:
-        """Return the arrays to store."""
+        """Return the weights as named arrays for a safetensors file; each name begins with ``depth.``."""
         return {_KEY_PREFIX + item.name: getattr(self, item.name) for item in fields(self) if item.init}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> DepthPredictor:
-        """Rebuild the predictor from the result of ``to_arrays``; other keys are ignored.
+        """Rebuild the predictor from named arrays, of which only names with the prefix ``depth.`` are read.
 
         Raises:
             ValueError: an array is missing, or shapes or dtypes disagree.

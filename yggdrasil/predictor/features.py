@@ -34,7 +34,7 @@ class FeatureSizes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """F, the sum of the parts."""
+        """F, the sum of the three sizes."""
         return sum(self)
 
 
@@ -49,34 +49,36 @@ class Features(Protocol):
         """Return the target's hidden state from which the last token was chosen, [H] float32."""
 
     def repetition(self) -> Float32Array:
-        """Return the figures of ``RepetitionFigures.read``, [R] float32."""
+        """Return numbers on how the end of the text repeats an earlier part, [R] float32."""
 
     def head(self) -> Float32Array:
-        """Return the drafter's log-probabilities of its top-K first tokens, descending, [K]; needs a head draft."""
+        """Return the drafter's log-probabilities of its K likeliest next tokens, descending, [K]. Runs a head draft."""
 
 
 class RepetitionFigures:
-    """Tracks how a text repeats itself, as numbers. While a repetition lasts, drafts are usually accepted."""
+    """Tracks how a text repeats itself, as R numbers. While a repetition lasts, drafts are usually accepted."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Clear the text and all figures."""
+        """Clear the text and all numbers."""
         self.repetition = Repetition()
         self._followed = 0  # length of the current repetition in tokens
         self._since_miss = 0
         self._fast_rate = self._slow_rate = 0.0
 
     def resume(self, text: Sequence[int]) -> int:
-        """Return how many tokens of ``text`` are read already; clear all and return 0 if the beginnings differ."""
+        """Return how many tokens of ``text`` were read before, if they are its beginning. Otherwise clear all and
+        return 0.
+        """
         read = self.repetition.text
         if list(text[: len(read)]) != read:
             self.forget()
         return len(self.repetition.text)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append accepted tokens."""
+        """Append accepted tokens to the text and update the numbers."""
         for token in tokens:
             is_hit = self.repetition.append(token)
             self._fast_rate += _FAST * (is_hit - self._fast_rate)
@@ -99,7 +101,9 @@ class RepetitionFigures:
 
 
 def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
-    """Return the concatenated features, [F] float32; parts of size 0 are not computed."""
+    """Return the concatenated input of the depth predictor, [F] float32. Parts of size 0 in ``sizes`` are not
+    computed.
+    """
     parts = []
     if sizes.hidden:
         parts.append(features.hidden())
@@ -117,9 +121,8 @@ def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Arra
 
 
 def repetition_figures(text: Sequence[int], first: int) -> Float32Array:
-    """Return the R features of repetition (``RepetitionFigures``) after each token from index ``first`` on.
-
-    The result is [len(text) - first, R].
+    """Return the R repetition features after each token of ``text`` from index ``first`` on, [len(text) - first, R]
+    float32.
     """
     figures = RepetitionFigures()
     figures.extend(text[:first])

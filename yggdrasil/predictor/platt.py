@@ -20,10 +20,14 @@ MAX_SLOPE = 10.0
 
 
 def calibrate_heads(predictor: DepthPredictor, features: Float32Array, lengths: IntArray) -> DepthPredictor:
-    """Return the predictor with calibrated outputs; depths with too few positions keep theirs.
+    """Return ``predictor`` with a Platt calibration of each depth's output, fitted on validation positions.
 
-    ``features`` [n, F] and ``lengths`` [n] are the validation positions. A slope and a shift per depth d are fitted on
-    the positions with length >= d - 1 and folded into the weights.
+    A slope and a shift of depth d are fitted on positions with length >= d - 1, and folded into the output weights.
+    Depths with fewer than ``MIN_POSITIONS`` positions keep their weights.
+
+    Args:
+        features: [n, F] input features of the positions.
+        lengths: [n] accepted length at each position.
     """
     logits = predictor.conditional_logits(features)  # [n, D]
     slopes, shifts = np.ones(predictor.max_depth), np.zeros(predictor.max_depth)
@@ -41,7 +45,14 @@ def calibrate_heads(predictor: DepthPredictor, features: Float32Array, lengths: 
 
 
 def fit_platt(logits: FloatArray, reached: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """Return (slope >= 0, shift) that minimise the log-loss of ``slope * logit + shift`` plus the prior."""
+    """Return (slope >= 0, shift) of a Platt calibration: they minimise the log-loss of ``slope * logit + shift``.
+
+    A prior pulls them towards (1, 0).
+
+    Args:
+        logits: [n] the predictor's logits.
+        reached: [n] the labels.
+    """
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
     inputs, labels = logits.astype(np.float64), reached.astype(np.float64)

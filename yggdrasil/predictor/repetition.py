@@ -23,7 +23,7 @@ class Repetition:
         return len(self.text) - self._guess if self._guess >= 0 else 0
 
     def append(self, token: int) -> bool:
-        """Append a token, and return whether the repetition had predicted it."""
+        """Append ``token`` to the text, and return whether the current repetition had predicted it."""
         is_hit = self._guess >= 0 and self.text[self._guess] == token
         self.text.append(token)
         ngram = tuple(self.text[-NGRAM:])
@@ -37,9 +37,10 @@ class Repetition:
 
 
 def count_repeated(prompt: Sequence[int], output: Sequence[int]) -> int:
-    """Count the tokens of ``output`` that followed the last earlier occurrence of the ``NGRAM`` tokens before them.
+    """Count the tokens of ``output`` that an n-gram look-up would predict.
 
-    Occurrences in the prompt and in the output so far count. Every position is judged by itself.
+    A token counts if it also followed the last earlier occurrence of the ``NGRAM`` tokens before it, in the prompt or
+    in the output.
     """
     text = [*prompt, *output]
     continuations: dict[tuple[int, ...], int] = {}  # three tokens -> the one that came after them last
@@ -52,6 +53,11 @@ def count_repeated(prompt: Sequence[int], output: Sequence[int]) -> int:
 
 
 def repeated_share(documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> float:
-    """Return the share of repeated tokens in all outputs of pairs (prompt, output); 0 without output."""
+    """Return the share, 0 to 1, of output tokens that an n-gram look-up of three tokens would predict; 0 without
+    output.
+
+    Args:
+        documents: pairs (token ids of the prompt, token ids of the output).
+    """
     texts = list(documents)
     return sum(count_repeated(*text) for text in texts) / max(sum(len(output) for _, output in texts), 1)

@@ -27,9 +27,14 @@ class DocumentSplit(NamedTuple):
 
 
 def split_documents(documents: IntArray, seed: int, held_out: float = 0.25, validation: float = 0.2) -> DocumentSplit:
-    """Split whole documents at random; ``held_out`` and ``validation`` are shares, the latter of the rest.
+    """Split document numbers at random into training, validation and held-out sets.
 
-    Each part gets at least one document if there are enough: first training, then held out, then validation.
+    Each set gets at least one document if there are enough: first training, then held out, then validation.
+
+    Args:
+        documents: document number of each position; repeated numbers count once.
+        held_out: share of the documents in the held-out set.
+        validation: share of the remaining documents in the validation set.
     """
     order = np.random.default_rng(seed).permutation(np.unique(documents)).tolist()
     num_held_out = min(max(1, round(held_out * len(order))), max(len(order) - 1, 0))
@@ -77,7 +82,7 @@ class TrainingReport:
     calibration: list[CalibrationPoint] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one flat dict per (depth, scorer), as ``pandas.DataFrame`` takes them."""
+        """Return the scores as one flat dictionary per (depth, scorer), for ``pandas.DataFrame``."""
         return [asdict(score) for score in self.scores]
 
 
@@ -89,15 +94,20 @@ class LabelledLengths:
     confidence: FloatArray | None  # [n, D] best-path log-score at each depth, known only after drafting
 
     def reaches(self, depth: int) -> npt.NDArray[np.bool_]:
-        """Return length >= depth, [n]."""
+        """Return for each position whether its accepted length is at least ``depth``, [n]."""
         return self.lengths >= depth
 
 
 def score_depths(survival: FloatArray, fitted_on: LabelledLengths, held_out: LabelledLengths) -> list[DepthScore]:
-    """Score the predictor's ``survival`` [n, D] and both baselines on held-out positions.
+    """Score the depth predictor and two baselines on held-out positions: one score per depth and scorer.
 
-    The constant rate and the confidence map (isotonic, as probabilities; the raw score ranks for the AUC) are fitted
-    on ``fitted_on``.
+    The baselines are a constant rate per depth, and the drafted tree's confidence mapped to probabilities by isotonic
+    regression. Without recorded confidence there is only the first.
+
+    Args:
+        survival: [n, D] the predictor's P(accepted length >= d) at the held-out positions.
+        fitted_on: positions to fit the baselines on.
+        held_out: accepted lengths at the held-out positions.
     """
     scores: list[DepthScore] = []
     for depth in range(1, survival.shape[1] + 1):
@@ -114,7 +124,12 @@ def score_depths(survival: FloatArray, fitted_on: LabelledLengths, held_out: Lab
 
 
 def calibration_points(survival: FloatArray, held_out: LabelledLengths) -> list[CalibrationPoint]:
-    """Return the calibration curve of ``survival`` [n, D] per depth, in bins of equally many positions."""
+    """Return the calibration curve of each depth: ten bins of equally many held-out positions, by rising prediction.
+
+    Args:
+        survival: [n, D] the predictor's P(accepted length >= d).
+        held_out: accepted lengths at the same positions.
+    """
     points = []
     for depth in range(1, survival.shape[1] + 1):
         reached, column = held_out.reaches(depth), survival[:, depth - 1]

@@ -52,12 +52,16 @@ def train_depth_predictor(
     confidence: FloatArray | None = None,
     sizes: FeatureSizes | None = None,
 ) -> tuple[DepthPredictor, TrainingReport]:
-    """Train the predictor, and return it with a report on held-out documents.
+    """Train a depth predictor, and return it with a report of its scores on held-out documents.
 
-    ``features`` are [n, F] float32 (see ``features``), ``lengths`` [n] accepted lengths, ``documents`` [n] document
-    numbers. With ``sizes`` the hidden state is scaled down by ``HIDDEN_WEIGHT``: otherwise its many values overfit
-    before the few other features are used. ``confidence`` [n, D], the drafted tree's best-path log-score at each depth,
-    adds a baseline to the report. What too little data does not support is left out.
+    Args:
+        features: [n, F] float32 input features of n positions.
+        lengths: [n] accepted length at each position.
+        documents: [n] document number of each position; documents are split whole.
+        max_depth: D, the number of depths to predict.
+        confidence: [n, D] best path log-score of a drafted tree at each depth; adds a baseline to the report.
+        sizes: sizes of the parts of ``features``. The hidden state is scaled down by ``HIDDEN_WEIGHT``: otherwise its
+            many values overfit before the other features are used. None: all features have the same scale.
 
     Raises:
         ValueError: shapes disagree, features are not finite, or there are no positions.

@@ -107,7 +107,7 @@ class SearchFacts:
             (name, each) for name, choices in STAGES.items() if len(choices) > 1 for each in choices
         ):
             schedule = Schedule.of({**own, stage: variant})
-            if not costs.knows(schedule):
+            if not costs.has_costs(schedule):
                 continue
             ms = float(predict_ms(schedule, [shape], costs, lengths, "in-order")[0])
             rows.append((stage, variant, own[stage] == variant, ms, ms - base, ms / base - 1))

@@ -44,12 +44,20 @@ _DERIVED = {"tail_draft=conditional": "tail_draft=ahead"}  # a share of another 
 
 
 def schedule_code(schedule: Schedule) -> str:
-    """Return a schedule's variants as text: ``stage=variant``, separated by spaces, as samples store it."""
+    """Return a schedule's variants as text, sorted by stage: ``stage=variant`` pairs with spaces between, as in
+    ``"accept=host bookkeeping=inline"``. Samples of a profile are stored under it, so it must stay the same.
+    """
     return " ".join(f"{name}={variant}" for name, variant in sorted(schedule.variants.items()))
 
 
 def cost_key(schedule: Schedule, stage: str) -> str:
-    """Return the key of a stage's cost table. The work of some stages depends on other stages' variants."""
+    """Return the key of a stage's costs in ``StageCosts.tables``, such as ``"accept=host"``.
+
+    The work of some stages depends on other stages' variants, and so does their key.
+
+    Args:
+        stage: name of one of the schedule's stages.
+    """
     variants = schedule.variants
     if stage == "head_draft" and variants[stage] == "after":
         return "head_draft of the path" if variants["tail_draft"] == "superset" else "head_draft of the bonus"
@@ -63,7 +71,11 @@ def cost_key(schedule: Schedule, stage: str) -> str:
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Cost tables: key -> sizes -> milliseconds. The executor's overhead between stages has the key "loop"."""
+    """Measured costs of the stages: key (``cost_key``) -> sizes -> milliseconds.
+
+    The sizes are those on which a cost depends, such as (draft width, depth). The executor's time between stages has
+    the key "loop".
+    """
 
     tables: Mapping[str, Mapping[tuple[int, ...], float]]
     plain_ms: float
@@ -71,12 +83,15 @@ class StageCosts:
 
     @classmethod
     def from_samples(cls, frame: pd.DataFrame, source: str = "the profile") -> StageCosts:
-        """Build the tables from samples with ``COLUMNS``, at one context length.
+        """Build the cost tables from timed iterations at one context length. A cost is a mean without the outer 5 % at
+        each end.
 
-        Rows of depth 0 are plain steps. ``source`` is the name of the samples' file.
+        Args:
+            frame: one row per iteration with the columns ``COLUMNS``; rows of depth 0 are plain steps.
+            source: name of the samples' file, for error messages.
 
         Raises:
-            YggdrasilError: there are no samples of iterations, or none of plain steps.
+            YggdrasilError: there are no samples of drafted iterations, or none of plain steps.
         """
         plain = frame.loc[frame["depth"] == 0, "iteration"]
         drafted = frame[frame["depth"] > 0]
@@ -100,16 +115,21 @@ class StageCosts:
         }
         return cls(tables, _trimmed_mean(plain.to_numpy()), source)
 
-    def knows(self, schedule: Schedule) -> bool:
-        """Return whether all costs of its stages were measured. With a draft head, no ahead-of-time variant is."""
+    def has_costs(self, schedule: Schedule) -> bool:
+        """Return whether the costs of all stages of ``schedule`` were measured.
+
+        A draft head reads the target's states, so its profile has no costs of variants that draft ahead of time.
+        """
         keys = {cost_key(schedule, stage) for stage in schedule.predecessors} - {*_NO_COST}
         return {_DERIVED.get(key, key) for key in keys} <= self.tables.keys()
 
     def durations(self, schedule: Schedule, shapes: Sequence[TreeShape], leaf_shares: Array) -> dict[str, Array]:
-        """Return the milliseconds [N] of every stage, and of ``LOOP``, for every shape.
+        """Return the milliseconds [N] of each stage for N tree shapes, by the stage's name; ``LOOP`` is the time
+        between stages.
 
-        ``leaf_shares`` [N] are the probabilities that the accepted path ends on the last level, so that a conditional
-        tail draft runs.
+        Args:
+            leaf_shares: [N] probability that the accepted path ends on the last level, where a conditional tail draft
+                runs.
 
         Raises:
             YggdrasilError: a cost was not measured.

@@ -58,17 +58,17 @@ class Shapes:
 
     @property
     def widest_draft(self) -> int:
-        """Return the nodes of the widest level; 0 if there are no draft widths."""
+        """Nodes of the widest level; 0 without draft widths."""
         return max(self.draft_widths, default=0)
 
     @property
     def num_nodes(self) -> int:
-        """Return the capacity of the tree in nodes, root included."""
+        """Capacity of the tree in nodes, root included."""
         return max(1 + self.max_depth * self.widest_draft, self.verify_widths[-1]) + self.spare_nodes
 
     @property
     def cache_capacity(self) -> int:
-        """Return the number of KV cache slots: the longest text, then the temporary rows of the widest step.
+        """Number of KV cache slots: the longest text, then the temporary rows of the widest step.
 
         Rows of an early head draft are after the tree, whose root is at most at the last but one position of the text.
         """
@@ -78,7 +78,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A checkpoint with its fingerprint, CPU threads and weight format."""
+    """A checkpoint in a plan: source, fingerprint, number of CPU threads and weight format."""
 
     source: str
     fingerprint: str
@@ -90,7 +90,9 @@ class ModelRef:
             raise ValueError(f"threads must be 0 to {MOST_THREADS}, got {self.threads}")
 
     def path(self) -> str:
-        """Return the folder or hub id to load."""
+        """Return the folder or hub id to load, with the prefixes ``yggdrasil:`` and ``cache:`` of the source
+        resolved.
+        """
         return resolve_source(self.source)
 
 
@@ -108,6 +110,11 @@ class Costs:
     reading_ms: float = 0.0  # drafter's prefill time per token
 
     def steps(self) -> StepCosts:
+        """Return the costs without their context length, as the policy takes them.
+
+        Raises:
+            ValueError: a cost is missing, negative or infinite.
+        """
         return StepCosts(
             self.head_ms, self.draft_ms, self.verify_ms, self.overhead_ms, self.plain_ms, self.model_free_overhead_ms,
             self.reading_ms,
@@ -125,7 +132,7 @@ class Expectation:
     repeats: float | None = None  # share of the text predictable from earlier repetitions; None: not measured
 
     def describe(self) -> str:
-        """Return a one-line description."""
+        """Return one line: speed-up, average accepted length (AAL) and milliseconds per token."""
         repeats = "" if self.repeats is None else f", on text of which {self.repeats:.0%} repeats itself"
         return f"{self.speedup:.2f} x plain decoding, AAL {self.aal:.2f}, {self.tpot_ms:.3g} ms per token{repeats}"
 
@@ -139,7 +146,7 @@ class LeftOut:
     without: Expectation
 
     def describe(self) -> str:
-        """Return a one-line description."""
+        """Return one line: the omitted drafter, and the milliseconds per token with and without it."""
         return (
             f"{self.drafter.source}, which does not reliably pay: {self.drafting.tpot_ms:.3g} ms per token with it, "
             f"{self.without.tpot_ms:.3g} without"
@@ -173,12 +180,13 @@ class SearchResult:
     calibrated: list[Costs]  # the plan's costs before the search, under the default schedule
 
     def entry(self, name: str) -> Searched | None:
+        """Return the candidate plan called ``name``, or None if the search had none."""
         return next((entry for entry in self.entries if entry.name == name), None)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings to decode with one target and its drafters on one machine."""
+    """All settings to decode with one target and its drafters on one machine, stored as a YAML file."""
 
     name: str
     machine: Machine
@@ -227,27 +235,30 @@ class Plan:
 
     @property
     def drafter(self) -> ModelRef | None:
-        """Return the draft model or head, if there is one."""
+        """The draft model or head; None if all drafters are model-free."""
         return next((each for each in self.drafters if isinstance(each, ModelRef)), None)
 
     @property
     def model_free(self) -> tuple[ModelFreeOptions, ...]:
-        """Return the options of the model-free drafters."""
+        """Options of the model-free drafters (n-gram statistics and look-up), in the plan's order."""
         return tuple(each for each in self.drafters if not isinstance(each, ModelRef))
 
     def save(self, path: Path) -> None:
+        """Write the plan to ``path`` as YAML, with a schema version and a checksum."""
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
 
     def weights_in(self, dtype: str, model: ModelRef | None = None) -> Weights:
-        """Return the weight format of ``model``, by default the target, for arithmetic in ``dtype``.
+        """Return the weight format to load for arithmetic in ``dtype``: the plan's, except that a GGUF file's quantised
+        blocks are dequantised (``"full"``) if ``dtype`` is not the plan's.
 
-        If ``dtype`` is not the plan's, a GGUF file's blocks are dequantised.
+        Args:
+            model: the target or the drafter of the plan; None is the target.
         """
         weights = (model or self.target).weights
         return "full" if weights == "file" and dtype != self.dtype else weights
 
     def describe(self) -> str:
-        """Return a one-line description: machine, dtype and weight format."""
+        """Return one line: name, machine, dtype and weight format."""
         kept = {"full": "", "file": "; weights as the GGUF file has them"}.get(
             self.target.weights, f"; weights rounded to {self.target.weights.upper()}"
         )
@@ -255,7 +266,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
-        """Load a plan.
+        """Load a plan from a YAML file.
 
         Raises:
             ArtifactError: the file is missing, damaged, inconsistent or has unknown keys.
@@ -268,7 +279,11 @@ class Plan:
 
 
 def resolve_source(source: str) -> str:
-    """Resolve a plan's source to a folder or hub id."""
+    """Return the absolute folder of a plan's checkpoint source, or the source itself if it is a hub id.
+
+    Args:
+        source: ``yggdrasil:FOLDER`` is relative to the package, ``cache:FOLDER`` to the user's cache folder.
+    """
     if source.startswith(PACKAGE_PREFIX):
         return str(Path(__file__).parent.parent / source.removeprefix(PACKAGE_PREFIX))
     if source.startswith(CACHE_PREFIX):
@@ -277,7 +292,11 @@ def resolve_source(source: str) -> str:
 
 
 def portable_source(source: str) -> str:
-    """Return a source as stored in plans: relative to package or cache if inside, else an absolute path or hub id."""
+    """Return a checkpoint's source as a plan stores it.
+
+    A folder inside the package becomes ``yggdrasil:FOLDER``, one inside the user's cache ``cache:FOLDER``, any other an
+    absolute path. A hub id stays the same.
+    """
     path = Path(source)
     if not path.exists():
         return source
@@ -289,7 +308,11 @@ def portable_source(source: str) -> str:
 
 
 def check_plan(plan: Plan, machine: Machine, *, force_machine: bool) -> None:
-    """Check that a plan was made on ``machine``."""
+    """Check that ``plan`` was calibrated on ``machine``; ``force_machine`` allows any machine.
+
+    Raises:
+        YggdrasilError: the fingerprints of the machines differ.
+    """
     if plan.machine.fingerprint != machine.fingerprint and not force_machine:
         raise YggdrasilError(
             f"plan {plan.name} was calibrated on {plan.machine.describe()}, this machine is {machine.describe()}; "

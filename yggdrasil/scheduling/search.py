@@ -24,7 +24,13 @@ _DIGITS = 9  # decimals to which equal predictions agree
 
 
 class AcceptedLengths:
-    """Average accepted length (AAL) of each tree shape, bonus included, from a calibration's traces."""
+    """Accepted lengths of every tree shape, from a calibration's traces.
+
+    Args:
+        mean_survival: [D] P(accepted length >= d), the mean over the calibration's text.
+        ratios: draft width -> [D depth budget, D level, V] survival of a shape relative to ``mean_survival``.
+        verify_widths: the V verify widths.
+    """
 
     def __init__(self, mean_survival: Array, ratios: Mapping[int, Array], verify_widths: Sequence[int]) -> None:
         self._survival = np.asarray(mean_survival, dtype=np.float64)
@@ -35,17 +41,19 @@ class AcceptedLengths:
         self.verify_widths = tuple(verify_widths)
 
     def survival(self, shape: TreeShape) -> Array:
-        """Return P(accepted length >= d) for d = 1 .. depth, [depth]."""
+        """Return P(accepted length >= d) of trees of ``shape`` for d = 1 .. depth, [depth]."""
         levels = self._ratios[shape.width][shape.depth - 1]  # [D level, V] of [D depth budget, D level, V]
         reached: Array = (self._survival * levels[:, self._columns[shape.verify_width]])[: shape.depth]
         return np.minimum(reached, 1.0)
 
     def aal(self, shape: TreeShape) -> float:
-        """Return the average accepted length, bonus included."""
+        """Return the average accepted length (AAL) of trees of ``shape``: tokens a target pass, bonus token
+        included.
+        """
         return 1.0 + float(self.survival(shape).sum())
 
     def leaf_share(self, shape: TreeShape) -> float:
-        """Return the probability that the accepted path reaches the last level."""
+        """Return the probability that all levels of a tree of ``shape`` have an accepted node."""
         return float(self.survival(shape)[-1])
 
 
@@ -60,12 +68,13 @@ class Candidate(NamedTuple):
 
     @property
     def ms_per_token(self) -> float:
+        """Predicted milliseconds per token."""
         return 1.0 / objective_value(self.aal, self.iteration_ms)
 
 
 @dataclass(frozen=True)
 class Space:
-    """The search space: every schedule of ``variants`` with every shape and backend."""
+    """The search space: every schedule of ``variants`` (stage -> variant) with every tree shape."""
 
     shapes: tuple[TreeShape, ...]
     variants: tuple[Mapping[str, str], ...]
@@ -75,11 +84,13 @@ class Space:
     def of(
         cls, lengths: AcceptedLengths, executor: ExecutorKind, *, reads_head: bool = False, reads_states: bool = False
     ) -> Space:
-        """Return the space of all variants and all calibrated shapes with a verify width above 1.
+        """Return the search space of all stage variants and all calibrated tree shapes with a verify width above 1.
 
-        ``reads_head``: the depth predictor reads the head draft's candidates, so only schedules with the head draft
-        first are included. ``reads_states``: the drafter is a draft head on the target's hidden states. Captured steps
-        accept on the device.
+        Args:
+            executor: ``"captured"`` steps accept on the device, so they leave out ``accept=host``.
+            reads_head: the depth predictor reads the head draft's candidates, so only schedules with the head draft
+                first are included; if False, only the others.
+            reads_states: the drafter is a draft head on the target's hidden states, which cannot draft ahead of time.
         """
         shapes = tuple(
             TreeShape(width, depth, verify_width)
@@ -98,7 +109,7 @@ class Space:
         return cls(shapes, tuple(fitting), executor)
 
     def schedules(self) -> Iterator[Schedule]:
-        """Yield every schedule once. Orders with the same sequence on each resource count as one."""
+        """Yield every schedule of the space once. Orders with the same sequence on each resource count as one."""
         for chosen in self.variants:
             seen = set()
             for schedule in Schedule.of(chosen).orders():
@@ -114,7 +125,7 @@ class Space:
 def predict_ms(
     schedule: Schedule, shapes: Sequence[TreeShape], costs: StageCosts, lengths: AcceptedLengths, executor: ExecutorKind
 ) -> Array:
-    """Return the predicted milliseconds of one iteration for every shape, [N]."""
+    """Return the predicted milliseconds of one iteration for each of N tree shapes, [N]."""
     shares = np.array([lengths.leaf_share(shape) for shape in shapes])
     durations = costs.durations(schedule, shapes, shares)
     makespan: Array = lay_out(schedule, durations, executor).makespan_ms + durations[LOOP]
@@ -130,10 +141,15 @@ def search(
     keep: int = 10,
     prune: bool = True,
 ) -> list[Candidate]:
-    """Return the best ``keep`` candidates, best first. Of equal predictions of one shape only the simplest is listed.
+    """Return the best ``keep`` combinations of schedule, tree shape and backend, best prediction first.
 
-    Shapes are processed in the order of their lower bounds. Once a bound is worse than the worst kept candidate, so are
-    all remaining ones. With ``prune`` these are skipped, which does not change the result.
+    Of equal predictions of one shape only the simplest schedule is listed.
+
+    Args:
+        costs: backend name -> measured costs of its stages.
+        lengths: accepted lengths of every tree shape.
+        objective: ``"latency"`` ranks by milliseconds per token, ``"aal"`` by the average accepted length.
+        prune: skip shapes whose lower bound of the latency is above the worst kept candidate. The result is the same.
     """
     schedules = list(space.schedules())
     best: list[Candidate] = []

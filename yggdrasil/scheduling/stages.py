@@ -26,7 +26,7 @@ class Stage(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the stage as written in plans: ``name`` or ``name=variant``."""
+        """The stage as written in plans: ``name`` or ``name=variant``."""
         return f"{self.name}={self.variant}" if self.variant else self.name
 
 
@@ -94,38 +94,52 @@ class Schedule:
 
     @classmethod
     def parse(cls, labels: Sequence[str]) -> "Schedule":
-        """Parse a schedule from ``labels``. A name without a variant is the stage's default variant."""
+        """Return the schedule with the stages of ``labels``, in this order.
+
+        Args:
+            labels: ``name`` (its default variant) or ``name=variant`` of every stage.
+
+        Raises:
+            ValueError: a stage is unknown, missing or repeated, or runs before its inputs exist.
+        """
         return cls(tuple(_parse(label) for label in labels))
 
     @classmethod
     def of(cls, variants: Mapping[str, str]) -> "Schedule":
-        """Return the schedule of ``variants`` that launches every stage as early as its inputs allow."""
+        """Return the schedule that launches every stage as early as its inputs allow.
+
+        Args:
+            variants: stage name -> variant. A stage that is not named has its default variant.
+
+        Raises:
+            ValueError: a stage has no such variant.
+        """
         wanted = [_variant(name, variants.get(name, "")) for name in STAGES]
         return cls(next(_orders(wanted)))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Return the stages' names in launch order."""
+        """Names of the stages in launch order."""
         return tuple(stage.name for stage in self.stages)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return the stages as written in plans, in launch order."""
+        """Stages as written in plans, ``name`` or ``name=variant``, in launch order."""
         return tuple(stage.label for stage in self.stages)
 
     @cached_property
     def variants(self) -> dict[str, str]:
-        """Return the variant of each stage that has several."""
+        """Variant of each stage that has several, by the stage's name."""
         return {stage.name: stage.variant for stage in self.stages if stage.variant}
 
     @property
     def initial(self) -> frozenset[str]:
-        """Return the values that exist when an iteration begins."""
+        """Names of the values (stage inputs) that exist when an iteration begins."""
         return _initial(self.stages)
 
     @cached_property
     def predecessors(self) -> dict[str, frozenset[str]]:
-        """Return, for each stage, the stages whose outputs it reads."""
+        """For each stage's name, the names of the stages whose outputs it reads."""
         giver = {output: stage.name for stage in self.stages for output in stage.outputs}
         return {
             stage.name: frozenset(giver[value] for value in stage.inputs | stage.joins if value in giver)
@@ -133,7 +147,9 @@ class Schedule:
         }
 
     def orders(self) -> Iterator["Schedule"]:
-        """Yield every legal order of the same variants, beginning with that of ``Schedule.of``."""
+        """Yield every legal order of the schedule's stages, with the same variants; the earliest-launch order comes
+        first.
+        """
         for stages in _orders([_variant(name, self.variants.get(name, "")) for name in STAGES]):
             yield Schedule(stages)
 
@@ -175,9 +191,11 @@ def _orders(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
 
 
 def all_variants(*, reads_states: bool = False) -> list[dict[str, str]]:
-    """Return every combination of variants, the defaults first.
+    """Return every combination of stage variants as dictionaries from stage to variant, the defaults first.
 
-    ``reads_states``: the drafter needs the target's hidden states of committed tokens, so it cannot run ahead of them.
+    Args:
+        reads_states: the drafter needs the target's hidden states of committed tokens, so variants that draft ahead of
+            time are left out.
     """
     names = [name for name, variants in STAGES.items() if len(variants) > 1]
     every = [dict(zip(names, choice, strict=True)) for choice in product(*(STAGES[name] for name in names))]
@@ -185,16 +203,20 @@ def all_variants(*, reads_states: bool = False) -> list[dict[str, str]]:
 
 
 def check_order(labels: Sequence[str]) -> None:
-    """Check that ``labels`` is a legal schedule.
+    """Check that ``labels`` (``name`` or ``name=variant`` of every stage, in launch order) is a legal schedule.
 
     Raises:
-        ValueError: it is not; the message names the fault.
+        ValueError: a stage is unknown, missing or repeated, or runs before its inputs exist.
     """
     Schedule.parse(labels)
 
 
 def is_head_first(labels: Sequence[str]) -> bool:
-    """Return whether the depth is chosen after the head draft."""
+    """Return whether a schedule's head draft runs before the depth is chosen.
+
+    Args:
+        labels: ``name`` or ``name=variant`` of every stage, in launch order.
+    """
     return Schedule.parse(labels).variants["depth_prediction"] == "informed"
 
 
@@ -215,9 +237,11 @@ NAMED_WITH_STATES = {"naive": {**_SERIAL, **_WITH_STATES}}
 
 
 def named_variants(*, reads_states: bool, is_captured: bool) -> dict[str, dict[str, str]]:
-    """Return the paper's schedules that a drafter and the device support, by name: stage -> variant.
+    """Return the schedules that the paper compares and the drafter and device support: name -> stage -> variant.
 
-    ``reads_states``: the drafter is a head on the target's hidden states. Captured steps accept on the device.
+    Args:
+        reads_states: the drafter is a head on the target's hidden states, which cannot draft ahead of time.
+        is_captured: steps are captured CUDA graphs, which accept on the device.
     """
     named = NAMED_WITH_STATES if reads_states else NAMED_VARIANTS
     return {name: {**variants, **({"accept": "device"} if is_captured else {})} for name, variants in named.items()}

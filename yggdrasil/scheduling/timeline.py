@@ -39,7 +39,13 @@ class Timeline:
 
 
 def lay_out(schedule: Schedule, durations: Mapping[str, Milliseconds], executor: ExecutorKind) -> Timeline:
-    """Return the timeline of one iteration. ``durations`` maps every stage name to milliseconds >= 0."""
+    """Predict when each stage of one iteration starts and ends.
+
+    Args:
+        durations: stage name -> milliseconds >= 0, one number or an array for many tree shapes.
+        executor: which stages share a resource: all (in-order), both models' (captured), or one stream a model
+            (parallel).
+    """
     ends: dict[str, Milliseconds] = {}
     free: dict[str, Milliseconds] = {}
     events = []
@@ -57,7 +63,12 @@ def lay_out(schedule: Schedule, durations: Mapping[str, Milliseconds], executor:
 
 
 def critical_path(schedule: Schedule, durations: Mapping[str, Milliseconds]) -> Milliseconds:
-    """Return the milliseconds of the longest chain of dependent stages, a lower bound for every executor."""
+    """Return the milliseconds of the longest chain of dependent stages, a lower bound of an iteration for every
+    executor.
+
+    Args:
+        durations: stage name -> milliseconds, one number or an array for many tree shapes.
+    """
     ends: dict[str, Milliseconds] = {}
     longest: Milliseconds = 0.0
     for stage in schedule.stages:

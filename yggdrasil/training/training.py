@@ -7,8 +7,8 @@ import torch
 
 from yggdrasil.artifacts import check_writable, current_machine, model_fingerprint, shown
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.calibration.calibration_settings import Budget
-from yggdrasil.calibration.own_text import Document, OwnText, end_of, seconds_spent, text_file
+from yggdrasil.calibration.calibration_settings import TextBudget
+from yggdrasil.calibration.own_text import Document, OwnText, prompt_key, seconds_spent, text_file
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def _prompts(settings: TrainSettings, tokenizer: Tokenizer) -> list[list[int]]:
 def _judges(tokenizer: Tokenizer) -> set[tuple[int, ...]]:
     """Return the ends of calibration's default prompts. Training on their answers would inflate measured speed-ups."""
     file, is_chat = default_prompts(tokenizer)
-    return {end_of(encode_prompt(tokenizer, prompt)) for prompt in read_prompts(file, chat=is_chat)}
+    return {prompt_key(encode_prompt(tokenizer, prompt)) for prompt in read_prompts(file, chat=is_chat)}
 
 
 def _own_text(
@@ -117,10 +117,10 @@ def _own_text(
     return writer.write(_budget(settings, seconds_spent(spent), trained), spent, teller.phase), writer.waited
 
 
-def _budget(settings: TrainSettings, spent: float, trained: float) -> Budget:
+def _budget(settings: TrainSettings, spent: float, trained: float) -> TextBudget:
     """Return how much text to generate, given earlier runs' seconds of generating and training."""
     run = settings.minutes * 60
     most = spent + run * _MOST_TEXT
     if settings.tokens is not None:
-        return Budget(most, settings.tokens)
-    return Budget(min(most, (spent + trained + run) * _TEXT_SHARE))
+        return TextBudget(most, settings.tokens)
+    return TextBudget(min(most, (spent + trained + run) * _TEXT_SHARE))

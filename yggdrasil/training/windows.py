@@ -44,12 +44,12 @@ def window_of(document: Document) -> Window:
 def split(documents: Sequence[Document], judges: Collection[tuple[int, ...]] = ()) -> Split:
     """Split documents with an answer into training and held-out windows; equal prompts go to the same side.
 
-    ``judges``: ends of prompts (``end_of``) whose documents are left out.
+    ``judges``: ends of prompts (``prompt_key``) whose documents are left out.
     """
     found = Split([], [])
     sides: dict[tuple[int, ...], list[Window]] = {}
     for number, document in enumerate(documents):
-        if len(document.answer) > 1 and document.asked not in judges:
+        if len(document.answer) > 1 and document.prompt_key not in judges:
             side = found.held_out if number % _HELD_OUT == 0 else found.trained
             sides.setdefault(tuple(document.prompt), side).append(window_of(document))
     return found

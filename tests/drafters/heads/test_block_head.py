@@ -20,7 +20,7 @@ from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
 from watched import assert_guesses, assert_sampled_alike, watch
 
 from yggdrasil.calibration.calibration_settings import PairSource
-from yggdrasil.calibration.pair import build_assembly, check_pair, sibling, usual_length, with_threads
+from yggdrasil.calibration.pair import build_assembly, check_pair, default_max_length, sibling, with_threads
 from yggdrasil.calibration.record import record_document
 from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.checkpoints.formats.rounding import rounding_to
@@ -290,7 +290,7 @@ def test_a_folder_that_a_pair_names_is_opened_and_tried(published, tmp_path, mon
     byte_tokenizer().save_pretrained(tmp_path / "target")
     target, drafter = str(tmp_path / "target"), str(published.folder)
     source = PairSource(target, drafter, "float32", 1, 1, SHAPES)
-    assert usual_length(target, drafter) == 256
+    assert default_max_length(target, drafter) == 256
     check_pair(source)
     monkeypatch.setattr(convention, "_LEAST", 2.0)
     with pytest.raises(YggdrasilError, match="another target than"):

@@ -13,7 +13,7 @@ from watched import assert_guesses, assert_sampled_alike, watch
 
 from yggdrasil import Speculation
 from yggdrasil.calibration.calibration_settings import PairSource
-from yggdrasil.calibration.documents import open_ended
+from yggdrasil.calibration.documents import open_ended_stream
 from yggdrasil.calibration.measurement.schedules import measure_stage_costs, measured_schedules
 from yggdrasil.calibration.pair import sibling, with_threads
 from yggdrasil.calibration.record import record_document
@@ -193,7 +193,7 @@ def test_what_stages_cost_with_a_head_is_enough_to_search_with(case):
         replace(SHAPES, draft_widths=(1, 2), verify_widths=(1, 4)),
     )
     decoder = case.decoder(shapes=shapes, other_stages=[schedule.labels for schedule in schedules])
-    new_stream = partial(open_ended, byte_tokenizer(), 16)
+    new_stream = partial(open_ended_stream, byte_tokenizer(), 16)
     frame = measure_stage_costs(decoder.assembly, new_stream, [PROMPT], 1, lambda _: None, schedules)
     ratios = {width: np.full((4, 4, 2), 0.5) for width in shapes.draft_widths}
     lengths = AcceptedLengths(np.full(4, 0.9), ratios, shapes.verify_widths)

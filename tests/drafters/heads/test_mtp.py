@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from tiny_pair import TEXT, VOCAB_SIZE, TinyPair
 from watched import assert_guesses, assert_sampled_alike, watch
 
-from yggdrasil.calibration.pair import usual_length
+from yggdrasil.calibration.pair import default_max_length
 from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.loading import load_head
@@ -112,7 +112,7 @@ def test_the_target_decodes_without_its_module(case):
     decoder = case.pair.decoder(TREE, drafter=None)
 
     assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == case.pair.reference(PROMPT, COUNT)
-    assert usual_length(str(case.folder), str(case.folder)) == 256
+    assert default_max_length(str(case.folder), str(case.folder)) == 256
 
 
 def test_a_target_without_a_module_is_no_head(case, tmp_path):

@@ -48,7 +48,7 @@ def pair():
 
 
 @torch.no_grad()
-def states_of(pair, text):
+def hidden_states_of(pair, text):
     """What the target's head reads at every position."""
     return pair.plain_target(torch.tensor([list(text)]), output_hidden_states=True).hidden_states[-1][0]
 
@@ -61,7 +61,7 @@ class FirstCase:
         model, config = pair.plain_target, first_config(VOCAB_SIZE, rms_norm_eps=1e-5)
         table, output = (each.weight.detach() for each in (model.get_input_embeddings(), model.get_output_embeddings()))
         text = torch.tensor([*PROMPT, *pair.reference(PROMPT, COUNT + 8)])
-        states = states_of(pair, text.tolist())
+        states = hidden_states_of(pair, text.tolist())
         tensors = random_tensors(first_shapes(config), scale=0.02)
         rows = torch.cat([table[text[1:]], states[:-1], torch.ones(len(text) - 1, 1)], dim=-1)
         fitted = torch.linalg.lstsq(rows, states[1:], driver="gelsd").solution
@@ -71,7 +71,7 @@ class FirstCase:
         self.twin = FirstReference(config, tensors, table, output)
 
     def expected_edge(self, text, path):
-        features, tokens = states_of(self.pair, text)[:-1], torch.tensor([*text[1:], *path])
+        features, tokens = hidden_states_of(self.pair, text)[:-1], torch.tensor([*text[1:], *path])
         for length in range(len(text) - 1, len(text) - 1 + len(path)):
             rows = torch.arange(length)
             outputs, logits = self.twin.rows(tokens[:length], features, rows, rows[:, None] >= rows)
@@ -85,7 +85,7 @@ class MedusaCase:
     def __init__(self, pair, folder):
         self.pair = pair
         text = [*PROMPT, *pair.reference(PROMPT, COUNT + 8)]
-        states = states_of(pair, text)
+        states = hidden_states_of(pair, text)
         self.tensors = random_tensors(medusa_shapes(HIDDEN, VOCAB_SIZE, NUM_HEADS), scale=0.02)
         for head in range(NUM_HEADS):
             wanted = torch.nn.functional.one_hot(torch.tensor(text[2 + head :]), VOCAB_SIZE) * 12.0
@@ -94,7 +94,7 @@ class MedusaCase:
         self.folder = write_medusa(folder, self.tensors)
 
     def expected_edge(self, text, path):
-        state = states_of(self.pair, text)[-2:-1]
+        state = hidden_states_of(self.pair, text)[-2:-1]
         return medusa_logits(self.tensors, state, len(path) - 1)[0].log_softmax(-1)[path[-1]]
 
 
@@ -195,7 +195,7 @@ def test_a_trees_levels_are_the_best_by_the_heads_alone(pair, tmp_path):
     seen = watch(decoder)
     decoder.generate(PROMPT, max_new_tokens=4)
     text, guesses = seen[0]
-    state = states_of(pair, text)[-2:-1]
+    state = hidden_states_of(pair, text)[-2:-1]
     laws = [medusa_logits(case.tensors, state, head)[0].log_softmax(-1).topk(4) for head in range(NUM_HEADS)]
     pool, best = [(float(v), [int(t)]) for v, t in zip(*laws[0], strict=True)], []
     while len(best) < 4:

@@ -20,9 +20,9 @@ OVERLAP = 5.0
 
 
 def measure_passes(assembly: Assembly, context: int, progress: Callable[[float], None]) -> list[tuple[object, ...]]:
-    """Time plain steps and passes of each verify width with ``context`` tokens in the cache.
+    """Time plain steps and target passes of each verify width with ``context`` tokens in the cache.
 
-    Returns rows of ``stages.COLUMNS``.
+    Returns one row per run with the columns ``stages.COLUMNS``; its stage is "pass".
     """
     steps = [step for step in timed_steps([assembly], [context]) if step.model == "target"]
     found = time_alternately(steps, TURNS, progress, timer_for(assembly.target.loaded.device))
@@ -31,12 +31,15 @@ def measure_passes(assembly: Assembly, context: int, progress: Callable[[float],
 
 
 def passes_at(frame: pd.DataFrame, plain_ms: float | None = None) -> dict[int, float]:
-    """Return milliseconds of a pass by width at one context, scaled so that a plain step takes ``plain_ms``.
+    """Return the milliseconds of a target pass by verify width, at the context length of the samples.
 
-    Without ``plain_ms`` a plain step takes its median over the turns. Memory may have been slower in iterations than in
-    the turns, at the same compute speed. So the part of a pass beyond the plain step of its turn (p-norm difference,
-    median over turns) is taken as compute time and kept. If the cores were slower too, this underestimates wide
-    passes; the latency scales correct that during decoding.
+    Args:
+        frame: samples with the columns ``stages.COLUMNS``, of one context length.
+        plain_ms: milliseconds of a plain step to which all passes are scaled; None: the plain step's median.
+
+    Memory may have been slower in iterations than in the measured passes, at the same compute speed. So the part of a
+    pass beyond the plain step of its turn (p-norm difference, median over turns) is taken as compute time and kept. If
+    the cores were slower too, this underestimates wide passes; the latency scales correct that during decoding.
     """
     by_turn = frame[frame["stage"] == PASS].groupby(["verify_width", "cycle"])["ms"].median()
     computing = (by_turn**OVERLAP - by_turn[1] ** OVERLAP).groupby("verify_width").median().clip(lower=0.0)

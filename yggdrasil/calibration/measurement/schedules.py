@@ -30,7 +30,11 @@ PLAIN = "plain decoding"
 
 
 def measured_schedules(named: Mapping[str, Mapping[str, str]]) -> list[Schedule]:
-    """Return the schedules to measure: the default and the ``named`` ones, which cover all stage costs."""
+    """Return the schedules whose stages a search times: the default schedule, then the named ones.
+
+    Args:
+        named: schedule name -> stage -> variant. Together with the default they must have every variant of every stage.
+    """
     return [Schedule.of(variants) for variants in ({}, *named.values())]
 
 
@@ -66,11 +70,18 @@ def measure_stage_costs(
     progress: Progress,
     schedules: Sequence[Schedule] = MEASURED,
 ) -> pd.DataFrame:
-    """Measure the stage times of ``schedules`` on ``texts``; returns columns ``costs.COLUMNS``.
+    """Time the stages of every schedule in real iterations on ``texts``; one row per iteration, columns
+    ``costs.COLUMNS``.
 
-    ``new_stream`` makes the stream of a request and so limits its tokens. The assembly must have been built with the
-    stages of ``schedules``. A cycle is one shape on one text, decoded with every schedule and plainly, alternately. The
-    first ``WARM_UP`` iterations of a request are dropped.
+    A cycle is one shape on one text, decoded with every schedule and plainly, alternately. The first ``WARM_UP``
+    iterations of a request are dropped.
+
+    Args:
+        assembly: models and steps, built with the stages of ``schedules``.
+        new_stream: makes the text stream of a request, which limits its tokens.
+        texts: prompts as token ids.
+        rounds: times that each text is decoded.
+        progress: takes the fraction done, 0 to 1.
 
     Raises:
         YggdrasilError: requests are too short to measure every schedule.
@@ -115,7 +126,11 @@ def _row(context: int, cycle: int, schedule: Schedule, sample: _Sample) -> tuple
 
 
 def at_one_speed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Scale each cycle so that its plain steps take their median time over all cycles; rounded to nanoseconds."""
+    """Scale the milliseconds of each cycle so that its plain steps take their median time over all cycles.
+
+    Args:
+        frame: samples with the columns ``costs.COLUMNS``. Cycles without plain steps are dropped.
+    """
     speed = frame[frame["depth"] == 0].groupby("cycle")["iteration"].median()
     scale = frame["cycle"].map(speed.median() / speed)
     scaled = frame.assign(**{name: (frame[name] * scale).round(6) for name in TIMES})
@@ -138,10 +153,17 @@ def measure_plans(
     rounds: int,
     progress: Progress,
 ) -> pd.DataFrame:
-    """Decode every text with every plan and plainly, in rotating order; returns columns ``PLAN_COLUMNS``.
+    """Decode every text with every plan and plainly, in rotating order; one row per request, columns ``PLAN_COLUMNS``.
 
-    ``new_stream`` makes the stream of a request and so limits its tokens. ``iteration_ms`` and the stages are means
-    over the iterations after the first ``WARM_UP``. A first round over all plans warms up and is dropped.
+    ``iteration_ms`` and the stages are means over the iterations after the first ``WARM_UP``. A first round over all
+    plans warms up and is dropped.
+
+    Args:
+        new_stream: makes the text stream of a request, which limits its tokens.
+        texts: prompts as token ids.
+        plans: schedules and tree shapes to compare.
+        rounds: times that each text is decoded.
+        progress: takes the fraction done, 0 to 1.
 
     Raises:
         YggdrasilError: requests are too short to measure every plan.
@@ -176,10 +198,13 @@ def _means(samples: Sequence[_Sample], total_ms: float) -> list[float]:
 
 
 def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
-    """Scale the rows of ``measure_plans`` to the speed at which a plain step takes ``plain_ms``.
+    """Scale the milliseconds of measured plans to the speed at which a plain step takes ``plain_ms``.
 
     The machine's speed in a turn is estimated from all requests of the turn: the median ratio of a request's time to
     the median of its plan on that prompt. Only plans that are in every turn are used for it.
+
+    Args:
+        frame: one row per request, columns ``PLAN_COLUMNS``.
     """
     turns = frame.groupby("plan").size()
     common = frame[frame["plan"].isin(turns[turns == turns.max()].index)]
@@ -193,11 +218,15 @@ def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
 
 
 def summarise_plans(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
-    """Return one row per plan, in the order measured, scaled by ``at_profiles_speed``.
+    """Return one row per plan, with the columns plan, iteration_ms, ms_per_token, aal and speedup, in the order
+    measured.
 
-    Every value is first a median over rounds, which ignores pauses of the machine. Then ``iteration_ms`` is the median
-    over prompts, ``ms_per_token`` the ratio of sums over prompts, and ``speedup`` the median over prompts of the ratio
-    to plain decoding of the same prompt.
+    Times are scaled to the speed at which a plain step takes ``plain_ms``. Every value is first a median over rounds,
+    which ignores pauses of the machine. Then ``iteration_ms`` is the median over prompts, ``ms_per_token`` the ratio of
+    sums over prompts, and ``speedup`` the median over prompts of the ratio to plain decoding of the same prompt.
+
+    Args:
+        frame: one row per request, columns ``PLAN_COLUMNS``.
     """
     figures = ["iteration_ms", "decode_ms", "tokens", "iterations"]
     usual = at_profiles_speed(frame, plain_ms).groupby(["plan", "prompt"], sort=False)[figures].median()

@@ -59,10 +59,10 @@ class ShapeCycle:
         self.wants_model_free = any(shape.is_free for shape in shapes)
 
     def begin(self) -> None:
-        """Do nothing: the cycle continues across requests."""
+        """Do nothing: the cycle of shapes continues across requests."""
 
-    def settle(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """Do nothing: the cycle does not depend on measurements."""
+    def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
+        """Do nothing: the cycle of shapes does not depend on measurements."""
 
     def _next(self) -> TreeShape:
         if not self._order:
@@ -77,6 +77,9 @@ class ShapeCycle:
         return self._order.pop()
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
+        """Return an early-stopping bound by which a model-free tree has about as many nodes as in decoding at
+        ``shape``.
+        """
         if shape is None:
             return UNBOUNDED
         return stopping_bound([shape.verify_width], [1.0])  # about as many nodes as in decoding at that width
@@ -84,6 +87,7 @@ class ShapeCycle:
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
+        """Return the next shape of the cycle; a plain step in place of a model-free shape if ``model_free`` is None."""
         if not self._next().is_free:
             shape = self._take()
             return Decision(shape, is_drafting=shape.depth > 0)
@@ -91,13 +95,18 @@ class ShapeCycle:
         return Decision(PLAIN_STEP if model_free is None else self._take())
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
+        """Return ``decision``, whose verify width the cycle has chosen."""
         return decision
 
 
 def measured_shapes(shapes: Shapes, *, with_model_free: bool) -> list[TreeShape]:
-    """Return shapes that cover every verify width and every draft width, at a shallow and at the full depth.
+    """Return the tree shapes to time: every verify width and every draft width, at a shallow and at the full depth.
 
-    Without a drafter they are model-free shapes, one per verify width; ``with_model_free`` adds those to a drafter's.
+    Without a draft model or head they are model-free shapes, one per verify width.
+
+    Args:
+        shapes: the plan's draft widths, verify widths and greatest depth.
+        with_model_free: add the model-free shapes to a drafter's.
 
     Raises:
         YggdrasilError: there is a drafter, and the only verify width is 1.
@@ -119,7 +128,10 @@ def measured_shapes(shapes: Shapes, *, with_model_free: bool) -> list[TreeShape]
 
 @contextmanager
 def on_device_clock(assembly: Assembly) -> Iterator[None]:
-    """Time stages within the context by CUDA events on a GPU, where launches return early, else by the host's clock."""
+    """Within the context, time the stages of an iteration by CUDA events on a GPU, and by the host's clock on a CPU.
+
+    On a GPU launches return early, so the host's clock would not see a stage's time.
+    """
     engine = assembly.engine
     before = engine.executor
     if assembly.target.loaded.device.type == "cuda":
@@ -133,14 +145,18 @@ def on_device_clock(assembly: Assembly) -> Iterator[None]:
 def measure_stages(
     assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int], samples: int, progress: Progress
 ) -> pd.DataFrame:
-    """Measure stage times in at least ``samples`` iterations per shape, after ``text``; returns columns ``COLUMNS``.
+    """Time the stages of at least ``samples`` iterations per tree shape; one row per stage, columns ``COLUMNS``.
 
-    A request ends ``SPAN`` tokens after the text, and the next begins there, so that the context length stays the same.
-
+    A request ends ``SPAN`` tokens after ``text``, and the next begins there, so that the context length stays the same.
     The column "stage" also has "overhead", the iteration's time outside the models; "iteration", its whole time;
-    "reading", the drafter's time per token of unread text; and "pass", a target pass measured outside iterations
-    (``passes``). The first cycle and the first ``WARM_UP`` iterations of each streak are dropped. The column "cycle"
-    numbers the streaks of plain steps, each with the shapes that follow it.
+    "reading", the drafter's time per token of unread text; and "pass", a target pass measured outside iterations. The
+    first cycle and the first ``WARM_UP`` iterations of each streak are dropped. The column "cycle" numbers the streaks
+    of plain steps, each with the shapes that follow it.
+
+    Args:
+        stream: makes the text stream of a request.
+        text: token ids of the context.
+        progress: takes the fraction done, 0 to 1.
     """
     policy = ShapeCycle(
         measured_shapes(assembly.shapes, with_model_free=assembly.engine.model_free is not None), seed=0
@@ -201,10 +217,14 @@ def _reading_ms(assembly: Assembly, stream: Callable[[], TextStream], text: Sequ
 
 
 def without_drift(frame: pd.DataFrame) -> pd.DataFrame:
-    """Scale each cycle so that its plain steps take their median time over all cycles of the context.
+    """Scale the milliseconds of each cycle so that its plain steps take their median time over all cycles of the
+    context.
 
     A shared machine's speed can change twofold within seconds. All shapes of a cycle see about the same speed, so their
     ratios are reliable even where their milliseconds are not.
+
+    Args:
+        frame: samples with the columns ``COLUMNS``.
     """
     parts = []
     for _, part in frame.groupby("context"):
@@ -215,7 +235,14 @@ def without_drift(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def costs_from(frame: pd.DataFrame, shapes: Shapes) -> list[Costs]:
-    """Medians by context, as the objective takes them; verification as its lower envelope."""
+    """Return the step costs of a plan, one entry per measured context length: medians in milliseconds.
+
+    Verification costs never fall as the width grows: a width that is slower than a wider one has the wider one's cost.
+
+    Args:
+        frame: samples with the columns ``COLUMNS``.
+        shapes: widths to give costs of.
+    """
     contexts = sorted(frame["context"].unique().tolist())
     parts = [frame[frame["context"] == context] for context in contexts]
     return [_costs_at(int(context), part, shapes) for context, part in zip(contexts, parts, strict=True)]
@@ -261,17 +288,22 @@ def _draft_line(frame: pd.DataFrame) -> tuple[float, float]:
 
 
 def trees_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the samples of a drafter's trees, or of model-free trees without a drafter."""
+    """Return the rows of ``frame`` (columns ``COLUMNS``) that verify trees: a drafter's, or model-free ones if it
+    drafts none.
+    """
     trees = frame[frame["depth"] > 0]
     drafted = trees[trees["width"] > 0]
     return trees if drafted.empty else drafted
 
 
 def useful_verify_widths(frame: pd.DataFrame, shapes: Shapes) -> tuple[int, ...]:
-    """Return the verify widths to keep: width 1, and widths that cost at most 5 % more than any wider one.
+    """Return the verify widths to keep in a plan: width 1, and widths that cost at most 5 % more than any wider one.
 
     Costs are those at the shortest measured context. Which of two widths is cheaper depends on the memory's speed (with
     slow memory six rows cost as much as eight); a kept width then has the wider one's cost in the plan.
+
+    Args:
+        frame: samples with the columns ``COLUMNS``.
     """
     measured = passes_at(frame[frame["context"] == frame["context"].min()])
     served = {width: ms for width, (ms, _) in lower_envelope(measured).items()}

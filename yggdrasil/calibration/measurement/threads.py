@@ -28,7 +28,7 @@ NEARLY = 1.03
 
 
 def thread_counts(cores: int) -> list[int]:
-    """Return 1, 2, 4, ... and ``cores``, ascending."""
+    """Return the numbers of threads to measure: the powers of two below ``cores``, and ``cores``, ascending."""
     counts = {cores}
     count = 1
     while count < cores:
@@ -39,7 +39,13 @@ def thread_counts(cores: int) -> list[int]:
 
 @torch.inference_mode()
 def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> "pd.DataFrame":
-    """Time all linear layers with each number of threads and width, alternately; returns columns ``COLUMNS``."""
+    """Time all linear layers of a model with each number of threads and width, alternately; returns columns
+    ``COLUMNS``.
+
+    Args:
+        name: the model's name in the column "model": "target" or "drafter".
+        counts: numbers of threads.
+    """
     import pandas as pd  # lazily: opening a decoder does not need it
 
     runs = {(count, width): _pass(loaded, count, width) for count in counts for width in WIDTHS}
@@ -58,13 +64,19 @@ def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> "pd.D
 
 
 def best_threads(samples: "pd.DataFrame") -> int:
-    """Return the largest number of threads whose time over all widths is within ``NEARLY`` of the least."""
+    """Return the largest number of threads whose time over all widths is at most 3 % above the least.
+
+    Args:
+        samples: measured times of one model, columns ``COLUMNS``.
+    """
     medians = samples.groupby(["threads", "width"])["ms"].median().groupby("threads").sum()
     return int(medians.index[medians <= NEARLY * medians.min()].max())
 
 
 def on_threads(loaded: LoadedModel, count: int) -> LoadedModel:
-    """Return the model with ``count`` threads, over the same tensors; its layers are changed in place."""
+    """Return the model with ``count`` threads per linear layer. It shares tensors and layers with ``loaded``, which
+    change too.
+    """
     _use(loaded, count)
     return replace(loaded, num_threads=count)
 

@@ -32,10 +32,15 @@ class TimedStep(NamedTuple):
 
 
 def timed_steps(assemblies: Sequence[Assembly], contexts: Sequence[int], token: int = 1) -> list[TimedStep]:
-    """Return every step except prefill, at every context. The caches' contents are arbitrary.
+    """Return the steps to time: every step of target and drafter except prefill, at every context length.
 
-    ``assemblies`` are of one pair, with caches of several capacities or on several backends; equal steps of theirs are
-    adjacent.
+    The contents of the caches are arbitrary, since they do not change the time.
+
+    Args:
+        assemblies: the same models with caches of several capacities or on several backends. Equal steps are adjacent
+            in the result.
+        contexts: context lengths in tokens.
+        token: token id that fills the text.
     """
     steps: list[TimedStep] = []
     for context in contexts:
@@ -63,10 +68,15 @@ def time_alternately(
     repeats: int = 1,
     seconds: float = inf,
 ) -> list[Timing]:
-    """Time ``repeats`` runs of every step in each of ``turns`` turns; a turn before them warms up.
+    """Time ``repeats`` runs of every step in each of ``turns`` turns, in milliseconds; a turn before them warms up.
 
     In a turn each step runs once untimed first. Every other turn is reversed, because a step's CPU caches depend on the
-    step before it. After ``seconds`` no turn begins, but at least two are timed. ``progress`` gets the fraction done.
+    step before it.
+
+    Args:
+        progress: takes the fraction done, 0 to 1.
+        timer: returns the milliseconds of a call.
+        seconds: no turn begins after this time, but at least two are timed.
     """
     found, began = list[Timing](), perf_counter()
     with one_thread():  # idle PyTorch threads would spin on the cores that our operators use

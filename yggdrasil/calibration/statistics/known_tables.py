@@ -34,7 +34,10 @@ class KnownTable(NamedTuple):
 
 
 def largest_table(settings: CalibrationSettings) -> KnownTable | None:
-    """Return the table of the target with most tokens; None if there is none or the settings exclude it."""
+    """Return the n-gram table with most tokens among the shipped one and those of the target's other plans.
+
+    None if there is no table, or ``settings`` ask for a table of their own or for none.
+    """
     pair = settings.pair
     wanted = pair.counts
     if wanted is None or not wanted.table or settings.table_tokens is not None or settings.own_table:
@@ -44,15 +47,20 @@ def largest_table(settings: CalibrationSettings) -> KnownTable | None:
 
 
 def announce(known: KnownTable | None, reporter: Reporter) -> None:
-    """Report, before anything is measured, that an existing table may be used."""
+    """Report, before anything is measured, that the existing table ``known`` may be used; nothing for None."""
     if known is not None:
         reporter.phase(f"using {known}, if this calibration counts fewer (--own-table uses its own)")(1.0)
 
 
-def with_larger(counted: LearnedStatistics | None, known: KnownTable | None) -> LearnedStatistics | None:
-    """Return ``counted`` with the table and scorer of ``known`` if that has more tokens.
+def with_larger_table(counted: LearnedStatistics | None, known: KnownTable | None) -> LearnedStatistics | None:
+    """Return the calibration's n-gram statistics, with the existing table and its scorer if that table has more tokens.
 
-    The expected speeds remain those of the calibration's own table, because its documents may be part of the other.
+    The expected speeds remain those of the calibration's own table: its documents may be part of the existing table,
+    which would then be tested on text that it has counted.
+
+    Args:
+        counted: statistics of this calibration; None without n-gram statistics, and then the result is None.
+        known: an existing table of the target; None if there is none.
     """
     if counted is None or known is None:
         return counted

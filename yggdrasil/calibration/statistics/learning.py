@@ -32,34 +32,39 @@ class LearnedStatistics(NamedTuple):
     documents: Sequence[Document] = ()
 
     def options(self) -> StatisticsOptions:
-        """Return the options that a plan records."""
+        """Return the options of the n-gram statistics drafter as a plan records them."""
         return StatisticsOptions(table=self.table is not None)
 
-    def knowing_nothing_of(self, documents: Sequence[Document]) -> StatisticsDrafter:
-        """Return a drafter whose table excludes answers to the prompts of ``documents``, for a fair evaluation.
+    def drafter_without(self, documents: Sequence[Document]) -> StatisticsDrafter:
+        """Return a drafter whose n-gram table excludes answers to the prompts of ``documents``, for a fair evaluation.
 
         If the table's documents are unknown, the counts of ``documents`` are subtracted from it.
         """
-        asked = {document.asked for document in documents}
-        others = [document for document in self.documents if document.asked not in asked]
+        asked = {document.prompt_key for document in documents}
+        others = [document for document in self.documents if document.prompt_key not in asked]
         table = self.table
         if table is not None:
             table = Table.of(others).without_rare() if self.documents else table.minus(Table.of(documents))
         return StatisticsDrafter(self.scorer, table)
 
     def save(self, folder: Path) -> None:
-        """Write scorer and table, which ``StatisticsDrafter.load`` reads, to ``folder``."""
+        """Write the n-gram scorer, and the n-gram table if there is one, to ``folder``."""
         self.scorer.save(folder / SCORER_FILE)
         if self.table is not None:
             self.table.save(folder / TABLE_FILE)
 
 
-def learn_counts(
+def fit_statistics(
     documents: Sequence[Document], costs: StepCosts, *, with_table: bool, others: Sequence[Drafter] = ()
 ) -> LearnedStatistics:
-    """Fit the scorer on 9 of 10 documents and predict the speed on the others; the table counts all of them.
+    """Fit the n-gram scorer on 9 of 10 documents and predict the speed on the others; the n-gram table counts all of
+    them.
 
-    ``others`` are model-free drafters that draft in the same tree.
+    Args:
+        documents: prompts and the target's answers.
+        costs: step costs in milliseconds, for the predicted speed.
+        with_table: make an n-gram table; if False, only the text of the request is counted.
+        others: model-free drafters that draft in the same tree.
     """
     if not documents:
         return LearnedStatistics(NGramScorer.usual(with_table=False), None, [])

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from yggdrasil.calibration.calibration_settings import PairSource
-from yggdrasil.calibration.documents import open_ended
+from yggdrasil.calibration.documents import open_ended_stream
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, OwnText, read_documents, text_file
-from yggdrasil.calibration.statistics.learning import LearnedStatistics, learn_counts
+from yggdrasil.calibration.statistics.learning import LearnedStatistics, fit_statistics
 from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.protocol import Drafter, DrafterGroup, group_of
@@ -22,8 +22,11 @@ OWN_TEXT = "own-text.json"  # records the seconds spent on generating text
 PREDICTION_DOCUMENTS = 4  # documents decoded for the prediction if there is no text of the target
 
 
-def count_text(job: Job, costs: StepCosts) -> LearnedStatistics | None:
-    """Generate text of the target and fit the n-gram statistics on it; None without n-gram statistics."""
+def generate_and_fit(job: Job, costs: StepCosts) -> LearnedStatistics | None:
+    """Generate text of the target and fit the n-gram statistics on it; None if the pair uses no n-gram statistics.
+
+    A pair with a draft model and no n-gram table generates no text and has the default scorer.
+    """
     pair = job.pair
     if pair.counts is None:
         return None
@@ -31,17 +34,21 @@ def count_text(job: Job, costs: StepCosts) -> LearnedStatistics | None:
     (drafter,) = (each for each in everyone if isinstance(each, StatisticsDrafter))
     others = [each for each in everyone if each is not drafter]
     if not _writes(pair):  # no table and a model drafts: use the default scorer
-        return learn_counts([], costs, with_table=False)
+        return fit_statistics([], costs, with_table=False)
     documents = own_text(job)
     report = job.reporter.phase("fitting the n-gram scorer")
-    counted = learn_counts(documents, costs, with_table=pair.counts.table, others=others)
+    counted = fit_statistics(documents, costs, with_table=pair.counts.table, others=others)
     drafter.learn(counted.scorer, counted.table)
     report(1.0)
     return counted
 
 
 def own_text(job: Job) -> list[Document]:
-    """Return the target's own text. More is generated first if a table is wanted or no model drafts."""
+    """Return the target's generated text, prompts with answers.
+
+    Text is generated until the calibration's budget is used up if an n-gram table is wanted or there is no draft model;
+    otherwise only existing text is read.
+    """
     target = job.assembly.target.loaded
     file = text_file(Source.find(job.pair.target).fingerprint(), job.pair.weights)
     if not _writes(job.pair):
@@ -49,33 +56,41 @@ def own_text(job: Job) -> list[Document]:
     asked = read_prompts(job.settings.prompts, chat=job.settings.chat)
     prompts = [encode_prompt(job.tokenizer, prompt) for prompt in asked]
     writer = OwnText(target, job.tokenizer, prompts, file)
-    return writer.write(job.settings.own_text, job.work / OWN_TEXT, job.reporter.phase)
+    return writer.write(job.settings.text_budget, job.work / OWN_TEXT, job.reporter.phase)
 
 
 def _writes(pair: PairSource) -> bool:
     return pair.counts is not None and (pair.drafter is None or pair.counts.table)
 
 
-def guesses_beside(
+def model_free_without(
     job: Job, counted: LearnedStatistics | None, documents: Sequence[Document], costs: StepCosts
 ) -> DrafterGroup | None:
-    """Return the model-free drafters, fitted without the ``documents`` on which they are evaluated."""
+    """Return the model-free drafters of a calibration, fitted without the ``documents`` on which they are evaluated.
+
+    Args:
+        counted: the n-gram statistics of the calibration; None without them.
+        costs: step costs, which limit the candidates to those that can pay.
+    """
     others = [each for each in _all_of(job) if not isinstance(each, StatisticsDrafter)]
     if counted is None:
         return group_of(others)
-    counts = counted.knowing_nothing_of(documents)
+    counts = counted.drafter_without(documents)
     counts.leave_out_below(least_useful_probability([costs]))
     return DrafterGroup([*others, counts])
 
 
-def predict_some(job: Job, costs: StepCosts) -> list[Expectation]:
-    """Predict the speed on a few of ``job.texts``, which are decoded first, if there is no text of the target."""
+def predict_from_prompts(job: Job, costs: StepCosts) -> list[Expectation]:
+    """Predict the speed on a few prompts of the calibration, which are decoded first.
+
+    For model-free drafters without generated text of the target. Returns the policy's speed and those of alternatives.
+    """
     model_free = job.assembly.engine.model_free
     if model_free is None:
         return predict_model_free(None, [], costs)
     report, documents = job.reporter.phase("decoding a few prompts for the prediction"), []
     for number, text in enumerate(job.texts[:PREDICTION_DOCUMENTS], start=1):
-        stream = open_ended(job.tokenizer, job.settings.tokens)
+        stream = open_ended_stream(job.tokenizer, job.settings.tokens)
         for _ in job.assembly.engine.decode(text, stream, PLAIN_POLICY, Trace()):
             pass
         documents.append(Document(list(text), stream.tokens))

@@ -19,9 +19,10 @@ from yggdrasil.scheduling.plan import Expectation
 def predict_model_free(
     model_free: DrafterGroup | None, documents: Sequence[Document], costs: StepCosts
 ) -> list[Expectation]:
-    """Return the expected speed of the run-time policy on ``documents``, then those of the alternatives.
+    """Simulate decoding of ``documents`` with model-free drafters, and return the expected speed of each policy.
 
-    The alternatives are the best fixed verify width and plain decoding.
+    The first is the run-time policy's, the next the best fixed verify width's, the last plain decoding's. Without
+    drafters (None) there is only the last.
     """
     plain = Expectation("plain decoding", 1.0, costs.plain_ms, 1.0)
     if model_free is None:
@@ -42,6 +43,12 @@ def policy_without_drafter(costs: StepCosts) -> ObjectivePolicy:
 
 
 def expectation(policy: str, result: Totals, costs: StepCosts) -> Expectation:
-    """Return AAL, milliseconds per token and speed-up of a simulation's totals, rounded, under a policy's name."""
+    """Return average accepted length, milliseconds per token and speed-up of a simulation, rounded.
+
+    Args:
+        policy: name of the simulated policy.
+        result: the simulation's totals.
+        costs: step costs, of which the plain step is the baseline.
+    """
     per_token = result.ms_per_token
     return Expectation(policy, round(result.aal, 3), round(per_token, 4), round(costs.plain_ms / per_token, 3))

@@ -35,7 +35,7 @@ class Candidates(NamedTuple):
     is_right: npt.NDArray[np.bool_]  # [C], at most one per position
 
     def split(self, share: float) -> "tuple[Candidates, Candidates]":
-        """Split into the first positions and the last ``share`` of them."""
+        """Split into the candidates of the first positions and those of the last ``share`` (0 to 1) of positions."""
         first = int((1.0 - share) * (self.position[-1] + 1)) if len(self.position) else 0
         cut = int(np.searchsorted(self.position, first))
         return (
@@ -61,11 +61,11 @@ def fit_scorer(documents: Sequence[Document], *, with_table: bool) -> NGramScore
     if not len(told.position) or not len(held_out.position):
         return usual
     fitted = fit(told, usual)
-    return fitted if surprise(fitted, held_out) < surprise(usual, held_out) else usual
+    return fitted if mean_loss(fitted, held_out) < mean_loss(usual, held_out) else usual
 
 
 def gather_candidates(documents: Sequence[Document], *, with_table: bool) -> Candidates:
-    """Collect the candidates at every position of some documents, with a table of the others."""
+    """Collect the n-gram candidates at every position of every fifth document; the others fill the n-gram table."""
     asked = documents[::_EVERY]
     known = [document for i, document in enumerate(documents) if i % _EVERY]
     table = Table.of(known).without_rare() if with_table else None
@@ -93,18 +93,23 @@ def gather_candidates(documents: Sequence[Document], *, with_table: bool) -> Can
 
 
 def fit(candidates: Candidates, start: NGramScorer) -> NGramScorer:
-    """Fit a scorer to ``candidates`` (at least one) by maximum likelihood, starting from ``start``."""
+    """Return an n-gram scorer fitted to ``candidates`` (at least one) by maximum likelihood, starting from
+    ``start``.
+    """
     # A calibration may run under a caller's inference mode.
     with one_thread(), torch.inference_mode(False), torch.enable_grad():
         return _learn(_Network(start, candidates.features), candidates)
 
 
 @torch.no_grad()
-def surprise(scorer: NGramScorer, candidates: Candidates) -> float:
-    """Return the mean negative log-likelihood of ``candidates``, in nats per position; NaN if a weight is NaN."""
+def mean_loss(scorer: NGramScorer, candidates: Candidates) -> float:
+    """Return the mean negative log-likelihood of the true next tokens under ``scorer``, in nats per position.
+
+    NaN if a weight of the scorer is NaN.
+    """
     rows = torch.arange(len(candidates.position))
     network = _Network(scorer, candidates.features)
-    return float(network.surprise(rows, torch.from_numpy(candidates.position), torch.from_numpy(candidates.is_right)))
+    return float(network.mean_loss(rows, torch.from_numpy(candidates.position), torch.from_numpy(candidates.is_right)))
 
 
 def _learn(network: "_Network", candidates: Candidates) -> NGramScorer:
@@ -124,7 +129,7 @@ def _learn(network: "_Network", candidates: Candidates) -> NGramScorer:
             sizes = begins[chosen + 1] - begins[chosen]
             shifts = begins[chosen] - (sizes.cumsum(0) - sizes)
             rows = torch.arange(int(sizes.sum())) + torch.repeat_interleave(shifts, sizes)
-            loss = network.surprise(rows, torch.repeat_interleave(torch.arange(len(chosen)), sizes), right[rows])
+            loss = network.mean_loss(rows, torch.repeat_interleave(torch.arange(len(chosen)), sizes), right[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -155,7 +160,7 @@ class _Network:
         """Return the trained tensors but the bias."""
         return [self.layer, self.out, self.nothing]
 
-    def surprise(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:
+    def mean_loss(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:
         """Return the mean negative log-likelihood at positions whose candidates are ``rows``.
 
         ``of`` is each candidate's position, ``is_right`` whether it is the target's token.
