@@ -104,7 +104,7 @@ def our_drafts(folder: Path, head: Path, texts: Sequence[list[int]]) -> list[lis
     """The same chains by this package's drafter, on its own pass of the target."""
     from yggdrasil.calibration.record import hidden_states_of
     from yggdrasil.checkpoints.source import Source
-    from yggdrasil.drafters.heads.convention import settled
+    from yggdrasil.drafters.heads.convention import with_detected_layers
     from yggdrasil.drafters.heads.loading import load_head
     from yggdrasil.drafters.protocol import Budget
     from yggdrasil.engine.assembly import assemble
@@ -112,7 +112,7 @@ def our_drafts(folder: Path, head: Path, texts: Sequence[list[int]]) -> list[lis
     from yggdrasil.scheduling.plan import Shapes
 
     target = load_model(folder, torch.float32, torch.device("cpu"), 1)
-    opened = settled(load_head(head, target, 1), target, Source.find(folder).fingerprint())
+    opened = with_detected_layers(load_head(head, target, 1), target, Source.find(folder).fingerprint())
     shapes = Shapes(
         max_length=max(map(len, texts)) + 16, draft_widths=(1,), max_depth=DEPTH, candidates=1, verify_widths=(1,),
         prefill_widths=(16,),
@@ -143,10 +143,10 @@ def check(
     """Draft with both and compare."""
     from yggdrasil.checkpoints.source import Source
     from yggdrasil.drafters.heads.kinds import kind_of
-    from yggdrasil.drafters.shipped_assets import whole_name
+    from yggdrasil.drafters.shipped_assets import resolve_shipped_head
     from yggdrasil.errors import YggdrasilError
 
-    files = Path(whole_name(head))
+    files = Path(resolve_shipped_head(head))
     if kind_of(files) != "eagle3":
         raise YggdrasilError(f"--head {head} is no folder of an EAGLE-3 head; name one that `yggdrasil train` wrote")
     folder = Source.find(target).checkpoint(torch.float32)

@@ -21,7 +21,7 @@ from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.shipped_assets import whole_name
+from yggdrasil.drafters.shipped_assets import resolve_shipped_head
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.end_tokens import end_tokens
@@ -42,7 +42,7 @@ def main(
     chat: Annotated[bool, typer.Option(help="Ask the prompts as chats.")] = False,
 ) -> None:
     """Print the tokens a pass at temperatures 0, 0.7 and 1."""
-    tokenizer, loaded, name = load_tokenizer(model), _open(model), whole_name(drafter)
+    tokenizer, loaded, name = load_tokenizer(model), _open(model), resolve_shipped_head(drafter)
     asked = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(prompts, chat=chat)]
     asked = [prompt for prompt in asked if len(prompt) <= 160][:limit]
     second = load_head(expanded(name), loaded, 1) if is_head(name) else _open(name)

@@ -138,7 +138,7 @@ def usual_drafter(native: bool, folder: Path = Path()) -> DrafterGroup:
     """N-gram statistics with the scorer and the table in ``folder``; without them, of prompt and answer alone."""
     scorer, table = folder / SCORER_FILE, folder / TABLE_FILE
     drafter = StatisticsDrafter(
-        NGramScorer.load(scorer) if scorer.exists() else NGramScorer.usual(with_table=False),
+        NGramScorer.load(scorer) if scorer.exists() else NGramScorer.default(with_table=False),
         Table.load(table) if table.exists() else None,
         native=native,
     )

@@ -19,7 +19,7 @@ from yggdrasil.artifacts import atomic_directory, shown
 from yggdrasil.checkpoints.shards import raising_os_errors
 from yggdrasil.cli import checks, run_script
 from yggdrasil.drafters.heads.tensors import in_six_bits, read_tensors
-from yggdrasil.drafters.shipped_assets import whole_name
+from yggdrasil.drafters.shipped_assets import resolve_shipped_head
 from yggdrasil.errors import YggdrasilError
 
 WEIGHTS = "model.safetensors"
@@ -31,7 +31,7 @@ def main(
     six_bits: Annotated[bool, typer.Option("--six-bits", help="Matrices in six bits; else bfloat16.")] = False,
 ) -> None:
     """Write the folder OUT as a whole."""
-    folder = Path(whole_name(head))
+    folder = Path(resolve_shipped_head(head))
     if out.exists() and any(out.iterdir()):
         raise YggdrasilError(f"{shown(out)} holds something already; name a new folder")
     tensors = read_tensors(folder)

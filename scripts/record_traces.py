@@ -28,7 +28,7 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.heads.loading import load_head
-from yggdrasil.drafters.shipped_assets import whole_name
+from yggdrasil.drafters.shipped_assets import resolve_shipped_head
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.native import is_native
@@ -76,7 +76,7 @@ def main(  # noqa: PLR0913
         max_length=prompt_tokens + tokens + 64, draft_widths=draft_widths, max_depth=depth,
         candidates=draft_widths[-1], verify_widths=(1, 2, 4, 8, 16, 32), prefill_widths=(16, 64),
     )  # fmt: skip
-    name = whole_name(drafter)
+    name = resolve_shipped_head(drafter)
     second = load_head(expanded(name), loaded, threads) if is_head(name) else _open(name, threads)
     assembly = assemble(loaded, second, shapes, "uncompiled")
     grower = assembly.engine.drafter

@@ -109,7 +109,7 @@ def answer(model: str, prompts: Sequence[list[int]], file: Path, tokens: int) ->
 
 def tokens_a_pass(table: Table | None, documents: Sequence[Document], width: int) -> float:
     """Tokens that become certain in a pass, the target's own among them, over all ``documents``."""
-    scorer = NGramScorer.usual(with_table=False) if table is None else NGramScorer.of_shipped_text()
+    scorer = NGramScorer.default(with_table=False) if table is None else NGramScorer.of_shipped_text()
     drafter, tree, tokens, passes = StatisticsDrafter(scorer, table), TokenTree.on_host(16), 0, 0
     for document in documents:
         drafter.begin([*document.prompt, document.answer[0]])

@@ -107,7 +107,7 @@ def write_artifacts(root: Path, name: str = "made-up", **changes) -> Path:
     predictor = predictor_directory(root, name, machine)
     plan(name, **changes).save(destination)
     learned().save(predictor)
-    NGramScorer.usual(with_table=False).save(predictor / SCORER_FILE)
+    NGramScorer.default(with_table=False).save(predictor / SCORER_FILE)
     scores = [("predictor", depth, scorer, 0.5 + 0.05 * depth, 0.2) for depth in (1, 2) for scorer in
               ("predictor", "constant", "confidence")]  # fmt: skip
     report = pd.DataFrame(scores, columns=["reads", "depth", "scorer", "auc", "brier"])

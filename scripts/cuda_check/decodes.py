@@ -109,7 +109,7 @@ class _Run:
                 tree.plant(1)
                 _ = target.plain(1) if width == 1 else target.verify(width)
                 found["verify_ms"][width] = self._median(capture)
-            drafter.place_at(128, 1)
+            drafter.pretend_context(128, 1)
             drafter.head()
             found["head_ms"] = self._median(drafter.head)
             for width in self._shapes.draft_widths:

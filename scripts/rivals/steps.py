@@ -48,7 +48,7 @@ class ChosenStep(CallStep[ModelCall]):
         tree = TokenTree(*tree_buffers)
         root, first, count = place[:1], place[1:2], place[2:]
         nodes = attach_chosen(tree, first, count, entries)
-        logits = read_nodes(self._call, weights, caches, tree, (root, first), nodes)
+        logits = read_nodes(self._call, weights, caches, tree, root, first, nodes)
         offer_candidates(tree, nodes, logits, knots)
         return (nodes,)
 

@@ -210,7 +210,7 @@ def test_estimates_that_cannot_be_written_end_no_request(models, user_cache, mon
 def test_a_table_that_is_shipped_for_the_model_is_used(models, user_cache, monkeypatch, tmp_path):
     table = tmp_path / "shipped"
     table.mkdir()
-    NGramScorer.usual(with_table=True).save(table / SCORER_FILE)
+    NGramScorer.default(with_table=True).save(table / SCORER_FILE)
     Table.of([Document([1, 2, 3], [4, 5, 6] * 4)]).save(table / TABLE_FILE)
     monkeypatch.setattr(first_use, "table_folder", lambda _: table)
 

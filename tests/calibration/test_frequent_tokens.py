@@ -59,7 +59,7 @@ def job(first, tmp_path, monkeypatch):
     """Makes the job of a calibration of EAGLE-1's head; ``said`` is what its reporter tells."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(draft_vocabulary, "DRAFT_VOCABULARY", MOST)
-    monkeypatch.setattr("yggdrasil.calibration.pair.settled", lambda head, target, fingerprint: head)
+    monkeypatch.setattr("yggdrasil.calibration.pair.with_detected_layers", lambda head, target, fingerprint: head)
     (tmp_path / "work").mkdir()
 
     def make(texts=(), pair=first, **changes):

@@ -54,7 +54,7 @@ def plan(tmp_path, monkeypatch, target):
 
 def scorer(table):
     """One that tells whose it is."""
-    return replace(NGramScorer.usual(with_table=True), bias=np.full(HIDDEN, float(table.num_tokens)))
+    return replace(NGramScorer.default(with_table=True), bias=np.full(HIDDEN, float(table.num_tokens)))
 
 
 @pytest.fixture

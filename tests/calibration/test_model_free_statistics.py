@@ -300,7 +300,7 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
     nothing = fit_statistics([], COSTS, with_table=True)
     assert (nothing.table, nothing.expected) == (None, [])
     few = fit_scorer(documents[:3], with_table=True)
-    assert np.array_equal(few.counts, NGramScorer.usual(with_table=True).counts)
+    assert np.array_equal(few.counts, NGramScorer.default(with_table=True).counts)
 
 
 def test_a_belief_that_says_less_of_unseen_text_than_the_usual_is_not_taken():
@@ -308,7 +308,7 @@ def test_a_belief_that_says_less_of_unseen_text_than_the_usual_is_not_taken():
     generator = np.random.default_rng(0)
     told = [Document([1, 2], [7] * 100)] * 50
     others = [Document([1, 2], generator.integers(0, 40, 100).tolist()) for _ in range(30)]
-    usual = NGramScorer.usual(with_table=False)
+    usual = NGramScorer.default(with_table=False)
 
     assert np.array_equal(fit_scorer([*told, *others[:10]], with_table=False).bias, usual.bias)
     assert not np.array_equal(fit_scorer(others, with_table=False).bias, usual.bias)

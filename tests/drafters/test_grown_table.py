@@ -147,8 +147,8 @@ def test_few_answers_wait_and_the_next_run_merges_them(folder, base, started):
         counts = AnswerCounts(folder, base)
         assert started == []
         counts.add([], ANSWER[:4])
-        counts.keep()
-        counts.keep()
+        counts.save()
+        counts.save()
     assert len(waiting(folder)) == 2
 
     assert len(started) == 1
@@ -160,10 +160,10 @@ def test_the_sum_of_the_base_and_all_answers_is_written(folder, base, started):
     counts, documents = AnswerCounts(folder, base), [([1, 2], ANSWER), ([3], [7, 8, 7]), ([], [7, 8])]
     for document in documents[:2]:
         counts.add(*document)
-    counts.keep()
+    counts.save()
     merge(folder, base)
     counts.add(*documents[2])
-    counts.keep()
+    counts.save()
     merge(folder, base)
 
     expected = Table.of([([], [7, 8])]).plus(Table.of(documents * OWN_WEIGHT)).without_rare()
@@ -251,16 +251,16 @@ def test_answers_are_forgotten(folder, base, started):
 def test_a_table_is_taken_up_when_its_file_changes(tmp_path):
     first, second, used = tmp_path / "first", tmp_path / "second", []
     watched = WatchedTable((first, second), used.append)
-    assert not watched.look()
+    assert not watched.load_newest()
     Table.of([([], [1, 2])]).save(second)
-    assert watched.look()
-    assert watched.look()
+    assert watched.load_newest()
+    assert watched.load_newest()
     Table.of([([], [3, 4])]).save(first)
-    assert watched.look()
+    assert watched.load_newest()
     Table.of([([], [5, 6])]).save(first)
-    assert watched.look()
+    assert watched.load_newest()
     first.write_bytes(b"damaged")
-    assert watched.look()
+    assert watched.load_newest()
 
     assert [read(each) for each in used[:3]] == [read(Table.of([([], [n, n + 1])])) for n in (1, 3, 5)]
     assert not first.exists()
@@ -270,10 +270,10 @@ def test_a_table_in_use_is_not_loaded_again(tmp_path):
     file, used = tmp_path / "table", []
     Table.of([([], [1, 2])]).save(file)
     watched = WatchedTable((file,), used.append, file)
-    assert watched.look()
+    assert watched.load_newest()
     assert not used
     Table.of([([], [3, 4])]).save(file)
-    assert watched.look()
+    assert watched.load_newest()
     assert [read(each) for each in used] == [read(Table.of([([], [3, 4])]))]
 
 
@@ -289,7 +289,7 @@ def plan(tmp_path_factory):
         tokenizer=tokenizer_fingerprint(folder / "target"),
     )  # fmt: skip
     predictor = next((folder / "predictors" / "grows").iterdir())
-    NGramScorer.usual(with_table=True).save(predictor / SCORER_FILE)
+    NGramScorer.default(with_table=True).save(predictor / SCORER_FILE)
     Table.of([([], [0, 0])]).save(predictor / TABLE_FILE)
     return path
 

@@ -10,7 +10,7 @@ from yggdrasil.drafters import shipped_assets
 from yggdrasil.drafters.heads.files import open_head
 from yggdrasil.drafters.heads.tensors import in_six_bits, read_tensors
 from yggdrasil.drafters.registry import named_drafters
-from yggdrasil.drafters.shipped_assets import table_folder, whole_name
+from yggdrasil.drafters.shipped_assets import resolve_shipped_head, table_folder
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
@@ -30,7 +30,7 @@ def test_a_shipped_head_stands_for_its_folder_beside_other_drafters(head):
     named = named_drafters(["yggdrasil:some-model", "table"])
     assert named.drafter == str(head)
     assert named.has_table
-    assert whole_name("another/model") == "another/model"
+    assert resolve_shipped_head("another/model") == "another/model"
 
 
 @pytest.mark.parametrize("name", ["yggdrasil:other", "yggdrasil:", "yggdrasil:../some-model"])
@@ -41,7 +41,7 @@ def test_a_head_that_is_not_shipped_is_refused_with_those_that_are(head, name):
 
 def test_the_head_that_comes_along_is_whole_and_small():
     """Names and shapes as published; every drafted token is one of the model's; a card says where it comes from."""
-    folder = Path(whole_name("yggdrasil:smollm2-135m-instruct"))
+    folder = Path(resolve_shipped_head("yggdrasil:smollm2-135m-instruct"))
     head, embedding = open_head(folder, torch.float32)
 
     assert embedding is None

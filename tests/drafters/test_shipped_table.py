@@ -16,7 +16,7 @@ from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics import shipped_table
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
-from yggdrasil.drafters.statistics.shipped_table import VOCABULARY, make_in_background, make_table, table_file
+from yggdrasil.drafters.statistics.shipped_table import VOCABULARY, make_table, make_table_in_background, table_file
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.drafters.statistics.table_files import TABLE_FILE
 from yggdrasil.tree.token_tree import TokenTree
@@ -112,7 +112,7 @@ def test_tokens_are_found_in_tokenizers_that_begin_a_text_with_a_space(starts):
 
 
 def test_it_is_made_by_a_process_unless_it_is_there(short_text, started):
-    make_in_background(short_text, table_file("x"))
+    make_table_in_background(short_text, table_file("x"))
 
     ((*_, module, tokenizer, file),) = started
     assert (module, tokenizer, file) == (
@@ -121,12 +121,12 @@ def test_it_is_made_by_a_process_unless_it_is_there(short_text, started):
         str(table_file("x")),
     )
     make_table(short_text, table_file("x"))
-    make_in_background(short_text, table_file("x"))
+    make_table_in_background(short_text, table_file("x"))
     assert len(started) == 1
 
 
 def test_without_a_tokenizer_file_there_is_no_table(tmp_path, started):
-    make_in_background(tmp_path / "tokenizer.json", tmp_path / "table")
+    make_table_in_background(tmp_path / "tokenizer.json", tmp_path / "table")
     assert started == []
 
 

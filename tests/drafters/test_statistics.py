@@ -247,7 +247,7 @@ def test_tokens_are_the_targets_own_and_fewer_passes_make_them():
     prompt = [1, 2, 3]
     told = plain_decode(wandering_target, prompt, 60)
     for table in (None, Table.of([(prompt, told)])):
-        drafter = StatisticsDrafter(NGramScorer.usual(with_table=table is not None), table)
+        drafter = StatisticsDrafter(NGramScorer.default(with_table=table is not None), table)
         decoded = decode(drafter, wandering_target, prompt, 60, new_tree())
         assert decoded.tokens == told
         assert decoded.num_iterations < (50 if table is None else 30)
@@ -271,7 +271,7 @@ def test_a_fitted_scorer_weighs_candidates_and_their_absence():
         for row, hits in rows:
             features.append(row), place.append(number), is_right.append(hits)
     scorer = fit(
-        Candidates(np.stack(features), np.array(place), np.array(is_right)), NGramScorer.usual(with_table=False)
+        Candidates(np.stack(features), np.array(place), np.array(is_right)), NGramScorer.default(with_table=False)
     )
 
     def likely(*rows):
@@ -292,7 +292,7 @@ def test_what_never_varies_moves_no_weight_and_a_callers_inference_mode_is_none_
     """One candidate a place, always right: there is nothing to learn from its counts, all the same."""
     row = np.zeros(1 + 2 * NUM_CONTEXTS, dtype=np.int64)
     row[1], row[1 + NUM_CONTEXTS] = 49, 49
-    usual = NGramScorer.usual(with_table=False)
+    usual = NGramScorer.default(with_table=False)
     state = torch.get_rng_state()
     with torch.inference_mode():
         places = Candidates(np.stack([row] * 50), np.arange(50), np.ones(50, dtype=bool))
@@ -461,7 +461,7 @@ def test_a_node_all_of_whose_candidates_are_attached_has_been_read(native):
 def test_what_follows_a_guess_of_another_drafter_is_counted_too(native):
     text = [1, 2, 3, 4, 5, 9]
     tree = drafted_tree(text, [(0, 2, -0.5)])  # nothing has followed the 9: only the guess has been seen before
-    filled(StatisticsDrafter(NGramScorer.usual(with_table=False), native=native), text, tree, depth=3)
+    filled(StatisticsDrafter(NGramScorer.default(with_table=False), native=native), text, tree, depth=3)
     assert tree.tokens[2:4].tolist() == [3, 4]
     assert tree.parents[2:4].tolist() == [1, 2]
 

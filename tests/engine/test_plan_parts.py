@@ -37,8 +37,8 @@ def pair(tmp_path_factory):
 def path(pair, tmp_path, monkeypatch):
     """A plan of them."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("yggdrasil.engine.plan_parts.settled", lambda head, target, fingerprint: head)
-    monkeypatch.setattr("yggdrasil.calibration.pair.settled", lambda head, target, fingerprint: head)
+    monkeypatch.setattr("yggdrasil.engine.plan_parts.with_detected_layers", lambda head, target, fingerprint: head)
+    monkeypatch.setattr("yggdrasil.calibration.pair.with_detected_layers", lambda head, target, fingerprint: head)
     target, head = (Source.find(str(pair[1] / part)) for part in ("target", "head"))
     refs = (ModelRef(str(source.folder), source.fingerprint(), 1) for source in (target, head))
     made = {"target": next(refs), "drafters": [next(refs), StatisticsOptions(table=False)], "depth_from": "mean"}

@@ -236,5 +236,5 @@ def _write_counts(folder: Path) -> None:
     from yggdrasil.drafters.statistics.table import Table
     from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 
-    NGramScorer.usual(with_table=True).save(folder / SCORER_FILE)
+    NGramScorer.default(with_table=True).save(folder / SCORER_FILE)
     Table.of([(TEXT[:4], TEXT[4:] * 3)]).save(folder / TABLE_FILE)

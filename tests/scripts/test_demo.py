@@ -13,7 +13,7 @@ from yggdrasil.bench.compare import compare
 from yggdrasil.bench.divergence import Divergence
 from yggdrasil.bench.record import guessers
 from yggdrasil.drafters.heads.kinds import is_head
-from yggdrasil.drafters.shipped_assets import whole_name
+from yggdrasil.drafters.shipped_assets import resolve_shipped_head
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import HELD_OUT_CHAT_PROMPTS, Prompt, read_prompts
 from yggdrasil.tree.shape import TreeShape
@@ -93,4 +93,4 @@ def test_the_head_that_it_asks_for_guesses(demo, pair, monkeypatch, tmp_path):
 
 
 def test_the_head_that_it_asks_for_comes_along(demo):
-    assert [is_head(whole_name(name)) for name in demo.DRAFTERS] == [True, False, False]
+    assert [is_head(resolve_shipped_head(name)) for name in demo.DRAFTERS] == [True, False, False]

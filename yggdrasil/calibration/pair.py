@@ -15,7 +15,7 @@ from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.heads.block.config import read_block_settings
-from yggdrasil.drafters.heads.convention import settled
+from yggdrasil.drafters.heads.convention import with_detected_layers
 from yggdrasil.drafters.heads.eagle.config import read_settings
 from yggdrasil.drafters.heads.kinds import is_head, kind_of
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
@@ -140,7 +140,7 @@ def _text_of(model: str) -> list[int]:
 
 def _head(folder: str, source: "PairSource", target: LoadedModel) -> LoadedHead:
     head = load_head(expanded(folder), target, source.drafter_threads, source.vocabulary)
-    return settled(head, target, Source.find(source.target).fingerprint())
+    return with_detected_layers(head, target, Source.find(source.target).fingerprint())
 
 
 def with_head(assembly: Assembly, source: "PairSource") -> Assembly:

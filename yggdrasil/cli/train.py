@@ -45,11 +45,11 @@ def train(
     """
     from yggdrasil.artifacts.homes import expanded
     from yggdrasil.cli.progress import PhaseProgress
-    from yggdrasil.drafters.shipped_assets import whole_name
+    from yggdrasil.drafters.shipped_assets import resolve_shipped_head
     from yggdrasil.training.settings import TrainSettings
     from yggdrasil.training.training import train as run
 
-    begun = None if start is None else expanded(whole_name(start))
+    begun = None if start is None else expanded(resolve_shipped_head(start))
     settings = TrainSettings(target, out.absolute(), tuple(prompts or ()), minutes, tokens, threads, begun, device)
     try:
         with PhaseProgress() as progress:

@@ -26,10 +26,12 @@ class DraftModel(LevelDrafter):
     tree overwrites.
 
     Args:
+        runner: the draft model with its KV cache.
+        tree: the token tree to grow.
         widths: nodes per level for which grow and finish steps are compiled.
         head_width: the most committed tokens that one head step reads.
         prefill_widths: rows for which prefill steps are compiled.
-        knots: [M] float32 calibration table (``tree.growth.calibrated``).
+        knots: [M] float32 acceptance calibration: log-acceptance at M draft log-probabilities.
         keeps_rows: compile the steps of tail drafts, after which KV entries of accepted nodes are kept.
         guess_widths: rows for which steps of head drafts before acceptance are compiled.
     """
@@ -65,7 +67,7 @@ class DraftModel(LevelDrafter):
         self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level, whose KV entries are not computed
         self._text = runner.text  # committed tokens, and how many of them have KV entries
         super().__init__(self.head_widths[0], tree)
-        steps = DraftSteps(runner, self.knots, self.head, self.place_at, self)
+        steps = DraftSteps(runner, self.knots, self.head, self.pretend_context, self)
         self.capabilities = Capabilities(steps=steps, plants_root=True)
         tree_buffers = tree.draft_tensors()
         rows = torch.arange(max(widths), device=device)
@@ -94,21 +96,25 @@ class DraftModel(LevelDrafter):
 
     @property
     def root_position(self) -> int:
+        """Position of the tree's root in the text, the last committed token."""
         return len(self._text.tokens) - 1
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request, keeping the KV entries of the prefix shared with the last request's text."""
+        """Start a request with the committed ``tokens``, keeping the KV entries of the prefix shared with the last
+        request.
+        """
         self._finish_keeping()
         self._text.begin(tokens, self._text.shared(tokens))
         self._headed = None
 
-    def place_at(self, length: int, token: int) -> None:
-        """Pretend that ``length`` tokens are in the cache, with ``token`` as the root. Used to time steps."""
+    def pretend_context(self, length: int, token: int) -> None:
+        """Pretend that ``length`` tokens are in the cache and ``token`` is the tree's root, to time steps."""
         self._finish_keeping()
         self._text.pretend([token] * (length + 1), length)
         self._place.write(length, 1)
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """Append committed ``tokens``; a draft model reads no hidden states."""
         self._text.tokens.extend(tokens)
 
     @property
@@ -131,20 +137,32 @@ class DraftModel(LevelDrafter):
         self._text.num_rows = len(self._text.tokens)
 
     def grow(self, width: int, depth: int) -> None:
+        """Attach ``depth`` levels of ``width`` nodes below the root, and run the draft model on all levels but the
+        last.
+        """
         self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
         self.levels.run(self.root_position, width, depth, after_work=self._is_waiting)
         self._is_waiting = False
 
     def read_leaves(self) -> None:
+        """Compute the KV entries of all nodes of the last level (a tail draft)."""
         self._place.write(len(self._text.tokens) - 1, self._first_leaf)
         self.runner.launch(("read", self._num_leaves))
 
     def read_leaf(self, node: int) -> None:
+        """Compute the KV entry of ``node`` (an index into the tree) if it is on the last level."""
         if node >= self._first_leaf:
             self._place.write(len(self._text.tokens) - 1, node)
             self.runner.launch(("read", 1))
 
     def guess(self, nodes: Tensor, tokens: Tensor, *, reads_leaves: bool) -> None:
+        """Run each possible next root before acceptance, and store its top-k candidates.
+
+        Args:
+            nodes: [W] int64 verified nodes.
+            tokens: [W] int64, a drafted successor of each node.
+            reads_leaves: first compute the KV entries of all nodes of the last level.
+        """
         width = nodes.shape[0]
         self._guesses.nodes[:width] = nodes
         self._guesses.tokens[:width] = tokens
@@ -152,6 +170,7 @@ class DraftModel(LevelDrafter):
         self.runner.launch(*([("read", self._num_leaves)] if reads_leaves else []), ("guess", width))
 
     def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
+        """Keep the KV entries of accepted ``nodes``, a path below the root (see ``TailDrafts.keep``)."""
         root = len(self._text.tokens) - 1
         rows = list(nodes) if guess is None else [*nodes, self._num_nodes + guess]
         self._text.num_rows = root + 1 + len(rows)
@@ -171,6 +190,7 @@ class DraftModel(LevelDrafter):
             self._move(sources, root + 1)
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
+        """Yield the captures that drafts of ``depths`` levels launch, head drafts before acceptance included."""
         yield from super().captures(depths)
         defined = self.runner.defined
         for guess in (step for step in defined if step[0] == "guess"):
@@ -211,6 +231,8 @@ class Guesses(NamedTuple):
 
     @classmethod
     def allocate(cls, rows: int, candidates: int, device: torch.device) -> "Guesses":
+        """Allocate zeros for ``rows`` possible roots with ``candidates`` candidates each."""
+
         def integers(*size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
@@ -223,5 +245,7 @@ class Guesses(NamedTuple):
 
 
 def identity_knots() -> Tensor:
-    """Return a calibration table [128] float32 that maps each draft log-probability to itself, bounded below 0."""
+    """Return an acceptance calibration [128] float32 that takes each draft log-probability, -12 to 0, for the
+    acceptance.
+    """
     return torch.linspace(-12.0, -1e-4, 128)

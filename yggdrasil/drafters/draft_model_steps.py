@@ -24,7 +24,7 @@ class RowsStep(CallStep[ModelCall]):
         mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
         offsets: Tensor,  # [2] int64: context length, first slot written
     ) -> tuple[Tensor]:
-        """Return (logits [W, V],)."""
+        """Run W tokens at any positions and return ``(logits [W, V],)``; their KV entries are written to the cache."""
         return (self._call(weights, caches, tokens, positions, mask, offsets).logits,)
 
 
@@ -33,23 +33,31 @@ def read_nodes(
     weights: list[Tensor],
     caches: list[Tensor],
     tree: TokenTree,
-    place: tuple[Tensor, Tensor],
+    root: Tensor,
+    first: Tensor,
     nodes: Tensor,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Run the attached ``nodes`` [W] and return their logits [R, V], of all nodes or only of ``rows`` [R].
+    """Run the draft model on W attached tree nodes and return their logits, [W, V], or [R, V] of ``rows`` only.
 
-    ``place`` has the root's position [1] and the index of the first node [1]. The KV entry of node i is written to
-    slot root + i.
+    Each node attends to the text before the root and to its ancestors. The KV entry of node i is written to slot
+    ``root`` + i.
+
+    Args:
+        call: the model as a function of ``weights`` and ``caches``, the model's tensors and KV caches.
+        tree: the tree with N nodes, node 0 is the root.
+        root: [1] int64 position of the root in the text.
+        first: [1] int64 index of the first node that is run.
+        nodes: [W] int64 consecutive node indices from ``first`` on.
+        rows: [R] int64 indices into ``nodes`` whose logits are computed; None: all.
     """
-    root, first = place
     offsets = torch.cat([root, root + first])
     positions = root + tree.depths[nodes]
     return call(weights, caches, tree.tokens[nodes], positions, tree.ancestors[nodes], offsets, rows).logits
 
 
 class HeadStep(CallStep[ModelCall]):
-    """Run the newly committed tokens (padded to W), plant the last as root, offer its top-k continuations.
+    """Run the newly committed tokens (padded to W), make the last one the tree's root, and add its top-k candidates.
 
     Tokens before the root may have no KV entry, or one at a tree slot. For a memory-bound model, recomputing all of
     them costs about as much as one token, and saves moving cache rows.
@@ -91,7 +99,7 @@ class GrowStep(CallStep[ModelCall]):
         tree = TokenTree(*tree_buffers)
         root, first = place[:1], place[1:]
         nodes = attach_best(tree, first, rows.shape[0])
-        logits = read_nodes(self._call, weights, caches, tree, (root, first), nodes)
+        logits = read_nodes(self._call, weights, caches, tree, root, first, nodes)
         offer_candidates(tree, nodes, logits, knots)
         return (nodes,)
 
@@ -120,7 +128,7 @@ class ReadStep(CallStep[ModelCall]):
         root, first = place[:1], place[1:]
         nodes = first + rows
         last = rows[-1:].clone()
-        read_nodes(self._call, weights, caches, tree, (root, first), nodes, last)
+        read_nodes(self._call, weights, caches, tree, root, first, nodes, last)
         return (nodes,)
 
 

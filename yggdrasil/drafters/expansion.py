@@ -25,7 +25,8 @@ _ORDER_STEP = 1e-3  # score difference between siblings: scores depend on the st
 
 
 class ExpansionDrafter:
-    """Drafter that gives every node of level i ``expansion[i]`` children.
+    """Drafter that gives every node of level i ``expansion[i]`` children, as in SpecInfer (``[2, 2, 1]``: 2, 4 and 4
+    nodes).
 
     With a ``kind`` the children are sampled from the draft model's distribution, processed like the target's, and
     ``drawn`` records the draws. Otherwise they are the top-k tokens and ``drawn`` is None. The runner may be shared
@@ -52,21 +53,35 @@ class ExpansionDrafter:
         self._text = runner.text
 
     def prepare(self, sampler: Sampler, expansion: Sequence[int], kind: DrawKind | None) -> None:
-        """Set the next request's children per level (``expansion``), and for sampled ones sampler and kind of draws."""
+        """Set how the next request drafts.
+
+        Args:
+            sampler: processes the draft model's logits like the target's.
+            expansion: children of each node, by level.
+            kind: how children are sampled; None takes the top-k tokens.
+        """
         self._sampler, self._expansion, self._kind = sampler, tuple(expansion), kind
 
     def begin(self, tokens: Sequence[int]) -> None:
+        """Start a request with the committed ``tokens``, keeping the KV entries of the prefix shared with the last
+        request.
+        """
         self._text.begin(tokens, self._text.shared(tokens))
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """Append committed ``tokens``; no hidden states are read."""
         self._text.tokens.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Grow the first ``budget.depth`` levels. Their widths follow from the expansion, not from ``budget.width``."""
+        """Grow levels with the children per node that ``prepare`` set, at most ``budget.depth`` of them.
+
+        ``budget.width`` is not used.
+        """
         self._read_text()
         self._grow(tree, budget.depth)
 
     def cost(self, budget: Budget) -> Sequence[Step]:
+        """Return the steps of a proposal: one forward pass per level."""
         return [Step("rows", budget.width or 1)] * budget.depth
 
     def _read_text(self) -> None:

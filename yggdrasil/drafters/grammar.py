@@ -44,7 +44,11 @@ class GrammarDrafter:
             self._inner.extend(tokens, states)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach forced tokens, or the nodes that ``inner`` proposes, without those that violate the grammar."""
+        """Attach the tokens that the grammar forces next. Where it forces none, attach the other drafter's nodes.
+
+        Nodes of the other drafter that violate the grammar are removed with their descendants. A drafter with a model
+        (not model-free) is always asked instead of attaching forced tokens. ``budget.depth`` limits both.
+        """
         root = self._sampler.tokens[-1]
         if self._forces:
             if not budget.from_root:
@@ -63,9 +67,12 @@ class GrammarDrafter:
 
 
 def prune_forbidden(tree: TokenTree, grammar: Grammar, text: Sequence[int]) -> int:
-    """Remove the nodes whose path violates ``grammar`` after ``text`` by setting their score to NO_SCORE.
+    """Remove the tree nodes whose path violates ``grammar``, with their descendants, and return how many were removed.
 
-    Return the number of removed nodes.
+    A removed node gets the score NO_SCORE, so that it is not verified.
+
+    Args:
+        text: committed tokens, the root included.
     """
     size = tree.size
     tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()

@@ -28,9 +28,11 @@ class LevelSteps:
         self._captures: dict[tuple[int, int, bool], Capture] = {}
 
     def run(self, root: int, width: int, depth: int, *, after_work: bool = False) -> None:
-        """Attach ``depth`` levels of ``width`` nodes. The draft model does not run the last level.
+        """Attach ``depth`` levels of ``width`` nodes to the tree. The draft model does not run the last level.
 
-        ``root`` is the root's position or slot. With ``after_work`` the capture begins with ``before``.
+        Args:
+            root: the root's position or cache slot.
+            after_work: on a GPU, the capture begins with the work ``before``.
         """
         if self._runner.recorder is not None:
             self._place.write(root)
@@ -44,7 +46,11 @@ class LevelSteps:
         self._runner.step("finish", width)()
 
     def capture(self, width: int, depth: int, *, after_work: bool = False) -> Capture:
-        """Return one capture of all levels. The index of a level's first node is incremented on the device."""
+        """Return one captured CUDA graph that attaches ``depth`` levels of ``width`` nodes.
+
+        Args:
+            after_work: the graph begins with the work ``before``.
+        """
         found = self._captures.get((width, depth, after_work))
         if found is None:
             assert self._runner.recorder is not None
@@ -64,9 +70,10 @@ class LevelSteps:
         return found
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """Yield every capture that drafts of ``depths`` launch, including those of the runner's other steps.
+        """Yield every captured CUDA graph that drafts of ``depths`` levels launch, those of the runner's other steps
+        included.
 
-        Prepare them between requests, because preparing a capture runs it once.
+        They are prepared between requests, because preparing a capture runs it once.
         """
         for name, width in self._runner.defined:
             if name == "grow":
@@ -92,7 +99,12 @@ class LevelDrafter(ABC):
         self._tree, self._draw_weights = tree, NOTHING_DRAWN
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
-        """Draft what the target will draw with ``seed`` at ``temperature``; None for a greedy target."""
+        """Draft for a target that samples with ``seed`` at ``temperature``: rank candidates by the random draws it will
+        make.
+
+        Args:
+            seed: None for a greedy target.
+        """
         weights = NOTHING_DRAWN if seed is None else draft_weights(temperature)
         if weights != self._draw_weights:
             self._draw_weights = weights
@@ -102,13 +114,15 @@ class LevelDrafter(ABC):
             self._tree.draws[0] = draw_key(seed)
 
     def head(self) -> None:
-        """Run the pending committed tokens, plant the last one as root, and put its candidates into the tree."""
+        """Run the head draft: compute the pending committed tokens, make the last one the tree's root, and add its
+        candidates.
+        """
         self._note_length(self._num_certain)
         self._draft_head()
         self._headed = self._num_certain
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach ``budget.depth`` levels of ``budget.width`` nodes."""
+        """Attach ``budget.depth`` levels of ``budget.width`` nodes to ``tree``, after a head draft if none has run."""
         assert budget.width is not None, "steps attach a fixed number of nodes"
         self.head_once()
         self.grow(budget.width, budget.depth)
@@ -125,7 +139,7 @@ class LevelDrafter(ABC):
             self._tree.draws[1] = num_certain - 1
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """Return the steps of a proposal: head, a grow step per level but the last, finish."""
+        """Return the steps of a proposal with ``budget``: head, a grow step per level but the last, finish."""
         width = budget.width or 1
         levels = [Step("grow", width)] * (budget.depth - 1)
         return [Step("head", self._head_width), *levels, Step("finish", width)]
@@ -141,13 +155,13 @@ class LevelDrafter(ABC):
 
     @property
     def root_position(self) -> int:
-        """Return the root's position or slot, an input of the level steps; 0 if they do not use it."""
+        """Position or cache slot of the tree's root, an input of the level steps; 0 if they do not use it."""
         return 0
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """Yield the captures that drafts of ``depths`` launch, to be prepared between requests."""
+        """Yield the captured CUDA graphs that drafts of ``depths`` levels launch, to be prepared between requests."""
         return self.levels.captures(depths)
 
     def grow(self, width: int, depth: int) -> None:
-        """Attach ``depth`` levels of ``width`` nodes below the root, whose candidates are in the tree."""
+        """Attach ``depth`` levels of ``width`` nodes below the root, whose candidates the head draft has added."""
         self.levels.run(self.root_position, width, depth)

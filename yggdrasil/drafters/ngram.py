@@ -32,16 +32,20 @@ class NGramDrafter:
         self._pending: list[int] = []  # committed tokens that are not in the pool yet
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request. The pool's text is kept if ``tokens`` continue it, as the next turn of a chat does."""
+        """Start a request with the committed ``tokens``. The counted text is kept if ``tokens`` continue it, as in a
+        chat.
+        """
         if not self._pool.begins(tokens):
             self._pool.open_text(self._pending)
         self._pending = list(tokens[self._pool.length :])
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """Append committed ``tokens``; no hidden states are read."""
         self._pending.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach the ``budget.width`` best distinct continuations, merged where they share a prefix.
+        """Attach the ``budget.width`` best distinct continuations of the text's last tokens, merged where they share a
+        prefix.
 
         Each adds at most one node per level. After i accepted tokens a match of s tokens has s + i, so the edge at
         level i + 1 has the measured acceptance of that size. Later siblings share the residual probability.
@@ -55,6 +59,7 @@ class NGramDrafter:
         tree.graft(guesses.parents, guesses.tokens, guesses.log_probabilities)
 
     def cost(self, budget: Budget) -> Sequence[Step]:
+        """Return no steps: a look-up is free."""
         return ()
 
     def _read(self) -> None:

@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Limits of one proposal."""
+    """Limits of one proposal: levels, nodes per level and early stopping."""
 
     depth: int  # the most levels below the root
     width: int | None = None  # the most nodes per level; None: limited by the tree's capacity
@@ -46,19 +46,25 @@ class TailDrafts(Protocol):
         """Compute the KV entries of all nodes of the last level."""
 
     def read_leaf(self, node: int) -> None:
-        """Compute the KV entry of ``node`` if it is on the last level."""
+        """Compute the KV entry of ``node`` (an index into the tree) if it is on the last level."""
 
     def guess(self, nodes: Tensor, tokens: Tensor, *, reads_leaves: bool) -> None:
-        """Run ``tokens[i]`` as the successor of ``nodes[i]``, [W] int64 each, and store its top-k candidates.
+        """Run each possible next root before acceptance, and store its top-k candidates.
 
-        With ``reads_leaves``, first compute the KV entries of all nodes of the last level.
+        Args:
+            nodes: [W] int64 verified nodes.
+            tokens: [W] int64, a drafted successor of each node.
+            reads_leaves: first compute the KV entries of all nodes of the last level.
         """
 
     def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
         """Keep the KV entries of accepted ``nodes``, a path below the root.
 
-        If the token that ``guess`` ran in row number ``guess`` was accepted after them, keep its KV entry too and plant
-        it as the next root: immediately if ``at_once``, else with the next draft.
+        Args:
+            nodes: indices into the tree, in path order.
+            guess: row of the last ``guess`` call whose token was accepted after them; its KV entry is kept too, and it
+                becomes the next root. None: no such row.
+            at_once: move the entries immediately, else with the next draft.
         """
 
 
@@ -69,7 +75,7 @@ class DraftSteps:
     runner: "ModelRunner"
     knots: Tensor  # [M] float32 calibration table, written by a calibration
     head: Callable[[], None]  # runs the head draft; ``propose`` does so unless the schedule has
-    place_at: Callable[[int, int], None]  # (length, root token): pretends a context, to time steps
+    pretend_context: Callable[[int, int], None]  # (length, root token): pretends a context, to time steps
     tail: TailDrafts | None = None  # None: the next head draft runs all accepted tokens
 
 
@@ -97,35 +103,47 @@ class Drafter(Protocol):
         """
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append committed ``tokens``.
+        """Append committed ``tokens`` to the drafter's text.
 
-        ``states[layer]`` [len(tokens), H] are the target's hidden states at the position before each of them.
+        Args:
+            states: layer -> [len(tokens), H], the target's hidden states at the position before each token, for the
+                layers that the drafter's capabilities name.
         """
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach any number of nodes to ``tree``, whose root is the last committed token."""
+        """Attach drafted nodes to ``tree``, whose root is the last committed token, within the limits of ``budget``."""
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """Return the steps that a proposal with ``budget`` runs; empty for a model-free drafter.
+        """Return the steps (compiled calls of a model) that a proposal with ``budget`` runs; empty for a model-free
+        drafter.
 
         A drafter without steps proposes in every iteration. Budgets of equal width have steps of the same kinds.
         """
 
 
 def is_model_free(drafter: Drafter) -> bool:
-    """Return whether proposals of ``drafter`` run no priced step."""
+    """Return whether ``drafter`` proposes without a model pass, so that its drafts cost nothing in the policy's
+    prices.
+    """
     return not drafter.cost(Budget(depth=1, width=1))
 
 
 def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> None:
-    """Let ``drafter`` propose below ``root``, the last committed token, and plant the root if needed."""
+    """Let ``drafter`` attach nodes to ``tree`` below ``root``, the token id of the last committed token.
+
+    The root is written to the tree first, unless ``budget.from_root`` is False or the drafter writes it itself.
+    """
     if budget.from_root and not drafter.capabilities.plants_root:
         tree.plant(root)
     drafter.propose(tree, budget)
 
 
 def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
-    """Check that the tree of the drafter ``name`` can be verified below ``root``.
+    """Check that the target can verify the tree of the drafter called ``name``.
+
+    Args:
+        root: token id of the last committed token.
+        vocab_size: size of the target's vocabulary.
 
     Raises:
         YggdrasilError: the tree has another root, or a token is outside the vocabulary.
@@ -139,7 +157,10 @@ def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
 
 
 def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
-    """Return how many of the first ``tokens`` need no hidden states: all of them if the drafter reads none."""
+    """Return how many of the first ``tokens`` of a prompt the drafter needs no hidden states for.
+
+    All of them if the drafter reads no hidden states; otherwise those that it has cached from the last request.
+    """
     capabilities = drafter.capabilities
     if not capabilities.layers:
         return len(tokens)
@@ -156,16 +177,19 @@ class DrafterGroup:
         self._last = 0  # last committed token
 
     def begin(self, tokens: Sequence[int]) -> None:
+        """Start a request with the committed ``tokens`` in every drafter."""
         self._last = tokens[-1] if tokens else 0  # a recorded answer may have no prompt
         for drafter in self.drafters:
             drafter.begin(tokens)
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """Append committed ``tokens`` in every drafter."""
         self._last = tokens[-1]
         for drafter in self.drafters:
             drafter.extend(tokens, states)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
+        """Let every drafter add nodes to ``tree``, in order."""
         first, *others = self.drafters
         propose_in(first, tree, self._last, budget)
         if others:
@@ -174,6 +198,7 @@ class DrafterGroup:
                 drafter.propose(tree, budget)
 
     def cost(self, budget: Budget) -> Sequence[Step]:
+        """Return no steps: the drafters of a group are model-free."""
         return ()
 
 
@@ -183,9 +208,9 @@ def group_of(drafters: Sequence[Drafter]) -> DrafterGroup | None:
 
 
 def ungrouped(drafter: Drafter) -> Drafter:
-    """Return the single drafter of a group that has one, else ``drafter``.
+    """Return the only drafter of a group with one drafter, else ``drafter`` itself, to save a call in each iteration.
 
-    A single drafter that does not plant the root itself stays in its group. Used to save a call in each iteration.
+    A single drafter that does not write the tree's root itself stays in its group.
     """
     if isinstance(drafter, DrafterGroup) and len(drafter.drafters) == 1:
         only = drafter.drafters[0]

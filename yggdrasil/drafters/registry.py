@@ -15,7 +15,7 @@ from yggdrasil.drafters.model_free_options import (
     NGramOptions,
     StatisticsOptions,
 )
-from yggdrasil.drafters.shipped_assets import PREFIX, whole_name
+from yggdrasil.drafters.shipped_assets import PREFIX, resolve_shipped_head
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.own_class import is_own_class, own_class
 
@@ -44,7 +44,10 @@ _PROTOCOL = ("name", "capabilities", "begin", "extend", "propose", "cost")
 
 
 def is_model_free_name(name: str) -> bool:
-    """Return whether ``name`` is a model-free drafter or ``none``; otherwise it is a model's folder or hub id."""
+    """Return whether ``name`` is a model-free drafter, a user's ``module:Class`` or ``none``.
+
+    Any other name is a draft model's folder, GGUF file or hub id.
+    """
     return name == PLAIN or name in REGISTERED or is_own(name)
 
 
@@ -54,12 +57,12 @@ def is_own(name: str) -> bool:
 
 
 def missing_names(drafter: object) -> list[str]:
-    """Return the attributes of the drafter protocol that an object or a class lacks."""
+    """Return the attributes of the ``Drafter`` protocol that an object or a class lacks."""
     return [name for name in _PROTOCOL if not hasattr(drafter, name)]
 
 
 def make_drafter(options: ModelFreeOptions) -> "Drafter":
-    """Create the drafter of ``options``, uncalibrated.
+    """Create the model-free drafter of ``options``, with default statistics (not those of a calibration).
 
     Raises:
         YggdrasilError: a user's class cannot be imported or is not a model-free drafter.
@@ -73,7 +76,7 @@ def make_drafter(options: ModelFreeOptions) -> "Drafter":
 
 
 def own_drafter(name: str) -> "Drafter":
-    """Create a user's drafter from ``module:Class``. The module may be in the working directory.
+    """Create a user's drafter from its name ``module:Class``. The module may be in the working directory.
 
     Raises:
         YggdrasilError: the class cannot be imported, or is not a model-free drafter.
@@ -109,19 +112,24 @@ class NamedDrafters(NamedTuple):
 
     @property
     def has_table(self) -> bool:
-        """Return whether an n-gram table is used, for which a calibration generates text."""
+        """Whether the n-gram statistics use a static n-gram table, for which a calibration generates text of the
+        target.
+        """
         return any(isinstance(each, StatisticsOptions) and each.table for each in self.model_free)
 
     @property
     def is_plain(self) -> bool:
-        """Return whether there is no drafter."""
+        """Whether there is no drafter at all, so that decoding is plain."""
         return self.drafter is None and not self.model_free
 
 
 def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
-    """Parse the values of ``--drafter``, whose drafters share one tree, and of ``--ngram``.
+    """Parse the drafters that a user names, all of which draft in one tree.
 
-    ``text`` is implied by a model and by ``table``.
+    Args:
+        names: values of ``--drafter``: "none", "ngram", "text", "table", ``module:Class``, or one draft model or head.
+            ``text`` is implied by a model and by ``table``.
+        ngram: value of ``--ngram``, options as ``name=value,name=value``.
 
     Raises:
         YggdrasilError: names cannot be combined, no such head is shipped, or ``ngram`` is given without the n-gram
@@ -133,7 +141,7 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
         if set(names) != {PLAIN}:
             raise YggdrasilError(f"--drafter {' and '.join(names)} do not draft together; none stands alone")
         return NamedDrafters(None)
-    models = sorted({whole_name(name) for name in names if not is_model_free_name(name)})
+    models = sorted({resolve_shipped_head(name) for name in names if not is_model_free_name(name)})
     if len(models) > 1:
         raise YggdrasilError(f"--drafter {' and '.join(models)} do not draft together; give one model")
     model_free: list[ModelFreeOptions] = [ngram_options(ngram)] if NGRAM in names else []
@@ -147,7 +155,7 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
 
 
 def names_of(model_free: Sequence[ModelFreeOptions]) -> set[str]:
-    """Return the names of model-free drafters; ``none`` if there are none."""
+    """Return the names by which a user selects these model-free drafters; ``none`` if there are none."""
     names = {PLAIN} if not model_free else set()
     for each in model_free:
         if isinstance(each, StatisticsOptions):
@@ -158,7 +166,7 @@ def names_of(model_free: Sequence[ModelFreeOptions]) -> set[str]:
 
 
 def ngram_options(text: str) -> NGramOptions:
-    """Parse n-gram options from ``name=value,name=value``. Options that are left out have their defaults.
+    """Parse options of the n-gram drafter from ``name=value,name=value``. Missing options have their defaults.
 
     Raises:
         YggdrasilError: a part is not an option with a valid value.

@@ -12,11 +12,11 @@ _ASSETS = Path(__file__).resolve().parents[1] / "assets"
 _HEADS, _TABLES = _ASSETS / "heads", _ASSETS / "tables"
 
 
-def whole_name(name: str) -> str:
-    """Return the folder of the shipped head ``yggdrasil:NAME``; any other name unchanged.
+def resolve_shipped_head(name: str) -> str:
+    """Return the folder of the shipped draft head ``yggdrasil:NAME``; any other name unchanged.
 
     Raises:
-        YggdrasilError: the package has no such head.
+        YggdrasilError: the package has no head of this name.
     """
     if not name.startswith(PREFIX):
         return name
@@ -29,6 +29,10 @@ def whole_name(name: str) -> str:
 
 
 def table_folder(fingerprint: str) -> Path | None:
-    """Return the folder with a model's n-gram table and scorer; None if the package has none."""
+    """Return the folder with the shipped n-gram table and scorer of a model; None if the package has none.
+
+    Args:
+        fingerprint: of the model's checkpoint.
+    """
     folder = _TABLES / fingerprint
     return folder if folder.is_dir() else None

@@ -134,7 +134,7 @@ class Decoder:
         longest = None if max_length is None else check_integer("max_length", max_length, 2)
         decoder = cls(*load_parts(plan, folder, learned, dtype or plan.dtype, drafter, backend, longest, tokenizer))
         decoder.plan, decoder.learned = plan, learned
-        decoder._table.open_in(folder)
+        decoder._table.set_loaded_folder(folder)
         decoder.tolerance = read_tolerance(folder, dtype or plan.dtype)
         trim_heap()
         if check is not None and (plan.device != "cpu" or decoder.assembly.runs_own_code):
@@ -196,7 +196,7 @@ class Decoder:
         """
         settings = RequestSettings.of(options)
         with self._preparing:  # threads may start requests concurrently
-            self._table.look_first()  # not when it is set: ``grow_table`` may replace it before the first request
+            self._table.load_once()  # not when it is set: ``grow_table`` may replace it before the first request
             tokens = self.encode(prompt)
             eos = (frozenset() if settings.ignore_eos else self.eos_tokens) | frozenset(settings.stop_tokens)
             stream = TextStream(
@@ -267,7 +267,7 @@ class Decoder:
         if self.plan is None or not self.has_table:
             raise YggdrasilError("this decoder has no n-gram table that could grow; calibrate one with --drafter table")
         folder = answers_folder(self.plan.target.fingerprint, self.plan.target.weights)
-        finalize(self, self._table.grow(folder))
+        finalize(self, self._table.count_answers(folder))
 
     def _prepare(
         self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]

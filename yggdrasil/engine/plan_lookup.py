@@ -9,7 +9,7 @@ from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.registry import is_model_free_name, names_of
-from yggdrasil.drafters.shipped_assets import whole_name
+from yggdrasil.drafters.shipped_assets import resolve_shipped_head
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.errors import ArtifactError
 from yggdrasil.scheduling.plan import DeviceName, Plan
@@ -31,7 +31,8 @@ def find_plan(
     """
     digits = model.fingerprint()
     wanted = {
-        name if is_model_free_name(name) else Source.find(whole_name(name)).fingerprint() for name in drafters or ()
+        name if is_model_free_name(name) else Source.find(resolve_shipped_head(name)).fingerprint()
+        for name in drafters or ()
     }
     fitting = []
     for path, plan in _plans_of(digits):

@@ -11,7 +11,7 @@ from yggdrasil.artifacts.homes import expanded
 from yggdrasil.checkpoints.facts import check_drafter_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
-from yggdrasil.drafters.heads.convention import settled
+from yggdrasil.drafters.heads.convention import with_detected_layers
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.heads.loading import LoadedHead, load_head
@@ -133,7 +133,7 @@ def planned_drafter(
     source = plan.drafter.path()
     if is_head(source):
         head = load_head(expanded(source), target, plan.drafter.threads, planned_vocabulary(plan, folder))
-        return settled(head, target, plan.target.fingerprint)
+        return with_detected_layers(head, target, plan.target.fingerprint)
     check_drafter_tokenizer(tokenizer, plan.target.path(), source)
     weights = plan.weights_in(dtype, plan.drafter)
     return shared_model(

@@ -276,10 +276,10 @@ def test_trying_a_head_on_the_targets_own_text(published, tmp_path, monkeypatch,
     assert published.head.readings == [LAYERS]
     monkeypatch.setattr(convention, "_LEAST", 0.5)  # it knows another text than what is drawn
     with pytest.raises(YggdrasilError, match=r"of its choices from .* another target than tiny"):
-        convention.settled(published.head, published.pair.target, "0" * 16)
+        convention.with_detected_layers(published.head, published.pair.target, "0" * 16)
     monkeypatch.setattr(convention, "_LEAST", -1.0)
 
-    assert convention.settled(published.head, published.pair.target, "0" * 16).layers == LAYERS
+    assert convention.with_detected_layers(published.head, published.pair.target, "0" * 16).layers == LAYERS
     assert "of its choices from the outputs of layers 0, 2, 4" in capsys.readouterr().err
 
 

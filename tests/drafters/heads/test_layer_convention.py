@@ -59,14 +59,14 @@ def test_the_reading_that_agrees_is_taken_and_said_once(pair, cache, tmp_path, c
     loaded = load_head(folder, pair.target, 1)
     assert loaded.readings == [(1, 2, 4), (0, 1, 3)]
 
-    assert convention.settled(loaded, pair.target, "0" * 16).layers == layers
+    assert convention.with_detected_layers(loaded, pair.target, "0" * 16).layers == layers
     assert f"outputs of layers {', '.join(map(str, layers))}" in capsys.readouterr().err
 
-    assert convention.settled(loaded, pair.target, "0" * 16).layers == layers  # from the cache
+    assert convention.with_detected_layers(loaded, pair.target, "0" * 16).layers == layers  # from the cache
     assert capsys.readouterr().err == ""
     for file in (cache / "heads").iterdir():
         file.write_text("damaged")
-    assert convention.settled(loaded, pair.target, "0" * 16).layers == layers
+    assert convention.with_detected_layers(loaded, pair.target, "0" * 16).layers == layers
     assert "outputs of layers" in capsys.readouterr().err
 
 
@@ -81,7 +81,7 @@ def test_a_head_that_guesses_nothing_is_refused(pair, tmp_path):
     loaded = load_head(write_head(tmp_path / "head", config, tensors), pair.target, 1)
 
     with pytest.raises(YggdrasilError, match=r"guesses 0% of its choices .* another target"):
-        convention.settled(loaded, pair.target, "0" * 16)
+        convention.with_detected_layers(loaded, pair.target, "0" * 16)
 
 
 def test_a_target_that_bounds_its_scores_draws_its_text_too():
@@ -132,7 +132,7 @@ def test_more_guesses_by_chance_do_not_decide(pair, tmp_path, monkeypatch, capsy
     config = eagle_config(VOCAB_SIZE, **WRITTEN)
     loaded = load_head(write_head(tmp_path / "head", config, published_tensors(config)), pair.target, 1)
 
-    assert convention.settled(loaded, pair.target, "0" * 16).layers == (1, 2, 4)
+    assert convention.with_detected_layers(loaded, pair.target, "0" * 16).layers == (1, 2, 4)
     assert "hardly differs" in capsys.readouterr().err
 
 

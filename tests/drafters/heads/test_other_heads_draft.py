@@ -173,13 +173,15 @@ def test_trying_a_head_on_the_targets_own_text(pair, tmp_path, monkeypatch, caps
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     case = MedusaCase(pair, tmp_path / "head")
     with pytest.raises(YggdrasilError, match=r"guesses [01]% of its choices from .* another target than tiny"):
-        convention.settled(load_head(case.folder, pair.target, 1), pair.target, "0" * 16)
+        convention.with_detected_layers(load_head(case.folder, pair.target, 1), pair.target, "0" * 16)
     _, choices, outputs = own_text(pair.target, {-1})
     wanted = torch.nn.functional.one_hot(choices[:, 1:].flatten(), VOCAB_SIZE) * 12.0
     fitted = torch.linalg.lstsq(outputs[-1][:, :-1].flatten(0, 1).clone(), wanted, driver="gelsd").solution
     write_medusa(case.folder, case.tensors | {"0.1.weight": fitted.T.contiguous()})
 
-    assert convention.settled(load_head(case.folder, pair.target, 1), pair.target, "0" * 16).layers == (-1,)
+    assert convention.with_detected_layers(load_head(case.folder, pair.target, 1), pair.target, "0" * 16).layers == (
+        -1,
+    )
     assert "of its choices from the states before its head" in capsys.readouterr().err
 
 

@@ -89,6 +89,6 @@ def test_states_that_waited_for_another_text_are_dropped(drafter):
 
 
 def test_rows_of_a_place_that_is_pretended_are_kept_for_no_text(drafter):
-    drafter.place_at(5, 3)
+    drafter.pretend_context(5, 3)
     assert len(drafter._waiting) == 1
     assert drafter.capabilities.num_kept([3] * 5) <= 1

@@ -73,7 +73,7 @@ def test_what_was_read_last_waits_again(states, count):
     waits.add(hidden, count)
     read(waits, buffer)
     for _ in range(2):
-        waits.again()
+        waits.requeue_last()
         assert len(waits) == 1
         torch.testing.assert_close(read(waits, buffer), expected[-1:], rtol=0, atol=0)
 

@@ -124,7 +124,7 @@ def _drafter_steps(assembly: Assembly, context: int, token: int) -> list[TimedSt
     runner = steps.runner
 
     def prepare() -> None:
-        steps.place_at(context, token)
+        steps.pretend_context(context, token)
         steps.head()
 
     def run(step: str, width: int) -> object:

@@ -67,7 +67,7 @@ def fit_statistics(
         others: model-free drafters that draft in the same tree.
     """
     if not documents:
-        return LearnedStatistics(NGramScorer.usual(with_table=False), None, [])
+        return LearnedStatistics(NGramScorer.default(with_table=False), None, [])
     held_out = documents[::_HELD_OUT_EVERY]
     rest = [document for i, document in enumerate(documents) if i % _HELD_OUT_EVERY]
     scorer = fit_scorer(rest, with_table=with_table)

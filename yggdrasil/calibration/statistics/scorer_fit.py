@@ -47,14 +47,14 @@ class Candidates(NamedTuple):
 def fit_scorer(documents: Sequence[Document], *, with_table: bool) -> NGramScorer:
     """Return a scorer fitted to every fifth document, with a temporary table counted from the others.
 
-    The last fifth of these positions is held out. Returns the default scorer (``NGramScorer.usual``) where
+    The last fifth of these positions is held out. Returns the default scorer (``NGramScorer.default``) where
     ``documents`` have fewer than 2,000 answer tokens, or where the fit is no better on the held-out positions.
 
     Args:
         documents: prompts with the target's answers.
         with_table: fit the weights of table contexts too; else those of the text's own contexts alone.
     """
-    usual = NGramScorer.usual(with_table=with_table)
+    usual = NGramScorer.default(with_table=with_table)
     if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
         return usual
     told, held_out = gather_candidates(documents, with_table=with_table).split(_HELD_OUT)

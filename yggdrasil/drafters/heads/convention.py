@@ -47,11 +47,17 @@ class Reading(NamedTuple):
         return f"{self.agreement:.0%} of its choices from {source}"
 
 
-def settled(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHead:
-    """Return ``head`` with the layers under which it predicts the target best; ``fingerprint`` is the target's.
+def with_detected_layers(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHead:
+    """Return ``head`` with the layer numbering under which it predicts the target's argmax tokens best.
+
+    The head is evaluated once on text sampled from the target, and the result is cached on disk.
+
+    Args:
+        head: the head with its candidate layers.
+        fingerprint: the target's, part of the cached result's name.
 
     Raises:
-        YggdrasilError: the head predicts less than 2 % of the target's argmax tokens under every convention.
+        YggdrasilError: the head predicts less than 2 % of the target's argmax tokens under every numbering.
     """
     folder = Path(head.loaded.name)
     file = cache_root() / "heads" / f"{model_fingerprint(folder)}-{fingerprint}.json"

@@ -39,9 +39,13 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Iterable[Text], vocab_size: int, most: int = DRAFT_VOCABULARY) -> "Vocabulary":
-        """Return the ``most`` frequent tokens of ``texts``, or all tokens if there are no more than that.
+        """Return the ``most`` most frequent tokens of ``texts``, or all tokens if the vocabulary has no more.
 
-        Ties are broken by the smaller token id, since tokenizers mostly number tokens by frequency.
+        A prompt's token counts a quarter of an answer's. Ties go to the smaller token id, since tokenizers mostly
+        number tokens by frequency.
+
+        Args:
+            texts: pairs (token ids of the prompt, token ids of the answer).
         """
         if vocab_size <= most:
             return cls.whole(vocab_size)
@@ -54,18 +58,30 @@ class Vocabulary:
         return cls(torch.tensor(sorted(ranked[:most])))
 
     def coverage(self, texts: Iterable[Text]) -> float:
-        """Return the share of the answers' tokens that are in the vocabulary, 0 to 1; 0 without answers."""
+        """Return the share of the answers' tokens that are in the vocabulary, 0 to 1; 0 without answers.
+
+        Args:
+            texts: pairs (token ids of the prompt, token ids of the answer).
+        """
         known = set(self.tokens.tolist())
         tokens = [token for _, answer in texts for token in answer]
         return sum(token in known for token in tokens) / max(len(tokens), 1)
 
     def save(self, path: Path) -> None:
-        """Write a safetensors artefact. Raises: ArtifactError if that fails."""
+        """Write the vocabulary as a safetensors file at ``path``.
+
+        Raises:
+            ArtifactError: the file cannot be written.
+        """
         write_tensors(path, KIND, SCHEMA_VERSION, {"tokens": self.tokens})
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
-        """Read a file of ``save``. Raises: ArtifactError if it is missing, damaged or of another kind."""
+        """Read a vocabulary from the safetensors file ``path``.
+
+        Raises:
+            ArtifactError: the file is missing, damaged or of another kind.
+        """
         arrays = read_tensors(path, KIND, SCHEMA_VERSION)
         tokens = arrays.get("tokens")
         if tokens is None or tokens.ndim != 1 or tokens.dtype.kind != "i":

@@ -46,13 +46,13 @@ _MASK_EMBEDDING = "mask_embedding.pt"  # some block heads have it instead of an 
 
 
 def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleHead, Tensor | None]:
-    """Load an EAGLE head with weights in ``dtype``.
+    """Load an EAGLE head from ``folder``, with weights in ``dtype``.
 
     Returns:
-        The head, and its own embedding [V, H] or None if it uses the target's.
+        The head, and its own token embedding [V, H], or None if it uses the target's.
 
     Raises:
-        YggdrasilError: if the configuration is unsupported or the tensors do not match it.
+        YggdrasilError: the configuration is unsupported or the tensors do not match it.
     """
     is_first = kind_of(folder) == "eagle"
     settings = read_settings(folder, is_first=is_first)
@@ -67,13 +67,13 @@ def open_head(folder: Path, dtype: torch.dtype) -> tuple[EagleHead | FirstEagleH
 
 
 def open_block(folder: Path, dtype: torch.dtype) -> tuple[BlockHead, Tensor | None]:
-    """Load a block head with weights in ``dtype``.
+    """Load a block head (DFlash, DSpark, JetSpec) from ``folder``, with weights in ``dtype``.
 
     Returns:
-        The head, and its own embedding [V, H] or None if it uses the target's.
+        The head, and its own token embedding [V, H], or None if it uses the target's.
 
     Raises:
-        YggdrasilError: if the configuration is unsupported or the tensors do not match it.
+        YggdrasilError: the configuration is unsupported or the tensors do not match it.
     """
     settings = read_block_settings(folder)
     if (folder / _MASK_EMBEDDING).is_file():

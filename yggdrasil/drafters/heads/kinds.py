@@ -19,12 +19,15 @@ _FUSIONS = ("fc.weight", "fusion_fc.weight")
 
 
 def is_head(source: str) -> bool:
-    """Return whether ``source``, a drafter's path, is a folder with a supported head."""
+    """Return whether ``source``, the path of a drafter, is a folder or GGUF file with a supported draft head."""
     return kind_of(expanded(source)) is not None
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """Return the kind of head in ``folder`` or GGUF file, or None if it holds no head of a known kind."""
+    """Return the kind of draft head in a folder or GGUF file; None if there is no head of a known kind.
+
+    The kinds are "eagle3", "eagle" (EAGLE-1 and 2), "medusa", "mtp" and "dflash" (all block heads).
+    """
     if has_mtp(folder):
         return "mtp"
     try:
@@ -59,7 +62,7 @@ def _has_mtp(config: dict[str, Any], names: list[str]) -> bool:
     text = config.get("text_config")
     text = text if isinstance(text, dict) else config
     layers, found = text.get("num_hidden_layers"), MTP_NAMES.get(str(text.get("model_type")))
-    return found is not None and isinstance(layers, int) and f"{found.of(layers).projection}.weight" in names
+    return found is not None and isinstance(layers, int) and f"{found.with_layers(layers).projection}.weight" in names
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -71,9 +74,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def tensor_names(folder: Path, config: dict[str, Any]) -> list[str]:
-    """Return the tensor names in the safetensors files of ``folder``, skipping unreadable files.
+    """Return the tensor names in the safetensors files of ``folder``; unreadable files are skipped.
 
-    If there are none and ``config`` has one layer, return those of the pickled head.
+    If there are none and ``config`` (the content of config.json) has one layer, the names of a pickled head are
+    returned.
     """
     names: list[str] = []
     for file in _weight_files(folder):

@@ -37,6 +37,7 @@ class Norm(nn.Module):
         self.eps, self._offset = eps, offset
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` normalised over its last dimension, in the dtype of ``x``."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         if self._offset:
@@ -59,7 +60,14 @@ class Attention(nn.Module):
         self.size, self._norms_heads = size, settings.head_norms
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Return the outputs of ``rows`` [R] int64, or of all rows if None; other rows are only attended to."""
+        """Return the attention outputs, [.., W, H], or only those of ``rows``.
+
+        Args:
+            x: [.., W, inputs] rows.
+            rotation: cosines and sines of the rotary embedding, [W, D] each.
+            attend: the attention function.
+            rows: [R] int64 rows whose outputs are computed; the others give only keys and values. None: all.
+        """
         asking, query_rotation = x, rotation
         if rows is not None:
             asking, query_rotation = x[rows], (rotation[0][rows], rotation[1][rows])
@@ -71,7 +79,11 @@ class Attention(nn.Module):
         return output
 
     def keys(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the keys and values, [.., Hkv, W, D] each, of rows that are only attended to."""
+        """Return keys and values, [.., Hkv, W, D] each, of rows ``x`` that are only attended to.
+
+        Args:
+            rotation: cosines and sines of the rotary embedding, [W, D] each.
+        """
         key, value = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
         return rotated(self.k_norm(key) if self._norms_heads else key, rotation), value
 
@@ -108,25 +120,32 @@ class DraftingVocabulary(nn.Module):
     lm_head: nn.Module | None
     d2t: Tensor  # [Vd] int64, with a draft vocabulary: offset from a draft vocabulary id to the target's token id
 
-    def draft_among(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
-        """Restrict drafting to ``tokens`` [Vd] int64.
+    def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
+        """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target in ascending order.
 
-        ``rows`` returns an LM head with their rows from one over all tokens; None stands for the target's.
+        Args:
+            rows: returns the part of an LM head for ``tokens``, given one over all tokens; None stands for the
+                target's.
         """
         self.lm_head = rows(self.lm_head)
         self._draft_only(tokens)
 
     def _draft_only(self, tokens: Tensor) -> None:
-        self.settings = self.settings.among(len(tokens))
+        self.settings = self.settings.with_draft_vocabulary(len(tokens))
         self.register_buffer("d2t", tokens - torch.arange(len(tokens)))
 
     def target_tokens(self, drafted: Tensor) -> Tensor:
-        """Map draft vocabulary ids to the target's token ids."""
+        """Map draft vocabulary ids to the target's token ids, same shape."""
         return target_tokens(drafted, self.d2t if self.settings.has_own_vocabulary else None)
 
 
 def target_tokens(drafted: Tensor, d2t: Tensor | None) -> Tensor:
-    """Map draft vocabulary ids to the target's token ids: ``drafted + d2t[drafted]``; unchanged if ``d2t`` is None."""
+    """Map draft vocabulary ids to the target's token ids: ``drafted + d2t[drafted]``, same shape.
+
+    Args:
+        drafted: draft vocabulary ids, int64.
+        d2t: [Vd] int64 offset of each id; None: both vocabularies are equal.
+    """
     return drafted if d2t is None else drafted + d2t[drafted]
 
 
@@ -140,13 +159,17 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("turns", rotary_turns(settings.rope, settings.head_size), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, [.., W, D] each, of ``positions`` [.., W]."""
+        """Return cosines and sines in ``dtype``, [.., W, D] each, of ``positions`` [.., W]."""
         angles = positions[..., None].float() * self.turns
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply the rotary embedding (rotate_half) to ``x`` [.., heads, W, D], with cosines and sines [W, D]."""
+    """Apply the rotary embedding (rotate_half) to ``x`` [.., heads, W, D].
+
+    Args:
+        rotation: cosines and sines, [W, D] each.
+    """
     first, second = x.chunk(2, dim=-1)
     return x * rotation[0] + torch.cat([-second, first], dim=-1) * rotation[1]

@@ -50,7 +50,9 @@ class LoadedHead(NamedTuple):
 
     @property
     def drafts_all_tokens(self) -> bool:
-        """Whether the head's LM head covers the target's vocabulary, so that a subset of its rows can be used."""
+        """Whether the head's LM head covers the target's vocabulary, so that a calibration may restrict it to frequent
+        tokens.
+        """
         return not self.settings.has_own_vocabulary
 
 
@@ -63,13 +65,15 @@ class DraftingHead(nn.Module):
 
 
 def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: Vocabulary | None = None) -> LoadedHead:
-    """Load the head in ``folder`` for ``target``, in the target's dtype and with the default layer convention.
+    """Load the draft head in ``folder`` for ``target``, in the target's dtype and with the usual layer numbering.
 
-    With ``vocabulary``, a head whose LM head is over the target's vocabulary drafts only those tokens: their rows are
-    copied, and a pass reads no others.
+    Args:
+        num_threads: CPU threads of the head's linear layers.
+        vocabulary: tokens to draft, for a head whose LM head is over the target's vocabulary: the rows of these tokens
+            are copied, and a pass reads no others. None: all tokens.
 
     Raises:
-        YggdrasilError: if the head is unsupported, or the head or ``vocabulary`` belongs to another target.
+        YggdrasilError: the head is unsupported, or the head or ``vocabulary`` belongs to another target.
     """
     head, embedding = _opened(folder, target)
     if vocabulary is not None:
@@ -138,7 +142,7 @@ def _draft_among(vocabulary: Vocabulary, head: Head, folder: Path, target: Loade
             f"{shown(folder)} is to draft token {int(tokens[-1])}, and {target.name} has {target.vocab_size}; "
             "calibrate again"
         )
-    head.draft_among(tokens, lambda own: rows_of(own or output_of(target, 1), tokens, target.dtype))
+    head.restrict_to(tokens, lambda own: rows_of(own or output_of(target, 1), tokens, target.dtype))
 
 
 def _check_depth(folder: Path, settings: BlockSettings, target: LoadedModel) -> None:

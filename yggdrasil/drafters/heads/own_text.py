@@ -28,7 +28,9 @@ class OwnText(NamedTuple):
 
 @torch.inference_mode()
 def own_text(target: LoadedModel, layers: Collection[int]) -> OwnText:
-    """Sample ``TEXTS`` texts from ``target``, the same ones every time, with the outputs of ``layers``."""
+    """Sample 12 short texts from ``target``, always the same, with the outputs of its ``layers`` (indices) at every
+    token.
+    """
     length = OPENING + LENGTH
     runner = ModelRunner(target, TEXTS * length, target.vocab_size, "uncompiled", sorted(layers))
     device = target.device

@@ -11,7 +11,16 @@ USUAL_THETA = 10000.0  # the default, as in transformers; the target's value is 
 
 
 def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
-    """Return the rotary parameters in the form that ``rotary_turns`` takes. Raises: ValueError if unsupported."""
+    """Return the rotary parameters of a head's configuration: a dictionary with ``rope_type``, ``rope_theta`` and
+    scaling.
+
+    Args:
+        layer: configuration of the head's layer.
+        head_size: channels of an attention head.
+
+    Raises:
+        ValueError: the parameters are unsupported or not numbers.
+    """
     name = "rope_parameters" if layer.get("rope_parameters") else "rope_scaling"
     found = dict(section_of(layer, name))
     kind = found.pop("type", None)
@@ -36,7 +45,12 @@ def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
 
 
 def rotary_turns(rope: Mapping[str, Any], size: int) -> Tensor:
-    """Return the radians per position of each channel pair, [size / 2] float32."""
+    """Return the rotary embedding's radians per position for each pair of channels, [size / 2] float32.
+
+    Args:
+        rope: ``rope_type`` ("default", "linear" or "llama3"), ``rope_theta`` and the type's scaling parameters.
+        size: channels of an attention head.
+    """
     theta, kind = float(rope["rope_theta"]), rope["rope_type"]
     # Explicitly on the CPU: heads are created on the meta device, and no file has this tensor.
     turns = theta ** -(torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
@@ -52,7 +66,11 @@ def rotary_turns(rope: Mapping[str, Any], size: int) -> Tensor:
 
 
 def section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the mapping ``config[name]``, or an empty one. Raises: ValueError if it is no mapping."""
+    """Return the mapping at ``config[name]``; an empty one if it is missing or null.
+
+    Raises:
+        ValueError: the value is not a mapping.
+    """
     found = config.get(name) or {}
     if not isinstance(found, Mapping):
         raise ValueError(f"{name} is {found!r}, not a mapping")

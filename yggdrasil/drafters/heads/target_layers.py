@@ -15,10 +15,10 @@ _OUTPUTS = ("lm_head", "embed_out")
 
 
 def embedding_of(target: LoadedModel) -> nn.Module:
-    """Return the target's token embedding.
+    """Return the target's token embedding as a module that shares its memory.
 
     Raises:
-        YggdrasilError: if its width is not the target's hidden size.
+        YggdrasilError: the width of the embedding is not the target's hidden size.
     """
     kept = _kept(target, _EMBEDDINGS)
     if "weight" in kept:
@@ -33,10 +33,13 @@ def embedding_of(target: LoadedModel) -> nn.Module:
 
 
 def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
-    """Return the target's LM head, computed on ``num_threads``; with tied weights it is over the embedding.
+    """Return the target's LM head as a module that shares its memory. With tied weights it is over the embedding.
+
+    Args:
+        num_threads: CPU threads that compute it.
 
     Raises:
-        YggdrasilError: if the target has no linear LM head of shape [V, H].
+        YggdrasilError: the target has no linear LM head of shape [V, H].
     """
     kept, bias = _kept(target, _OUTPUTS), _kept(target, _OUTPUTS).get("bias")
     shape = target.vocab_size, target.hidden_size
@@ -58,7 +61,9 @@ def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
 
 
 def rows_of(output: nn.Module, tokens: Tensor, dtype: torch.dtype) -> nn.Linear:
-    """Return a linear layer with a copy of the rows of ``output`` for ``tokens`` [Vd] int64."""
+    """Return a linear layer in ``dtype`` with copies of the rows of ``output``, an LM head, for ``tokens`` [Vd]
+    int64.
+    """
     if isinstance(output, QuantisedLinear):
         weight = output.rows(tokens, dtype)
     elif isinstance(output, PackedLinear):

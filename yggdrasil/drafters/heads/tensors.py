@@ -20,12 +20,12 @@ _ZERO, _GROUP = 32, 64
 
 
 def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
-    """Read the tensors in ``folder`` whose names begin with one of ``prefixes``; return them by name.
+    """Read the tensors of a head's folder whose names begin with one of ``prefixes``, by name.
 
     Files are safetensors, or a pickle that holds only tensors (loaded with ``weights_only``).
 
     Raises:
-        YggdrasilError: if there are no files, or a file is damaged or holds other objects than tensors.
+        YggdrasilError: there are no files, or a file is damaged or holds other objects than tensors.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -57,7 +57,10 @@ def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, T
 
 
 def in_six_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Quantise to six bits every floating-point matrix whose row length is a multiple of 64; keep other tensors."""
+    """Quantise to six bits every floating-point matrix whose row length is a multiple of 64; keep other tensors.
+
+    Returns the tensors to store, by name, with one scale tensor (NAME_scale) for each quantised matrix.
+    """
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.is_floating_point() or tensor.shape[1] % _GROUP:
@@ -87,7 +90,14 @@ def _in_full_precision(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Te
 
 
 def under_our_names(folder: Path, tensors: dict[str, Tensor], ours: Callable[[str], str]) -> dict[str, Tensor]:
-    """Rename ``tensors`` by ``ours``. Raises: YggdrasilError if two names map to one."""
+    """Return ``tensors`` renamed by the function ``ours``.
+
+    Args:
+        folder: the head's folder, for error messages.
+
+    Raises:
+        YggdrasilError: two names map to one.
+    """
     names: dict[str, str] = {}
     for name in tensors:
         if names.setdefault(ours(name), name) != name:
@@ -99,10 +109,13 @@ def under_our_names(folder: Path, tensors: dict[str, Tensor], ours: Callable[[st
 
 
 def refuse_others(folder: Path, tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
-    """Check names and shapes of ``tensors`` against ``expected``.
+    """Check that ``tensors`` have exactly the names and shapes of ``expected``.
+
+    Args:
+        folder: the head's folder, for error messages.
 
     Raises:
-        YggdrasilError: if tensors are missing, unexpected or of another shape; the message lists up to three of each.
+        YggdrasilError: tensors are missing, unexpected or of another shape; the message lists up to three of each.
     """
     if "d2t" not in expected:
         tensors.pop("d2t", None)  # some files have a d2t of zeros although both vocabularies are equal
@@ -125,7 +138,14 @@ def _more(names: list[str]) -> str:
 
 
 def check_vocabulary(folder: Path, name: str, tokens: Tensor, vocab_size: int) -> None:
-    """Raise YggdrasilError if ``tokens`` [Vd] has duplicates or tokens outside the target's vocabulary."""
+    """Check that ``tokens`` [Vd], a head's draft vocabulary, are distinct token ids of the target.
+
+    Args:
+        name: name of the tensor, for error messages.
+
+    Raises:
+        YggdrasilError: a token occurs twice or is outside the target's vocabulary.
+    """
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size or len(tokens.unique()) != len(tokens):
         raise YggdrasilError(
             f"{shown(folder)}: {name} names tokens twice or outside the target's {vocab_size}; fetch it again"
@@ -133,7 +153,14 @@ def check_vocabulary(folder: Path, name: str, tokens: Tensor, vocab_size: int) -
 
 
 def whole_numbers(folder: Path, name: str, table: Tensor) -> Tensor:
-    """Return ``table`` as int64. Raises: YggdrasilError if it is empty or holds other values than integers."""
+    """Return the tensor ``table`` as int64.
+
+    Args:
+        name: name of the tensor, for error messages.
+
+    Raises:
+        YggdrasilError: it is empty or holds other values than integers.
+    """
     numbers = table.to(torch.int64)
     if not numbers.numel() or not bool((numbers == table).all()):
         raise YggdrasilError(f"{shown(folder)}: {name} holds other things than tokens; fetch the head again")

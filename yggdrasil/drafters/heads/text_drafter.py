@@ -36,11 +36,11 @@ class WaitingStates:
         return self._here + sum(map(len, self._early))
 
     def clear(self) -> None:
-        """Remove all rows."""
+        """Remove all queued hidden states."""
         self._early, self._here = [], 0
 
     def cut(self, count: int) -> None:
-        """Keep only the first ``count`` waiting states."""
+        """Keep only the first ``count`` queued hidden states."""
         whole, self._early = self._early, []
         for part in whole:
             self._early += [part[:count]] if count else []
@@ -48,7 +48,11 @@ class WaitingStates:
         self._here = min(self._here, count)
 
     def add(self, hidden: Mapping[int, Tensor], count: int) -> None:
-        """Append ``count`` rows: ``hidden[layer]`` [count, H] are the hidden states that precede each token."""
+        """Append the hidden states of ``count`` tokens to the queue.
+
+        Args:
+            hidden: layer -> [count, H] hidden states at the position before each token.
+        """
         if self._here and self._here + count > len(self._buffer):
             self._early.append(self._buffer[: self._here].clone())
             self._here = 0
@@ -59,14 +63,16 @@ class WaitingStates:
             self._buffer[self._here : self._here + count] = self._beside_each_other(hidden)
         self._here += count
 
-    def again(self) -> None:
-        """Mark the last row as unread, so that the next head draft reads it again."""
+    def requeue_last(self) -> None:
+        """Put the hidden state that was read last back into the queue, so that the next head draft reads it again."""
         if self._last:
             self._buffer[0] = self._buffer[self._last]
         self._here = 1
 
     def chunks(self) -> Iterator[int]:
-        """Yield the number of unread rows in the buffer, chunk by chunk; read each before continuing."""
+        """Yield the number of queued rows in the buffer, chunk by chunk. The caller reads each chunk before it
+        continues.
+        """
         if self._early:
             whole = torch.cat([*self._early, self._buffer[: self._here]])
             self.clear()
@@ -117,12 +123,14 @@ class TextHeadDrafter(LevelDrafter):
         self.knots = knots
         self._waiting = waiting
         self._text = runner.text  # accepted tokens; the first one, which no state precedes, is the ``lead``
-        steps = DraftSteps(runner, knots, self.head, self.place_at)
+        steps = DraftSteps(runner, knots, self.head, self.pretend_context)
         self.capabilities = Capabilities(layers=layers, steps=steps, plants_root=True, num_kept=self._num_kept)
 
     @property
     def num_waiting(self) -> int:
-        """Hidden states to be read for tokens that are not cached yet; 0 if the cache holds another text by now."""
+        """Number of queued hidden states of tokens that are not cached yet; 0 if the cache holds another text by
+        now.
+        """
         is_current = len(self._waiting) == len(self._text.tokens) - self._text.num_rows
         return len(self._waiting) if is_current else 0
 
@@ -137,7 +145,7 @@ class TextHeadDrafter(LevelDrafter):
         return 1 + self._text.shared(tokens, self.num_waiting)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request, reusing cached rows and queued states up to the first token that differs.
+        """Start a request, reusing cached rows and queued hidden states up to the first token that differs.
 
         The other ``tokens`` follow by ``extend`` with their states, as the capability ``num_kept`` announces.
         """
@@ -147,13 +155,13 @@ class TextHeadDrafter(LevelDrafter):
         self._text.begin(tokens[1:], num_rows, tokens[:1])
         self._headed = None
 
-    def place_at(self, length: int, token: int) -> None:
-        """Pretend that ``length`` tokens are cached and ``token`` is the root, to time steps."""
+    def pretend_context(self, length: int, token: int) -> None:
+        """Pretend that ``length`` tokens are cached and ``token`` is the tree's root, to time steps."""
         self._text.pretend([token] * length, length - 1)
         self._waiting.clear()
-        self._waiting.again()
+        self._waiting.requeue_last()
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append accepted ``tokens`` and queue their hidden states."""
+        """Append accepted ``tokens`` and queue their hidden states (layer -> [len(tokens), H])."""
         self._text.tokens.extend(tokens)
         self._waiting.add(states, len(tokens))

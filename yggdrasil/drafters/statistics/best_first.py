@@ -36,6 +36,7 @@ class OpenGuesses:
 
     @property
     def best(self) -> Guess | None:
+        """The candidate with the highest score; None if the queue is empty."""
         return self._guesses[0] if self._guesses else None
 
     def pop(self) -> None:
@@ -43,7 +44,13 @@ class OpenGuesses:
         heapq.heappop(self._guesses)
 
     def add(self, node: int, score: float, children: Sequence[tuple[float, int]]) -> None:
-        """Add ``children`` (log-probability, token) below ``node``, whose path has log-probability ``score``."""
+        """Add candidates below a tree node to the queue.
+
+        Args:
+            node: index of the node.
+            score: log-probability of the node's path.
+            children: (log-probability, token id) of each candidate.
+        """
         for edge, token in children:
             heapq.heappush(self._guesses, Guess(-score - edge, next(self._serial), edge, node, token))
 
@@ -60,23 +67,26 @@ class Nodes:
 
     @property
     def size(self) -> int:
+        """Number of nodes written, root included."""
         return len(self.paths)
 
     def read(self) -> None:
-        """Read the paths of the nodes that the buffers have."""
+        """Read the paths of the nodes that the tree's buffers hold already."""
         tokens, parents, _, scores, _, _ = self._buffers
         size = 1 + int(torch.isfinite(scores).nonzero().max())
         for node in range(size):
             self.paths.append([*self.paths[int(parents[node])], int(tokens[node])] if node else [])
 
     def score(self, node: int) -> float:
+        """Return the log-probability of the path of ``node``."""
         return float(self._buffers[3][node])
 
     def parent(self, node: int) -> int:
+        """Return the index of the parent of ``node``."""
         return int(self._buffers[1][node])
 
     def put(self, guess: Guess) -> None:
-        """Write a candidate to the buffers as the next node. The first one is the root."""
+        """Write the candidate ``guess`` to the tree's buffers as the next node. The first one is the root."""
         tokens, parents, depths, scores, edges, ancestors = self._buffers
         node = self.size
         self.paths.append([*self.paths[guess.parent], guess.token] if node else [])
@@ -110,12 +120,14 @@ class EarlyStopping:
         self._existing = sorted(existing)  # not counted yet, ascending
 
     def add(self, score: float) -> None:
-        """Count a new node with log-probability ``score``. The first one is the root, with score 0."""
+        """Count a new node whose path has the log-probability ``score``. The first one is the root, with score 0."""
         self._count_existing(score)
         self._count(score)
 
     def is_over(self, score: float) -> bool:
-        """Return whether no wider pass can win if no further node has more than ``score``."""
+        """Return whether growth ends: no wider pass can gain if no further node has a path log-probability above
+        ``score``.
+        """
         self._count_existing(score)
         likely = math.exp(score)
         return self._best > -math.inf and all(
@@ -136,9 +148,11 @@ class EarlyStopping:
 
 
 def shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[float, int]]:
-    """Return the top ``BRANCHES`` candidates as (log-probability, token), best first.
+    """Return the eight most probable candidates as (log-probability, token), best first.
 
-    Their probabilities are cut off where the sum would exceed ``left``.
+    Args:
+        candidates: pairs (token, probability).
+        left: limit of the sum of their probabilities. The last ones are lowered or left out to keep it.
     """
     children = []
     for token, probability in sorted(candidates, key=lambda candidate: -candidate[1])[:BRANCHES]:
@@ -151,10 +165,15 @@ def shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[f
 
 
 def offered(tokens: Tensor, scores: Tensor, node: int, capacity: int, above: float) -> dict[int, float]:
-    """Return the probability of each candidate of another drafter below ``node`` that is not attached.
+    """Return the candidates of another drafter below ``node`` that are not attached, with their probabilities.
 
-    ``tokens`` and ``scores`` are the candidate pool of a tree with ``capacity`` nodes. ``above`` is the log-probability
-    of the node when its candidates were added. The result is empty if the drafter did not run the node.
+    Empty if the drafter did not run the node.
+
+    Args:
+        tokens: token ids of the tree's candidate pool.
+        scores: path log-probabilities of the pool.
+        capacity: number of nodes of the tree.
+        above: path log-probability of the node when its candidates were added.
     """
     count = tokens.numel() // capacity
     entries = range(node * count, (node + 1) * count)

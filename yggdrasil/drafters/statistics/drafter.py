@@ -27,9 +27,10 @@ POOL_TOKENS = 1 << 17  # the most tokens of earlier requests, about 65 MB of cou
 
 
 def table_origin(folder: Path) -> str | None:
-    """Describe the n-gram table in a predictor's ``folder`` in one line: its number of tokens and its origin.
+    """Return one line on the n-gram table in a predictor folder: its number of tokens and the plan or package it is
+    from.
 
-    Return None if the folder has no table, or if the folder's own calibration counted it.
+    None if the folder has no table, or if the folder's own calibration counted it.
     """
     file = folder / TABLE_FILE
     table = Table.load(file) if file.is_file() else None
@@ -56,7 +57,7 @@ class StatisticsDrafter:
 
     @classmethod
     def load(cls, folder: Path, options: StatisticsOptions) -> "StatisticsDrafter":
-        """Load the scorer and table of a calibration from ``folder``.
+        """Load the n-gram scorer and, if the options name one, the n-gram table of a calibration from ``folder``.
 
         Raises:
             ArtifactError: a file is missing or damaged.
@@ -65,7 +66,7 @@ class StatisticsDrafter:
         return cls(NGramScorer.load(folder / SCORER_FILE), table)
 
     def learn(self, scorer: NGramScorer, table: Table | None) -> None:
-        """Replace scorer and table, and drop the counts of the text."""
+        """Replace the n-gram scorer and the n-gram table (None: no table), and drop the counts of the text."""
         self.name = "text" if table is None else "text + table"
         self._counts: Any = self._make(*scorer.tensors())
         self._counts.leave_out_below(self._least_path)
@@ -80,23 +81,33 @@ class StatisticsDrafter:
         self._pooled = 0  # counted tokens of earlier texts
 
     def set_table(self, table: Table) -> None:
-        """Replace the table and keep the counts of the text."""
+        """Replace the static n-gram table, and keep the counts of the text."""
         self._counts.set_table(*table.tensors())
 
     def leave_out_below(self, likely: float) -> None:
-        """Set the least probability of a path: at the plan's costs it does not pay to verify less probable ones."""
+        """Set the least probability (0 to 1) of a node's path: less probable nodes are not drafted.
+
+        At the plan's costs it does not pay to verify them.
+        """
         self._least_path = max(LEAST_PATH, log(likely)) if likely > 0.0 else LEAST_PATH
         self._counts.leave_out_below(self._least_path)
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
-        """Draft what the target will draw with ``seed`` at ``temperature``; None for a greedy target."""
+        """Draft for a target that samples with ``seed`` at ``temperature``: rank candidates by the random draws it will
+        make.
+
+        Args:
+            seed: None for a greedy target.
+        """
         draws = NO_DRAWS if seed is None else Draws.of(seed, temperature)
         if draws != self._draws:
             self._draws = draws
             self._counts.follow_draws(*draws)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request. Counts are kept if ``tokens`` continue the counted text, as the next turn of a chat does."""
+        """Start a request with the committed ``tokens``. Counts are kept if ``tokens`` continue the counted text, as in
+        a chat.
+        """
         known = len(self._text)
         if self._text != list(tokens[:known]):
             self._pooled += known
@@ -107,6 +118,7 @@ class StatisticsDrafter:
         self._pending = list(tokens[known:])
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """Append committed ``tokens``; no hidden states are read."""
         self._pending.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
@@ -135,10 +147,11 @@ class StatisticsDrafter:
         self._pending = []
 
     def cost(self, budget: Budget) -> Sequence[Step]:
+        """Return no steps: n-gram statistics need no model pass."""
         return ()
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the features of the candidates after the text and ``path``, [n, 1 + 2 K] int64.
+        """Return the features of the counted candidates after the text and ``path`` (tokens), [n, 1 + 2 K] int64.
 
         Columns: token id, count after each of K contexts, count of each context.
         """
@@ -155,8 +168,11 @@ class StatisticsDrafter:
 
 
 def default_statistics(_: StatisticsOptions | None = None) -> StatisticsDrafter:
-    """Return a drafter for an uncalibrated target: counts of the text only, and the default scorer."""
-    return StatisticsDrafter(NGramScorer.usual(with_table=False))
+    """Return a drafter for an uncalibrated target, with counts of the request's text only and the default scorer.
+
+    The argument is not used.
+    """
+    return StatisticsDrafter(NGramScorer.default(with_table=False))
 
 
 class _NativeStatistics:

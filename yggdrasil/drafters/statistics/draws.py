@@ -33,12 +33,17 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, temperature: float) -> "Draws":
-        """Return those of a request that samples with ``seed`` at ``temperature`` (above 0)."""
+        """Return the noise of a request that samples with ``seed`` at ``temperature`` (above 0)."""
         warmth = min(temperature, _HOTTEST)
         return cls(draw_key(seed), min(_NOISE * warmth**1.5, 1.0), _OTHERS * warmth**4)
 
     def reweigh(self, candidates: Sequence[tuple[int, float]], position: int) -> list[tuple[int, float]]:
-        """Return ``candidates`` (token, probability) for the token at ``position`` of the text, reweighed."""
+        """Return candidates with the probabilities that the target draws them, given its noise at ``position`` of the
+        text.
+
+        Args:
+            candidates: pairs (token, probability).
+        """
         if not candidates:
             return []
         tokens, known = zip(*candidates, strict=True)
@@ -54,8 +59,10 @@ NOTHING_DRAWN = (0.0, 0.0, 0.0)
 
 
 def draft_weights(temperature: float) -> tuple[float, float, float]:
-    """Return the weights (``native.portable.reweighed``) of what heads and draft models propose at ``temperature``.
+    """Return the three weights by which draft models and heads reweigh their logits for a target that samples.
 
-    The target takes the token with the highest log p / T + noise, and these drafters learned p itself.
+    They are the factor of the logits (1 / ``temperature``), the factor of the target's noise, and the log-weight of all
+    tokens that are not candidates. The target takes the token with the highest log p / T + noise, and these drafters
+    have learned p itself.
     """
     return 1.0 / temperature, 1.0, _OTHERS * min(temperature, _HOTTEST) ** 4

@@ -30,12 +30,20 @@ _ALL = "all.safetensors"
 
 
 def answers_folder(fingerprint: str, weights: str) -> Path:
-    """Return the folder with the counts of one model's answers."""
+    """Return the folder in the user's cache with the n-gram counts of one model's answers.
+
+    Args:
+        fingerprint: of the model's checkpoint.
+        weights: the model's weight format.
+    """
     return tables_folder() / "answers" / f"{fingerprint}-{weights}-{SCHEMA_VERSION}"
 
 
 def forget_answers(fingerprint: str | None = None) -> int:
-    """Remove the counts of a model's answers, or of all models. Return the bytes freed."""
+    """Delete the n-gram counts of the answers of one model (its ``fingerprint``), or of all models (None).
+
+    Returns the bytes freed.
+    """
     size, parent = 0, tables_folder() / "answers"
     for folder in parent.glob("*" if fingerprint is None else f"{fingerprint}-*"):
         size += sum(file.stat().st_size for file in folder.iterdir())
@@ -54,20 +62,22 @@ class AnswerCounts:
 
     @property
     def merged(self) -> Path:
-        """Return the path of the merged table, which the merging process writes."""
+        """Path of the merged n-gram table, which the merging process writes."""
         return _merged_file(self._folder, self._base)
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Queue an answer. At ``MERGE_TOKENS`` queued tokens, write their counts and start the merging process."""
+        """Queue an answer (token ids) to be counted. From 4,096 queued tokens on, write their counts and start the
+        merging process.
+        """
         if not answer:
             return
         self._new.append((list(prompt[-TABLE_LENGTH:]), list(answer)))
         self._num_new += len(answer)
         if self._num_new >= MERGE_TOKENS:
-            self.keep()
+            self.save()
 
-    def keep(self) -> None:
-        """Write the counts of the queued answers. If writing fails, warn and drop them."""
+    def save(self) -> None:
+        """Write the counts of the queued answers to a file. If writing fails, warn and drop them."""
         if not self._new:
             return
         counts, size = Table.of(self._new), self._num_new
@@ -91,7 +101,8 @@ class AnswerCounts:
 
 
 def merge(folder: Path, base: Path) -> None:
-    """Add the new counts in ``folder`` to the stored ones, and write the sum with the table in ``base``.
+    """Add the new n-gram counts in ``folder`` to the stored ones, and write their sum with the n-gram table file
+    ``base``.
 
     Damaged files of counts are removed.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.grown_table import AnswerCounts
-from yggdrasil.drafters.statistics.shipped_table import make_in_background, table_file
+from yggdrasil.drafters.statistics.shipped_table import make_table_in_background, table_file
 from yggdrasil.drafters.statistics.table_files import TABLE_FILE, WatchedTable
 
 
@@ -21,41 +21,49 @@ class LiveTable:
         self._watched: WatchedTable | None = None
         self._answers: AnswerCounts | None = None
 
-    def open_in(self, folder: Path) -> None:
-        """Note the file of the table that the statistics loaded from ``folder``."""
+    def set_loaded_folder(self, folder: Path) -> None:
+        """Record that the decoder loaded its n-gram table from ``folder``, so that only newer files replace it.
+
+        Nothing is read, and without a table nothing is recorded.
+        """
         if self.counts is not None and self.counts.has_table:
             self.base = self._loaded = folder / TABLE_FILE
 
     def use_shipped_text(self, tokenizer: Path, fingerprint: str) -> None:
-        """Count the shipped text in the background, and draft from its table as soon as that is written.
+        """Count the shipped text for this tokenizer in a background process, and draft from its n-gram table once it
+        exists.
 
-        ``tokenizer`` is the path of tokenizer.json and ``fingerprint`` the tokenizer's. Do nothing if there are no
-        statistics, or if they have a table.
+        Does nothing without n-gram statistics, or if they have a table.
+
+        Args:
+            tokenizer: path of tokenizer.json.
+            fingerprint: of the tokenizer.
         """
         if self.counts is not None and not self.counts.has_table:
             self.base = table_file(fingerprint)
-            make_in_background(tokenizer, self.base)
+            make_table_in_background(tokenizer, self.base)
             self._watched = WatchedTable((self.base,), self.counts.set_table)
 
-    def grow(self, folder: Path) -> Callable[[], None]:
-        """Also draft from the answers counted in ``folder``, and add later ones. Return what stores the last of them.
+    def count_answers(self, folder: Path) -> Callable[[], None]:
+        """Also draft from the model's own answers: add later answers to the counts in ``folder``, and use their merged
+        table.
 
-        There must be a table.
+        There must be a table. Returns a function that writes the answers not yet written.
         """
         assert self.base is not None
         assert self.counts is not None
         self._answers = AnswerCounts(folder, self.base)
         self._watched = WatchedTable((self._answers.merged, self.base), self.counts.set_table, self._loaded)
-        return self._answers.keep
+        return self._answers.save
 
-    def look_first(self) -> None:
-        """Load the table's newest file unless that was done before."""
+    def load_once(self) -> None:
+        """Load the newest n-gram table file, only in the first call."""
         if self._watched is not None:
-            self._watched.look_first()
+            self._watched.load_once()
 
     def add(self, prompt: list[int], answer: list[int]) -> None:
-        """Add a finished answer if the table grows, and load a newer table if there is one."""
+        """Count a finished answer (token ids) if answers are counted, and load a newer n-gram table if there is one."""
         if self._answers is not None:
             self._answers.add(prompt, answer)
         if self._watched is not None:
-            self._watched.look()
+            self._watched.load_newest()

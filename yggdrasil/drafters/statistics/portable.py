@@ -50,7 +50,7 @@ class Continuations:
         self.ranked: list[tuple[int, int]] = []  # (token, count)
 
     def add(self, token: int) -> None:
-        """Count ``token`` once more."""
+        """Add one to the count of ``token`` after this context."""
         self.total += 1
         index = next((i for i, (known, _) in enumerate(self.ranked) if known == token), None)
         seen = 1 if index is None else self.ranked.pop(index)[1] + 1
@@ -76,7 +76,15 @@ class PortableStatistics:
         self._fill_buffers: tuple[Tensor, ...] = ()  # buffers of ``fill``, with the pool
 
     def set_table(self, keys: Tensor, totals: Tensor, starts: Tensor, tokens: Tensor, counts: Tensor) -> None:
-        """Set the static table. The arguments are the fields of ``Table``."""
+        """Set the static n-gram table from the fields of ``Table``.
+
+        Args:
+            keys: [C] int64 contexts.
+            totals: [C] count of each context.
+            starts: [C + 1] index of each context's first continuation.
+            tokens: [F] token ids of the continuations.
+            counts: [F] their counts.
+        """
         continuations, offsets = list(zip(tokens.tolist(), counts.tolist(), strict=True)), starts.tolist()
         self._table.clear()
         for i, (key, total) in enumerate(zip(keys.tolist(), totals.tolist(), strict=True)):
@@ -84,7 +92,7 @@ class PortableStatistics:
             entry.total, entry.ranked = total, continuations[offsets[i] : offsets[i + 1]]
 
     def forget(self) -> None:
-        """Drop the text and its counts."""
+        """Drop the text and its counts; the table stays."""
         self._contexts.clear()
         self._text.clear()
 
@@ -97,15 +105,21 @@ class PortableStatistics:
             self._text.append(token)
 
     def leave_out_below(self, score: float) -> None:
-        """Grow no node whose path has a log-probability below ``score``."""
+        """Set the least log-probability of a node's path: less probable nodes are not grown."""
         self._least_path = score
 
     def follow_draws(self, key: int, noise: float, others: float) -> None:
-        """Reweigh candidates of later trees by the target's draws, the fields of ``Draws``; ``noise`` 0: not at all."""
+        """Reweigh candidates of later trees by the random draws of a sampling target.
+
+        Args:
+            key: key of the request's noise.
+            noise: weight of the noise; 0 for a greedy target.
+            others: log-weight of all tokens that are not candidates.
+        """
         self._draws = Draws(key, noise, others) if noise else None
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the features of the candidates after ``path``, [n, 1 + 2 K] int64.
+        """Return the features of the counted candidates after ``path`` (the last tokens of a text), [n, 1 + 2 K] int64.
 
         Columns: token id, count after each context, count of each context.
         """
@@ -114,14 +128,20 @@ class PortableStatistics:
         return torch.tensor(rows, dtype=torch.int64).reshape(-1, 1 + 2 * NUM_CONTEXTS)
 
     def grow_in(self, *buffers: Tensor) -> None:
-        """Set the buffers for ``grow``: tokens, parents, depths, scores, edges, ancestors of a tree."""
+        """Set the tree buffers that ``grow`` writes: tokens, parents, depths, scores, edges, ancestors."""
         self._grow_buffers = buffers
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound = UNBOUNDED) -> int:
-        """Count the committed tokens ``certain`` and grow a tree below the text's last token.
+        """Count committed tokens and grow a tree below the text's last token, best candidates first.
 
-        The tree has at most ``depth`` levels; ``root`` is its root's position in the request's text. Growth stops by
-        ``bound``. Return the number of nodes.
+        Args:
+            certain: committed tokens to append to the text.
+            depth: the most levels.
+            root: position of the tree's root in the request's text.
+            bound: early-stopping bound of the policy.
+
+        Returns:
+            The number of nodes, root included.
         """
         self._root = root
         self.append(certain)
@@ -134,16 +154,24 @@ class PortableStatistics:
         return self._complete(nodes, depth, open_guesses, stopping)
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """Set the buffers for ``fill``: those of ``grow_in``, then tokens and scores of the candidate pool."""
+        """Set the tree buffers that ``fill`` writes: tokens, parents, depths, scores, edges, ancestors, and the
+        candidate pool's tokens and scores.
+        """
         self._fill_buffers = buffers
 
     def fill(self, depth: int, root: int, bound: StoppingBound = UNBOUNDED) -> int:
-        """Extend a tree that another drafter has grown below the text's last token, and return its number of nodes.
+        """Extend a tree that another drafter has grown below the text's last token with the best continuations.
 
-        Free nodes are filled with the best continuations, down to ``depth`` levels, until ``bound`` stops growth.
         Below a node that the drafter has run, whose candidates are in the pool, the two estimates are averaged, each
-        weighted by the sum of its probabilities. Elsewhere the higher estimate of a token is used. ``root`` is as for
-        ``grow``.
+        weighted by the sum of its probabilities. Elsewhere the higher estimate of a token is used.
+
+        Args:
+            depth: the most levels.
+            root: position of the tree's root in the request's text.
+            bound: early-stopping bound of the policy.
+
+        Returns:
+            The number of nodes, root included.
         """
         self._root = root
         *buffers, pool_tokens, pool_scores = self._fill_buffers
@@ -259,7 +287,10 @@ def _add(found: ContextCounts, context: int, continuations: Continuations | None
 
 
 def table_key(context: Sequence[Tokens]) -> Tokens:
-    """Return the key of a context of one to three tokens up to ``MOST_TOKEN``; of arrays, the keys of many contexts."""
+    """Return the int64 key of a context of one to three tokens (each up to ``MOST_TOKEN``) in an n-gram table.
+
+    The tokens of many contexts may be given as arrays, one per position in the context.
+    """
     key = context[0] + 1
     for token in context[1:]:
         key = key << TOKEN_BITS | token + 1
@@ -267,12 +298,14 @@ def table_key(context: Sequence[Tokens]) -> Tokens:
 
 
 def has_one_token(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return which keys are contexts of one token. Every counted token follows exactly one of these."""
+    """Return for each key of an n-gram table whether its context has one token. Every counted token follows one of
+    these.
+    """
     found: npt.NDArray[np.bool_] = keys < 1 << TOKEN_BITS
     return found
 
 
 def is_longest(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return which keys are contexts of ``TABLE_LENGTH`` tokens, the longest."""
+    """Return for each key of an n-gram table whether its context has three tokens, the longest."""
     found: npt.NDArray[np.bool_] = keys >= 1 << TOKEN_BITS * (TABLE_LENGTH - 1)
     return found

@@ -56,21 +56,27 @@ class NGramScorer:
         return cls(**{name: np.zeros(shape) for name, shape in SHAPES.items()})
 
     @classmethod
-    def usual(cls, *, with_table: bool) -> NGramScorer:
-        """Load the default scorer, fitted to a chat model's answers, for targets without a calibration."""
+    def default(cls, *, with_table: bool) -> NGramScorer:
+        """Load the default n-gram scorer, fitted to a chat model's answers, for targets without a calibration.
+
+        Args:
+            with_table: the scorer for text and table; False: for the text alone.
+        """
         return cls.load(_USUAL / f"{'table' if with_table else 'text'}.safetensors")
 
     @classmethod
     def of_shipped_text(cls) -> NGramScorer:
-        """Load the scorer fitted with the table of the shipped text. Without a table it scores as ``usual`` does."""
+        """Load the n-gram scorer fitted with the table of the shipped text. Without a table it scores as the default
+        one does.
+        """
         return cls.load(_USUAL / "shipped-text.safetensors")
 
     def tensors(self) -> list[Tensor]:
-        """Return the fields in order as float64 tensors, the arguments of ``Counts``."""
+        """Return the weights as float64 tensors in the order of the fields, for the native counts."""
         return [torch.from_numpy(getattr(self, field.name).copy()) for field in fields(self)]
 
     def save(self, path: Path) -> None:
-        """Write the weights to a safetensors artefact.
+        """Write the weights to the safetensors file ``path``.
 
         Raises:
             ArtifactError: the file cannot be written.
@@ -79,7 +85,7 @@ class NGramScorer:
 
     @classmethod
     def load(cls, path: Path) -> NGramScorer:
-        """Load the weights that ``save`` wrote.
+        """Load an n-gram scorer from the safetensors file ``path``.
 
         Raises:
             ArtifactError: the file is missing, damaged or of another kind.

@@ -39,20 +39,27 @@ _PIECE = 4_096  # characters per tokenised piece
 
 
 def table_file(tokenizer_fingerprint: str) -> Path:
-    """Return the path of the table for a tokenizer."""
+    """Return the path in the user's cache of the shipped text's n-gram table for a tokenizer, given by its
+    fingerprint.
+    """
     return tables_folder() / f"shipped-{tokenizer_fingerprint}-{SCHEMA_VERSION}.{_CONTENT}.safetensors"
 
 
-def make_in_background(tokenizer: Path, file: Path) -> None:
-    """Start a process that writes the table, unless ``file`` exists or there is no ``tokenizer.json``."""
+def make_table_in_background(tokenizer: Path, file: Path) -> None:
+    """Start a process that writes the shipped text's n-gram table to ``file``, unless it exists.
+
+    Args:
+        tokenizer: path of tokenizer.json; if there is none, nothing is started.
+    """
     if not file.exists() and tokenizer.is_file():
         start_process(__name__, tokenizer, file)
 
 
 def make_table(tokenizer: Path, file: Path) -> None:
-    """Write the n-gram table of the shipped text and tables for ``tokenizer`` (a tokenizer.json) to ``file``.
+    """Write the n-gram table of the shipped text and tables to ``file``, in the tokens of ``tokenizer`` (a
+    tokenizer.json).
 
-    Do nothing if another process is writing the table or has written it.
+    Does nothing if another process is writing the table or has written it.
     """
     from tokenizers import Tokenizer
 

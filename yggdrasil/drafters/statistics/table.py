@@ -42,7 +42,7 @@ _ORIGIN = "origin"
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The most frequent continuations of each context, sorted by count."""
+    """An n-gram table: the most frequent continuations of each context, sorted by count."""
 
     keys: IntArray  # [C] contexts, ascending; see ``table_key``
     totals: IntArray  # [C] count of each context
@@ -62,7 +62,10 @@ class Table:
 
     @classmethod
     def of(cls, documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Table:
-        """Count the answers of ``documents``, pairs of prompt tokens and tokens that the target generated.
+        """Return the n-gram table of ``documents``: counts of the answers' tokens after one to three tokens.
+
+        Args:
+            documents: pairs (token ids of the prompt, token ids that the target generated).
 
         Raises:
             ValueError: a token id is above ``MOST_TOKEN`` (about two million).
@@ -83,19 +86,19 @@ class Table:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of counted tokens."""
+        """Number of tokens that were counted."""
         return int(self.totals[has_one_token(self.keys)].sum())
 
     def plus(self, other: Table) -> Table:
-        """Return the sum of both tables, with the most frequent continuations of each context."""
+        """Return the sum of this n-gram table and ``other``, with the most frequent continuations of each context."""
         return self._with(other, 1)
 
     def times(self, factor: int) -> Table:
-        """Return the table with every count multiplied by ``factor``."""
+        """Return the n-gram table with every count multiplied by ``factor``."""
         return replace(self, totals=self.totals * factor, counts=self.counts * factor)
 
     def minus(self, other: Table) -> Table:
-        """Return the table with the counts of ``other`` subtracted, at least 0."""
+        """Return the n-gram table with the counts of ``other`` subtracted, at least 0."""
         return self._with(other, -1)
 
     def _with(self, other: Table, times: int) -> Table:
@@ -113,7 +116,7 @@ class Table:
         return _ranked(keys[known], totals[known], renamed[both[left] >> 32], both[left] & (1 << 32) - 1, counts[left])
 
     def halved(self) -> Table:
-        """Return the table with every count halved. Counts of one are dropped."""
+        """Return the n-gram table with every count halved. Counts of one are dropped."""
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         known = self.totals >= 2
         kept = (self.counts >= 2) & known[row]
@@ -123,17 +126,22 @@ class Table:
         )
 
     def without_rare(self) -> Table:
-        """Return the table without the longest contexts that were seen once: they are the most and predict little."""
+        """Return the n-gram table without three-token contexts that were seen once: they are most contexts and predict
+        little.
+        """
         known = ~is_longest(self.keys) | (self.totals > 1)
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         kept, renamed = known[row], np.cumsum(known) - 1
         return _ranked(self.keys[known], self.totals[known], renamed[row[kept]], self.tokens[kept], self.counts[kept])
 
     def translated(self, ids: IntArray) -> Table:
-        """Return the table in the tokens of another tokenizer.
+        """Return the n-gram table in the token ids of another tokenizer.
 
-        ``ids`` [vocabulary] are the other tokenizer's ids of this table's tokens, -1 for those without an equal token.
-        Contexts and continuations with such a token are dropped. Distinct tokens have distinct ids.
+        Contexts and continuations with a token that the other tokenizer lacks are dropped.
+
+        Args:
+            ids: [vocabulary] the other tokenizer's id of each token of this table, -1 if it has no equal token.
+                Distinct tokens have distinct ids.
         """
         mask, keys, known = (1 << TOKEN_BITS) - 1, np.zeros_like(self.keys), np.ones(len(self.keys), dtype=bool)
         for shift in range(0, TABLE_LENGTH * TOKEN_BITS, TOKEN_BITS):
@@ -150,15 +158,15 @@ class Table:
         return _ranked(contexts, totals, renamed[row[kept]], ids[self.tokens[kept]], self.counts[kept])
 
     def taken_from(self, origin: str) -> Table:
-        """Return the table with its ``origin`` set."""
+        """Return the n-gram table with ``origin``, the name of the plan or package that it is from."""
         return replace(self, origin=origin)
 
     def tensors(self) -> list[Tensor]:
-        """Return the fields in order, the arguments of ``Counts.set_table``."""
+        """Return keys, totals, starts, tokens and counts as tensors, in this order."""
         return [torch.from_numpy(getattr(self, name)) for name in _FIELDS]
 
     def save(self, path: Path) -> None:
-        """Write the table to a safetensors artefact.
+        """Write the n-gram table to the safetensors file ``path``.
 
         Raises:
             ArtifactError: the file cannot be written.
@@ -170,7 +178,7 @@ class Table:
 
     @classmethod
     def load(cls, path: Path) -> Table:
-        """Load the table that ``save`` wrote.
+        """Load an n-gram table from the safetensors file ``path``.
 
         Raises:
             ArtifactError: the file is missing, damaged or of another kind.

@@ -21,7 +21,7 @@ def tables_folder() -> Path:
 
 
 class WatchedTable:
-    """Watcher of table files: ``look`` passes the table in the first existing file to ``use`` if it is new.
+    """Watcher of n-gram table files, which passes the table of the first existing file to ``use`` whenever it is new.
 
     ``used`` is the file whose table is in use already, if any.
     """
@@ -31,13 +31,16 @@ class WatchedTable:
         self._used = None if used is None else _version(used)
         self._has_looked = False
 
-    def look_first(self) -> None:
-        """Call ``look`` unless it was called before."""
+    def load_once(self) -> None:
+        """Load the newest n-gram table, only in the first call."""
         if not self._has_looked:
-            self.look()
+            self.load_newest()
 
-    def look(self) -> bool:
-        """Load the table if it has changed, and return whether one is in use. Damaged files are removed."""
+    def load_newest(self) -> bool:
+        """Load the n-gram table of the first existing file if it has changed, and return whether a table is in use.
+
+        Damaged files are removed.
+        """
         self._has_looked = True
         for file in self._files:
             if (version := _version(file)) is None:
@@ -66,9 +69,9 @@ def _version(file: Path) -> tuple[Path, int, int] | None:
 
 
 def start_process(module: str, *arguments: object) -> None:
-    """Run a module of this package in a separate process, which may outlive this one.
+    """Run a module of this package with ``arguments`` in a separate process, which may outlive this one.
 
-    If no process can be started, decoding is still correct but slower.
+    If no process can be started, nothing happens: decoding is still correct but slower.
     """
     with suppress(OSError):
         subprocess.Popen(

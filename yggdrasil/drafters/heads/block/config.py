@@ -60,9 +60,9 @@ class BlockSettings:
         """Whether the draft vocabulary is a subset of the target's."""
         return self.layer.has_own_vocabulary
 
-    def among(self, count: int) -> "BlockSettings":
-        """Return the settings of the head with a draft vocabulary of ``count`` tokens."""
-        return replace(self, layer=self.layer.among(count))
+    def with_draft_vocabulary(self, count: int) -> "BlockSettings":
+        """Return the settings of the same head with a draft vocabulary of ``count`` tokens."""
+        return replace(self, layer=self.layer.with_draft_vocabulary(count))
 
     @property
     def hidden_size(self) -> int:
@@ -70,19 +70,23 @@ class BlockSettings:
 
     @property
     def num_guesses(self) -> int:
-        """Tokens that a block drafts."""
+        """Number of tokens that one block drafts."""
         return self.block_size - self.first_row
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
-        """Return the target's layers whose outputs the head reads; both formats define their numbering."""
+        """Return the layers of the target whose outputs the head may read: one tuple per possible numbering convention.
+
+        Args:
+            num_layers: number of the target's layers.
+        """
         return self.layer.readings(num_layers)
 
 
 def read_block_settings(folder: Path) -> BlockSettings:
-    """Read the settings from ``folder``'s config.json.
+    """Read a block head's settings from config.json in ``folder``.
 
     Raises:
-        YggdrasilError: if the file is missing, damaged or describes an unsupported head.
+        YggdrasilError: the file is missing, damaged or describes an unsupported head.
     """
     file = folder / "config.json"
     try:
@@ -98,7 +102,11 @@ def read_block_settings(folder: Path) -> BlockSettings:
 
 
 def block_settings_of(config: Mapping[str, Any]) -> BlockSettings:
-    """Convert a configuration to settings. Raises: ValueError, TypeError or KeyError if it is unsupported."""
+    """Return the settings of a block head from ``config``, the content of its config.json.
+
+    Raises:
+        ValueError, TypeError or KeyError: the head is unsupported or a field is missing.
+    """
     own, layer = section_of(config, _SECTION), section_of(config, _LAYER) or config
     for name, usual in _NOT_SERVED.items():
         if (value := own.get(name, config.get(name))) not in (None, *usual):

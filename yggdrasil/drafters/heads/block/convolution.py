@@ -21,12 +21,20 @@ class BlockConvolution(nn.Module):
         self._taps, self._group_size = taps, group_size
 
     def before(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (the convolved input [.., W, H] of the layer, weights [.., W, T, G] for ``after``)."""
+        """Convolve the input of a layer over the rows of a block.
+
+        Args:
+            x: [.., W, H] inputs.
+
+        Returns:
+            The convolved input [.., W, H], and the weights [.., W, T, G] for the layer's output (argument of
+                ``after``).
+        """
         weights = self.kernel_projection(x).unflatten(-1, (2, self._taps, -1))
         return self._convolved(x, self.base_kernel[0], weights[..., 0, :, :]), weights[..., 1, :, :]
 
     def after(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Return the convolved output [.., W, H] of the layer."""
+        """Convolve the output of a layer, ``x`` [.., W, H], with ``weights`` [.., W, T, G] that its input gave."""
         return self._convolved(x, self.base_kernel[1], weights)
 
     def _convolved(self, x: Tensor, base: Tensor, weights: Tensor) -> Tensor:

@@ -69,20 +69,34 @@ class BlockHead(DraftingVocabulary):
         if layer.has_own_vocabulary:
             self.register_buffer("d2t", torch.zeros(layer.draft_vocab_size, dtype=torch.int64))
 
-    def draft_among(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
-        super().draft_among(tokens, rows)
+    def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
+        """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target (see
+        ``DraftingVocabulary.restrict_to``).
+        """
+        super().restrict_to(tokens, rows)
         if self.successors is not None:
             self.successors.following = nn.Parameter(self.successors.following[tokens], requires_grad=False)
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return every layer's keys and values, [.., Hkv, W, D] each, of ``states`` [.., W, S] at ``positions`` [W]."""
+        """Return the keys and values of earlier text in every layer, pairs of [.., Hkv, W, D].
+
+        Args:
+            states: [.., W, S] concatenated hidden states of the target.
+            positions: [W] int64 positions of the rows in the text.
+        """
         features = self.hidden_norm(self.fc(states))
         turn = self.rotary(positions, features.dtype)
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         return [attention.keys(features, turn) for attention in attentions]
 
     def forward(self, embedded: Tensor, positions: Tensor, attend: Callable[[int], Attend]) -> Tensor:
-        """Return normalised outputs [.., W, H] of a block's rows; ``attend(i)`` is the attention of layer i."""
+        """Return the normalised outputs of a block's rows, [.., W, H].
+
+        Args:
+            embedded: [.., W, H] embeddings of the last accepted token and of masks.
+            positions: [W] int64 positions of the rows in the text.
+            attend: returns the attention function of a layer, by its index.
+        """
         embedded = embedded * self.settings.input_scale
         turn = self.rotary(positions, embedded.dtype)
         for number, layer in enumerate(self.layers):
@@ -91,7 +105,9 @@ class BlockHead(DraftingVocabulary):
         return outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return logits [.., draft vocabulary] of normalised outputs, whatever token comes before."""
+        """Return the logits [.., draft vocabulary] of normalised ``outputs`` [.., H], before any correction by the
+        token before.
+        """
         assert self.lm_head is not None
         logits: Tensor = self.lm_head(outputs) * self.settings.output_scale
         cap = self.settings.softcap

@@ -31,22 +31,43 @@ class BlockCall:
         self.num_guesses = num_guesses  # logits are computed for so many rows
 
     def read(self, weights: list[Tensor], caches: list[Tensor], states: Tensor, start: Tensor) -> None:
-        """Write the keys and values of ``states`` [W, S] to the slots from ``start`` [1] int64 on."""
+        """Compute keys and values of accepted text in every layer and write them to the caches.
+
+        Args:
+            weights: the head's tensors.
+            caches: KV caches: keys of all layers, then values.
+            states: [W, S] concatenated hidden states of the target.
+            start: [1] int64 slot of the first row.
+        """
         self._run(_read, weights, caches, states, start)
 
     def guess(self, weights: list[Tensor], caches: list[Tensor], token: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [D, draft vocabulary] after ``token`` [1] at position ``root`` [1], and outputs [D, H]."""
+        """Draft a block of D tokens: return logits [D, draft vocabulary] and outputs [D, H].
+
+        Args:
+            weights: the head's tensors.
+            caches: KV caches: keys of all layers, then values.
+            token: [1] int64 last accepted token.
+            root: [1] int64 its position.
+        """
         found: tuple[Tensor, Tensor] = self._run(partial(_guess, count=self.num_guesses), weights, caches, token, root)
         return found
 
     def follow(
         self, weights: list[Tensor], table: "SuccessorTable", depths: Tensor, before: Tensor, states: Tensor, count: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the likeliest tokens after the tokens ``before`` [W] of nodes at ``depths`` [W].
+        """Return the likeliest tokens after W tree nodes, ranked by the successor head.
+
+        Args:
+            weights: the head's tensors.
+            table: candidates of every depth, from the block pass.
+            depths: [W] int64 depths of the nodes.
+            before: [W] int64 token ids of the nodes.
+            states: [W, R] path states of the nodes' parents.
+            count: number of tokens per node.
 
         Returns:
-            Log-probabilities and target token ids, [W, count] each, and the next states [W, R]; ``states`` [W, R] are
-            those of the nodes' parents.
+            Log-probabilities and target token ids, [W, count] each, and the nodes' path states [W, R].
         """
         rows = depths.clamp(max=self.num_guesses - 1)
         inputs = *(column[rows] for column in table), before, states
@@ -55,7 +76,7 @@ class BlockCall:
         return edges, self.target_tokens(weights, table.candidates[rows].gather(1, places)), states
 
     def target_tokens(self, weights: list[Tensor], drafted: Tensor) -> Tensor:
-        """Map draft vocabulary ids to the target's token ids."""
+        """Map draft vocabulary ids to the target's token ids, same shape."""
         return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
 
     def _run(self, run: Callable[..., Any], weights: list[Tensor], caches: list[Tensor], *inputs: Tensor) -> Any:

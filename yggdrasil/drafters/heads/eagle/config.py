@@ -68,14 +68,18 @@ class HeadSettings:
         """Whether the draft vocabulary is a subset of the target's."""
         return self.draft_vocab_size != self.vocab_size
 
-    def among(self, count: int) -> "HeadSettings":
-        """Return the settings of the head with a draft vocabulary of ``count`` tokens."""
+    def with_draft_vocabulary(self, count: int) -> "HeadSettings":
+        """Return the settings of the same head with a draft vocabulary of ``count`` tokens."""
         return replace(self, draft_vocab_size=count)
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
-        """Return the candidate layers whose outputs the head reads: by the default convention, then by the other.
+        """Return the layers of the target whose outputs the head may read: one tuple per numbering convention, the
+        usual first.
 
-        Only one candidate is returned if the file records its convention. ``num_layers`` is the target's.
+        There is only one tuple if the head's file records its convention.
+
+        Args:
+            num_layers: number of the target's layers.
         """
         if self.is_first:
             return [(HEAD_INPUT,)]
@@ -92,10 +96,13 @@ class HeadSettings:
 
 
 def read_settings(folder: Path, *, is_first: bool = False) -> HeadSettings:
-    """Read the settings from ``folder``'s config.json; ``is_first`` for a head of EAGLE-1 or EAGLE-2.
+    """Read an EAGLE head's settings from config.json in ``folder``.
+
+    Args:
+        is_first: the head is of EAGLE-1 or EAGLE-2.
 
     Raises:
-        YggdrasilError: if the file is missing, damaged or describes an unsupported head.
+        YggdrasilError: the file is missing, damaged or describes an unsupported head.
     """
     file = folder / "config.json"
     try:
@@ -115,7 +122,14 @@ def read_settings(folder: Path, *, is_first: bool = False) -> HeadSettings:
 
 
 def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSettings:
-    """Convert a configuration to settings. Raises: ValueError, TypeError or KeyError if it is unsupported."""
+    """Return the settings of an EAGLE head from ``config``, the content of its config.json.
+
+    Args:
+        is_first: the head is of EAGLE-1 or EAGLE-2.
+
+    Raises:
+        ValueError, TypeError or KeyError: the head is unsupported or a field is missing.
+    """
     layer = next((config[name] for name in _LAYER_SECTIONS if name in config), config)
     if not isinstance(layer, Mapping):
         raise ValueError("the section of its layer is no mapping")

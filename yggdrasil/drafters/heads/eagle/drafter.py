@@ -60,14 +60,15 @@ class HeadDrafter(TextHeadDrafter):
             runner.define("grow", width, LevelStep(call), [*inputs, *shared])
             runner.define("finish", width, FinishStep(), [*inputs, *tree.tensors()])
 
-    def place_at(self, length: int, token: int) -> None:
-        super().place_at(length, token)
+    def pretend_context(self, length: int, token: int) -> None:
+        """Pretend that ``length`` tokens are cached and ``token`` is the tree's root, to time steps."""
+        super().pretend_context(length, token)
         self._place.write(length - 1, 1)
 
     def _draft_head(self) -> None:
         """Read the accepted tokens that are not cached, each with the target's hidden state that precedes it."""
         if not len(self._waiting):  # the root is read again, to compute its candidates
-            self._waiting.again()
+            self._waiting.requeue_last()
         tokens = self._text.tokens
         first = len(tokens) - len(self._waiting)
         for count in self._waiting.chunks():
@@ -79,4 +80,5 @@ class HeadDrafter(TextHeadDrafter):
 
     @property
     def root_position(self) -> int:
+        """Cache slot of the tree's root."""
         return len(self._text.tokens) - 1

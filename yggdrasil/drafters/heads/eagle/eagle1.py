@@ -44,10 +44,14 @@ class FirstEagleHead(StateHead):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Return predicted hidden states [.., W, H].
+        """Return the predicted next hidden states of the target, [.., W, H].
 
-        Each row reads a token's embedding and the hidden state of the position before it, ``embedded`` and ``features``
-        [.., W, H]. With ``rows`` [R] int64 only their outputs [R, H] are computed; the others give keys and values.
+        Args:
+            embedded: [.., W, H] embeddings of the tokens.
+            features: [.., W, H] hidden states at the position before each token.
+            positions: [W] int64 positions of the rows.
+            attend: the attention function.
+            rows: [R] int64 rows whose outputs [R, H] are computed; the others give only keys and values. None: all.
         """
         if self.settings.normed_inputs:
             embedded, features = self.embedding_layernorm(embedded), self.hidden_states_layernorm(features)

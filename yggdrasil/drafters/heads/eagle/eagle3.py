@@ -60,7 +60,9 @@ class EagleHead(DraftingVocabulary):
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def feature(self, states: Tensor) -> Tensor:
-        """Project concatenated hidden states [.., S] of the target to the input feature [.., H]."""
+        """Project concatenated hidden states ``states`` [.., S] of the target to the input features of the head, [..,
+        H].
+        """
         if self.settings.norm_before_fc:
             states = self.input_norm(states)
         if self.settings.fc_norm:
@@ -72,19 +74,23 @@ class EagleHead(DraftingVocabulary):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Return outputs [.., W, H].
+        """Return the outputs of the head's decoder layer, [.., W, H].
 
-        Each row reads a token's embedding and the feature of the position before it, ``embedded`` and ``features``
-        [.., W, H]. With ``rows`` [R] int64 only their outputs [R, H] are computed; the others give keys and values.
+        Args:
+            embedded: [.., W, H] embeddings of the tokens.
+            features: [.., W, H] features of the position before each token.
+            positions: [W] int64 positions of the rows.
+            attend: the attention function.
+            rows: [R] int64 rows whose outputs [R, H] are computed; the others give only keys and values. None: all.
         """
         output: Tensor = self.midlayer(embedded, features, self.rotary(positions, embedded.dtype), attend, rows)
         return output
 
     def fed_back(self, outputs: Tensor) -> Tensor:
-        """Return what the next drafted row reads as its feature [.., H]."""
+        """Return the features [.., H] that drafted rows one level below read, from the head's ``outputs`` [.., H]."""
         return self.norm(outputs) if self.settings.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return logits [.., draft vocabulary] of ``outputs`` [.., H]."""
+        """Return logits [.., draft vocabulary] of the head's ``outputs`` [.., H]."""
         logits: Tensor = self.lm_head(self.norm(outputs))
         return logits

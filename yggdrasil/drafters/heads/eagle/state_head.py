@@ -18,15 +18,15 @@ class StateHead(DraftingVocabulary):
         self.lm_head = None
 
     def feature(self, states: Tensor) -> Tensor:
-        """Return ``states`` [.., H] unchanged: the input feature is the target's hidden state."""
+        """Return ``states`` [.., H], the target's hidden states, unchanged: they are the head's input features."""
         return states
 
     def fed_back(self, outputs: Tensor) -> Tensor:
-        """Return what the next drafted row reads as its feature [.., H]."""
+        """Return the features [.., H] that drafted rows one level below read: the head's ``outputs``, unchanged."""
         return outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return logits [.., Vd] of ``outputs`` [.., H]."""
+        """Return logits [.., Vd] of the head's ``outputs`` [.., H], by the target's LM head or the head's own."""
         assert self.lm_head is not None
         logits: Tensor = self.lm_head(outputs)
         return logits

@@ -45,7 +45,9 @@ class HeadCall:
         of_target: bool,
         rows: Tensor | None = None,  # [R] int64: rows to compute logits of; None for all
     ) -> tuple[Tensor, Tensor]:
-        """Return logits [R, draft vocabulary], and the features [R, H] for rows one level below."""
+        """Run the head on W tokens. Return logits [R, draft vocabulary], and the features [R, H] for rows one level
+        below.
+        """
         module: Any = self._loaded.model
         run = _Pass(module, caches, place, self._loaded.num_threads, of_target=of_target, rows=rows)
         found: tuple[Tensor, Tensor] = torch.func.functional_call(
@@ -54,7 +56,7 @@ class HeadCall:
         return found
 
     def target_tokens(self, weights: list[Tensor], drafted: Tensor) -> Tensor:
-        """Map draft vocabulary ids to the target's token ids."""
+        """Map draft vocabulary ids to the target's token ids, same shape."""
         return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
 
 

@@ -33,7 +33,7 @@ class MedusaDrafter(LevelDrafter):
         (self._layer,) = head.layers
         # Only the state that precedes the root is read, and it arrives with the root; a prompt's others are not needed.
         self.capabilities = Capabilities(
-            layers=head.layers, steps=DraftSteps(runner, self.knots, self.head, self.place_at), plants_root=True,
+            layers=head.layers, steps=DraftSteps(runner, self.knots, self.head, self.pretend_context), plants_root=True,
             num_kept=len,
         )  # fmt: skip
         self._last, self._length = 0, 0
@@ -49,13 +49,15 @@ class MedusaDrafter(LevelDrafter):
         return self._length
 
     def begin(self, tokens: Sequence[int]) -> None:
+        """Start a request with the committed ``tokens``, of which only the last is drafted from."""
         self._last, self._length, self._headed = tokens[-1], len(tokens), None
 
-    def place_at(self, length: int, token: int) -> None:
-        """Pretend that ``length`` tokens precede the root ``token``, to time steps."""
+    def pretend_context(self, length: int, token: int) -> None:
+        """Pretend that ``length`` tokens precede the tree's root ``token``, to time steps."""
         self._last, self._length = token, length + 1
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """Append committed ``tokens`` and keep the hidden state before the last one."""
         self._last, self._length = tokens[-1], self._length + len(tokens)
         self._state.copy_(states[self._layer][-1:])
 

@@ -26,10 +26,10 @@ _PREFIXES = (MEDUSA_PREFIX, "medusa_heads.")
 
 
 def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
-    """Load the Medusa heads in ``folder``, with weights in ``dtype``.
+    """Load the Medusa heads in ``folder``, with weights in ``dtype``. Sizes follow from the tensors' shapes.
 
     Raises:
-        YggdrasilError: if the tensors are not those of Medusa heads.
+        YggdrasilError: the tensors are not those of Medusa heads.
     """
     found = read_tensors(folder, (MEDUSA_PREFIX,)) or read_tensors(folder)
     tensors = under_our_names(folder, found, _renamed)

@@ -29,12 +29,12 @@ class MedusaSettings:
     is_shared: bool = False  # all heads use one LM head
     has_own_vocabulary: bool = False  # the draft vocabulary is a subset of the target's
 
-    def among(self, count: int) -> "MedusaSettings":
-        """Return the settings of the heads with a draft vocabulary of ``count`` tokens."""
+    def with_draft_vocabulary(self, count: int) -> "MedusaSettings":
+        """Return the settings of the same heads with a draft vocabulary of ``count`` tokens."""
         return replace(self, draft_vocab_size=count, has_own_vocabulary=True)
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
-        """Return the target's layers whose outputs the heads read: the input of its LM head."""
+        """Return the layers of the target whose outputs the heads read: one tuple with -1, the input of the LM head."""
         return [(HEAD_INPUT,)]
 
 
@@ -65,13 +65,18 @@ class MedusaHeads(DraftingVocabulary):
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return logits [.., D, Vd] of ``states`` [.., H]; head d predicts the token d positions after the next."""
+        """Return logits [.., D, Vd] of hidden states ``states`` [.., H]; head d predicts the token d positions after
+        the next.
+        """
         drafted = [block(states) for block in self.blocks]
         if self.settings.is_shared:
             logits: Tensor = self.lm_heads[0](torch.stack(drafted, dim=-2))
             return logits
         return torch.stack([head(each) for head, each in zip(self.lm_heads, drafted, strict=True)], dim=-2)
 
-    def draft_among(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
+    def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
+        """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target (see
+        ``DraftingVocabulary.restrict_to``).
+        """
         self.lm_heads = nn.ModuleList(rows(each) for each in self.lm_heads)
         self._draft_only(tokens)

@@ -26,7 +26,12 @@ class MedusaCall:
         self._names = [name.removeprefix("head.") for name in loaded.tensors]
 
     def __call__(self, weights: list[Tensor], state: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the top ``count`` log-probabilities and target token ids of each depth, [D, count] each."""
+        """Return the top ``count`` log-probabilities and target token ids of each depth, [D, count] each.
+
+        Args:
+            weights: the heads' tensors.
+            state: [1, H] hidden state before the last accepted token.
+        """
         module: Any = self._loaded.model
         named = dict(zip(self._names, weights, strict=True))
         logits: Tensor = torch.func.functional_call(module.head, named, (state,))
@@ -80,7 +85,14 @@ class MedusaLevelStep(StepModule):
 
 
 def offer_to_depth(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor, depth: int) -> None:
-    """Add candidates below those of ``nodes`` [W] that are above ``depth``, see ``offer``."""
+    """Add candidates below ``nodes`` to the tree's pool; nodes at ``depth`` or deeper get none.
+
+    Args:
+        nodes: [W] int64 node indices.
+        edges: [W, K] float32 log-probabilities of the candidates.
+        tokens: [W, K] int64 token ids of the candidates.
+        knots: [M] float32 acceptance calibration.
+    """
     offer(tree, nodes, edges, tokens, knots)
     entries = (nodes[:, None] * tree.candidates + torch.arange(tree.candidates, device=nodes.device)).flatten()
     is_above = (tree.depths[nodes] < depth).repeat_interleave(tree.candidates)

@@ -1,1 +1,1 @@
-"""Modules for multi-token prediction (MTP) that lie among their target's own tensors."""
+"""Multi-token prediction (MTP): modules that are stored with their target's tensors."""

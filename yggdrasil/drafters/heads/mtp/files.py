@@ -1,4 +1,4 @@
-"""The tensors of an MTP module, read from its target's own files: transformers leaves them out when it loads one."""
+"""Load the MTP module from its target's own files. transformers ignores its tensors when it loads the target."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MtpNames:
-    """Names of a family's files, without ``.weight``; ``{layers}`` stands for the number of the target's layers."""
+    """Tensor names of a model family's MTP module, without ``.weight``; ``{layers}`` stands for the number of
+    layers.
+    """
 
     block: str  # what the tensors of its decoder layer begin with
     embedding_norm: str
@@ -32,8 +34,8 @@ class MtpNames:
     is_hidden_first: bool = False  # the projection reads the state before the embedding
     norm_offset: float = 0.0  # added to the weights of the norms around the layer
 
-    def of(self, layers: int) -> Self:
-        """Those of a target with so many layers."""
+    def with_layers(self, layers: int) -> Self:
+        """Return the names for a target with ``layers`` layers."""
         named: dict[str, Any] = {
             name: value.format(layers=layers) for name, value in vars(self).items() if isinstance(value, str)
         }
@@ -41,7 +43,7 @@ class MtpNames:
 
     @property
     def parts(self) -> dict[str, str]:
-        """Our name of each tensor around the layer, by the family's."""
+        """For each tensor around the decoder layer, the file's name mapped to our name."""
         ours = "embedding_norm", "hidden_norm", "projection", "norm"
         return {f"{getattr(self, part)}.weight": f"{part}.weight" for part in ours}
 
@@ -80,10 +82,10 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
-    """The module of the model in ``folder``, or in the GGUF file of that path, with weights in ``dtype``.
+    """Load the MTP module of the model in ``folder`` (or GGUF file of that path), with weights in ``dtype``.
 
     Raises:
-        YggdrasilError: the configuration cannot be read, or the tensors are not those of its family's modules.
+        YggdrasilError: the configuration cannot be read, or the tensors are not those of the family's modules.
     """
     config = load_config(folder).get_text_config()
     with torch.device("meta"):
@@ -102,7 +104,7 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
 
 
 def empty_mtp(config: "PretrainedConfig") -> MtpHead:
-    """A module for the target of ``config``, a text model's, whose layer has no memory."""
+    """Return an MTP module on the meta device (without weights) for the target with text configuration ``config``."""
     outline = Outline.of(config)
     key_heads, head_size = outline.attention
     settings = HeadSettings(
@@ -125,7 +127,7 @@ def empty_mtp(config: "PretrainedConfig") -> MtpHead:
 
 
 def _names_of(config: "PretrainedConfig") -> MtpNames:
-    return MTP_NAMES[config.model_type].of(config.num_hidden_layers)
+    return MTP_NAMES[config.model_type].with_layers(config.num_hidden_layers)
 
 
 def _renamed(folder: Path, names: MtpNames) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The MTP module in a GGUF file: llama.cpp stores it as a layer behind the model's own, and ``nextn``."""
+"""Read the MTP module of a GGUF file. llama.cpp stores it as a layer after the model's own, with ``nextn`` tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +34,12 @@ def has_mtp(path: Path) -> bool:
 
 
 def mtp_tensors(path: Path, config: "PretrainedConfig", names: Mapping[str, object]) -> dict[str, Tensor]:
-    """Return those of the module's tensors ``names`` (ours) that the file ``path`` has, dequantised."""
+    """Return the tensors of an MTP module that the GGUF file ``path`` has, dequantised, by our names.
+
+    Args:
+        config: the target's text configuration.
+        names: our names of all tensors of the module.
+    """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     header, layer = read_gguf_header(path), int(config.num_hidden_layers)

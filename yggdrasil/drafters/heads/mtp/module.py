@@ -1,7 +1,8 @@
-"""A target's own module for multi-token prediction: one more decoder layer of its family, which drafts states.
+"""A target's module for multi-token prediction (MTP): one more decoder layer of its family, which predicts hidden
+states.
 
-The layer is transformers' own, so what a family's attention and experts do is written nowhere here; how rows attend is
-the caller's, as with all heads. Only the first module of a target is read, again and again for deeper tokens.
+The decoder layer is transformers' own class; the caller supplies the attention, as for all heads. Only the first module
+of a target is used, repeatedly for deeper tokens.
 
 Dims: W rows, H hidden size.
 """
@@ -25,7 +26,7 @@ _CHANGES = {"glm4_moe": {"first_k_dense_replace": 0}, "ernie4_5_moe": {"moe_laye
 
 
 class MtpHead(StateHead):
-    """One layer that drafts states, normed as the target's are."""
+    """One decoder layer that predicts the target's next hidden state after its last norm."""
 
     def __init__(
         self, settings: HeadSettings, config: "PretrainedConfig", *, is_hidden_first: bool, norm_offset: float
@@ -40,9 +41,14 @@ class MtpHead(StateHead):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Drafted states [.., W, H] of rows that each read a token's embedding and the state of the position before.
+        """Return predicted hidden states [.., W, H], normalised like the target's.
 
-        With ``rows`` [R] int64 theirs alone, [R, H]; the layer, which is not ours, computes all of them.
+        Args:
+            embedded: [.., W, H] embeddings of the tokens.
+            features: [.., W, H] hidden states at the position before each token.
+            positions: [W] int64 positions of the rows.
+            attend: the attention function.
+            rows: [R] int64 rows to return, [R, H]; all rows are computed. None: all.
         """
         parts = [self.embedding_norm(embedded), self.hidden_norm(features)]
         fused = self.projection(torch.cat(parts[::-1] if self.is_hidden_first else parts, dim=-1))
