@@ -12,7 +12,7 @@ from rich.console import Console
 
 from yggdrasil.artifacts import current_machine, list_plans, search_roots
 from yggdrasil.bench.compare import Comparison, compare
-from yggdrasil.bench.record import guessers
+from yggdrasil.bench.record import drafter_names
 from yggdrasil.bench.summary import summarise
 from yggdrasil.cli import run_script
 from yggdrasil.cli.progress import PhaseProgress, show_comparison
@@ -51,7 +51,7 @@ def open_model() -> tuple[engine.Decoder, list[Prompt]]:
         return bundled_pair(prompts), read_prompts(prompts, len(COMPARED))
     with PhaseProgress() as progress:
         decoder = Decoder.from_pretrained(file, drafter=DRAFTERS, reporter=progress)
-    say(f"Guesses come from {guessers(decoder.assembly.engine)}")
+    say(f"Guesses come from {drafter_names(decoder.assembly.engine)}")
     by_id = {prompt.id: prompt for prompt in read_prompts(HELD_OUT_CHAT_PROMPTS, chat=True)}
     return decoder, [by_id[name] for name in COMPARED]
 

@@ -7,7 +7,7 @@ import pytest
 
 from yggdrasil.artifacts import notes
 from yggdrasil.artifacts.gguf import BLOCK_SIZES
-from yggdrasil.artifacts.notes import noted
+from yggdrasil.artifacts.notes import cached_for_file
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ def file(tmp_path, monkeypatch):
 def forgotten(path, name):
     """As another process finds it."""
     notes._known.clear()
-    return noted(path, name, lambda: [path.read_text(), name])
+    return cached_for_file(path, name, lambda: [path.read_text(), name])
 
 
 def test_a_value_is_made_once_for_a_state_of_the_file(file, monkeypatch):
     assert forgotten(file, "a") == ["one", "a"]
     monkeypatch.setattr(type(file), "read_text", None)
     assert forgotten(file, "a") == ["one", "a"]
-    assert noted(file, "a", None) == ["one", "a"]
+    assert cached_for_file(file, "a", None) == ["one", "a"]
 
 
 @pytest.mark.parametrize("change", ["content", "time", "name", "damage", "unwritable"])
@@ -52,7 +52,7 @@ def test_anything_else_makes_it_anew(file, tmp_path, change):
     name = "b" if change == "name" else "a"
 
     assert forgotten(file, name) == [file.read_text(), name]
-    assert noted(file, name, None) == [file.read_text(), name]
+    assert cached_for_file(file, name, None) == [file.read_text(), name]
 
 
 def test_sizes_of_blocks_are_those_of_gguf():

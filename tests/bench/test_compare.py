@@ -9,7 +9,7 @@ import pytest
 from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.bench.compare import _STRETCH, _in_turn, compare
-from yggdrasil.bench.record import guessers
+from yggdrasil.bench.record import drafter_names
 from yggdrasil.bench.summary import summarise, summarise_beside, summarise_categories
 from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_summary
 from yggdrasil.compiler.compiled import BuildClock
@@ -131,17 +131,17 @@ def test_repeats_stand_beside_every_speed(pair, results, capsys):
     tokenizer = pair.decoder(FixedPolicy(TreeShape(2, 2, 4))).tokenizer
     for result, first in zip(results, (0, 9, 20), strict=True):
         prompt = tokenizer(tokenizer.decode(TEXT[first : first + 9]))["input_ids"]
-        assert result.repeats == count_repeated(prompt, result.plain.tokens) / 40
+        assert result.repeated_share == count_repeated(prompt, result.plain.tokens) / 40
         show_comparison(result)
     summary, categories = summarise(results), summarise_categories(results)
     show_summary(summary)
     show_categories(categories)
     printed = capsys.readouterr()
 
-    assert summary["repeats"] == pytest.approx(sum(result.repeats for result in results) / 3)
-    assert categories["none"]["repeats"] == results[1].repeats
+    assert summary["repeats"] == pytest.approx(sum(result.repeated_share for result in results) / 3)
+    assert categories["none"]["repeats"] == results[1].repeated_share
     assert 0.0 < summary["repeats"] < 1.0
-    assert all(f"repeats {result.repeats:4.0%}" in printed.err for result in results)
+    assert all(f"repeats {result.repeated_share:4.0%}" in printed.err for result in results)
     assert printed.out.count("repeats") == 2
     assert f"{categories['qa']['repeats']:.0%}" in printed.out
 
@@ -356,4 +356,4 @@ def test_plans_of_different_targets_are_not_compared(model, dtype):
 def test_results_name_no_place_of_a_drafter(drafter, free, shown):
     named = (None if name is None else SimpleNamespace(name=name) for name in (drafter, free))
 
-    assert guessers(SimpleNamespace(**dict(zip(("drafter", "model_free"), named, strict=True)))) == shown
+    assert drafter_names(SimpleNamespace(**dict(zip(("drafter", "model_free"), named, strict=True)))) == shown

@@ -11,7 +11,7 @@ from tiny_pair import TEXT
 
 from yggdrasil.bench.compare import compare
 from yggdrasil.bench.divergence import Divergence
-from yggdrasil.bench.record import guessers
+from yggdrasil.bench.record import drafter_names
 from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.shipped_assets import resolve_shipped_head
 from yggdrasil.policy.fixed import FixedPolicy
@@ -89,7 +89,7 @@ def test_the_head_that_it_asks_for_guesses(demo, pair, monkeypatch, tmp_path):
     assert demo.open_model()[0] is decoder
     assert asked["file"] == tmp_path / "model.gguf"
     assert asked["drafter"] == demo.DRAFTERS
-    assert said == [f"Guesses come from {guessers(decoder.assembly.engine)}"]
+    assert said == [f"Guesses come from {drafter_names(decoder.assembly.engine)}"]
 
 
 def test_the_head_that_it_asks_for_comes_along(demo):

@@ -28,17 +28,24 @@ class Coins(Protocol):
     """Random decisions at one position."""
 
     def draw(self, scores: FloatArray) -> Choice:
-        """Draw a token with probability proportional to ``exp(scores)`` [V]."""
+        """Draw a token with probability proportional to ``exp(scores)``, [V]; return it with its lead over the second
+        best.
+        """
 
     def flip(self, probability: float) -> bool:
-        """Return True with this probability."""
+        """Return True with the given ``probability``, 0 to 1."""
 
 
 class CoinSource(Protocol):
     """Coins by position and purpose; coins of different positions or purposes are independent."""
 
     def at(self, position: int, purpose: Purpose) -> Coins:
-        """Return the random decisions for the token at ``position``; equal arguments give equal random numbers."""
+        """Return the random decisions for the token at ``position`` of the text; equal arguments give equal random
+        numbers.
+
+        Args:
+            purpose: "target" for the target's choices, "draft" for sampled drafts.
+        """
 
 
 class SeededCoins:
@@ -48,6 +55,9 @@ class SeededCoins:
         self.seed = seed
 
     def at(self, position: int, purpose: Purpose) -> "PlaceCoins":
+        """Return the random decisions for the token at ``position`` of the text, for the target or for sampled
+        drafts.
+        """
         return PlaceCoins(self.seed, position, purpose)
 
 
@@ -81,12 +91,20 @@ class PlaceCoins:
 
 
 def draw_key(seed: int, purpose: Purpose = "target", number: int = 0) -> int:
-    """Return the int64 key of the random stream for draw or flip ``number`` at any position."""
+    """Return the int64 key of a request's random stream, from which ``gumbel_noise`` computes the noise of any
+    position.
+
+    Args:
+        purpose: "target" for the target's choices, "draft" for sampled drafts.
+        number: index of the draw or flip at a position.
+    """
     return key_of(seed, len(_STREAMS) * number + _STREAMS[purpose])
 
 
 def best_of(scores: FloatArray) -> Choice:
-    """Return the argmax token (the first of equals) and its margin, infinite if no other token is possible."""
+    """Return the argmax token of ``scores`` [V] (the first of equals) and its lead, infinite if no other token is
+    possible.
+    """
     token = int(scores.argmax())
     rest = max(scores[:token].max(initial=-np.inf), scores[token + 1 :].max(initial=-np.inf))
     return Choice(token, float(scores[token] - rest))

@@ -34,10 +34,12 @@ class DrawnTree:
 
 
 def draw_children(weights: FloatArray, count: int, kind: DrawKind, coins: Coins) -> NodeDraws:
-    """Draw ``count`` children from the distribution ``weights`` [V], fewer if it has fewer possible tokens.
+    """Draw at most ``count`` children of a tree node; fewer if the distribution has fewer possible tokens.
 
-    - ``chain``: one draw; ``with replacement``: independent draws (SpecInfer's multi-round sampling);
-    - ``without replacement``: earlier draws are removed and the rest renormalised (Sequoia).
+    Args:
+        weights: [V] float64 distribution, sums to 1.
+        kind: "chain" is one draw, "with replacement" independent draws (SpecInfer's multi-round sampling), "without
+            replacement" removes earlier draws and renormalises the rest (Sequoia).
     """
     tokens: list[int] = []
     remaining = weights
@@ -51,11 +53,15 @@ def draw_children(weights: FloatArray, count: int, kind: DrawKind, coins: Coins)
 
 
 def accept_drawn(target: FloatArray, draws: NodeDraws, kind: DrawKind, coins: Coins) -> tuple[int | None, FloatArray]:
-    """Test drawn children in order; return (the accepted token or None, the residual distribution [V]).
+    """Test the drawn children of a node in order. Return (the accepted token or None, the residual distribution [V]).
 
-    If no child is accepted, the next token is drawn from the residual distribution. ``target`` [V] is the target's
-    processed distribution at the node. Follows Leviathan et al. 2023 for one draw, SpecInfer's algorithm 2 for several
-    with replacement (q is unchanged), Sequoia for several without (drawn tokens are removed from q).
+    If no child is accepted, the caller draws the next token from the residual distribution. Follows Leviathan et al.
+    2023 for one draw, SpecInfer's algorithm 2 for several with replacement (q is unchanged), Sequoia for several
+    without (drawn tokens are removed from q).
+
+    Args:
+        target: [V] float64, the target's processed distribution at the node.
+        draws: the children in the order drawn, and the distribution they were drawn from.
     """
     law, weights = target, draws.weights
     for token in draws.tokens:
@@ -68,15 +74,22 @@ def accept_drawn(target: FloatArray, draws: NodeDraws, kind: DrawKind, coins: Co
 
 
 def residual(law: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return norm(max(law - weights, 0)) [V]; ``law`` if no entry is positive (then a rejection is impossible)."""
+    """Return the residual distribution norm(max(law - weights, 0)), [V] float64, after a drawn token was rejected.
+
+    It is ``law`` if no entry is positive, since a rejection is impossible then.
+
+    Args:
+        law: [V] the target's probabilities.
+        weights: [V] the drafter's probabilities.
+    """
     rest = np.maximum(law - weights, 0.0)
     total = rest.sum()
     return rest / total if total > 0 else law
 
 
-def draw_from(law: FloatArray, coins: Coins) -> int:
-    """Draw a token with probabilities ``law`` [V]."""
-    return coins.draw(_logarithm(law)).token
+def draw_token(probabilities: FloatArray, coins: Coins) -> int:
+    """Draw a token id with ``probabilities`` [V], which sum to 1, by one draw of ``coins``."""
+    return coins.draw(_logarithm(probabilities)).token
 
 
 def _without(weights: FloatArray, token: int) -> FloatArray:

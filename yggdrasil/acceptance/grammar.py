@@ -45,7 +45,10 @@ class Grammar:
         self._path: list[int] = []  # tokens the matcher has consumed, without end tokens
 
     def allows(self, path: Sequence[int]) -> bool:
-        """Return whether ``path`` is a prefix of a matching text; an end token may only complete a full match."""
+        """Return whether some text that matches the constraint begins with the tokens ``path``.
+
+        An end-of-text token may only complete a full match.
+        """
         wanted = list(path)
         ends = bool(wanted) and wanted[-1] in self._eos
         if not self._go_to(wanted[:-1] if ends else wanted):
@@ -53,15 +56,18 @@ class Grammar:
         return not ends or self._matcher.is_accepting()
 
     def mask(self, path: Sequence[int], vocab_size: int) -> Tensor:
-        """Return ``bits`` unpacked, [vocab_size] bool."""
+        """Return which tokens may follow the generated tokens ``path``, [vocab_size] bool."""
         unpacked = np.unpackbits(self.bits(path, vocab_size), count=vocab_size, bitorder="little")
         return torch.from_numpy(unpacked.astype(np.bool_))
 
     def bits(self, path: Sequence[int], vocab_size: int) -> npt.NDArray[np.uint8]:
-        """Return the tokens that may follow ``path``, bit t for token t; none if ``path`` has ended or is invalid.
+        """Return which tokens may follow the generated tokens ``path``, one bit each: [ceil(vocab_size / 8)] uint8.
+
+        Token t is bit t % 8 (the lowest is 0) of byte t // 8, set if it is allowed. No bit is set if ``path`` has ended
+        or violates the constraint.
 
         Raises:
-            YggdrasilError: if llguidance fails on this path.
+            YggdrasilError: llguidance fails on this path.
         """
         allowed = np.zeros(-(-vocab_size // 8), dtype=np.uint8)
         if (path and path[-1] in self._eos) or not self._go_to(list(path)):
@@ -78,9 +84,12 @@ class Grammar:
     def tree_bits(
         self, text: Sequence[int], layout: Sequence[Sequence[int]], vocab_size: int
     ) -> list[npt.NDArray[np.uint8]]:
-        """Return ``bits`` after each row of a tree pass; row 0 follows ``text``, and none may follow padding.
+        """Return for each row of a tree pass which tokens may follow it, packed as by ``bits``; none may follow
+        padding.
 
-        ``layout`` has for each row: its node, token, parent's row, and 1 if it exists.
+        Args:
+            text: generated tokens, up to the root in row 0.
+            layout: four columns with one entry per row: node, token, parent's row, and 1 if the row is no padding.
         """
         _, tokens, parents, exist = layout
         found = [self.bits(text, vocab_size)]
@@ -93,7 +102,9 @@ class Grammar:
         return found
 
     def forced(self, path: Sequence[int]) -> list[int]:
-        """Return the tokens that follow ``path`` in every matching text, up to the first alternative."""
+        """Return the tokens that follow the generated tokens ``path`` in every matching text, up to the first
+        alternative.
+        """
         if not self._go_to(list(path)) or self._matcher.is_stopped():
             return []
         return list(self._matcher.compute_ff_tokens())
@@ -140,10 +151,11 @@ class GrammarCompiler:
         self._tokenizer = LLTokenizer(_spelling(tokenizer), n_vocab=vocab_size, eos_token=self._eos)
 
     def check(self, constraint: Constraint) -> None:
-        """Try to compile ``constraint`` in a fork that limits processor time and memory. Any thread may call it.
+        """Compile ``constraint`` on trial in a forked process with limits of processor time and memory. Any thread may
+        call it.
 
         Raises:
-            YggdrasilError: if compiling takes too long or too much memory; ``compile`` reports other faults.
+            YggdrasilError: compiling takes too long or too much memory. Other faults are reported by ``compile``.
         """
         with self._lock:
             if constraint in self._checked:
@@ -156,10 +168,10 @@ class GrammarCompiler:
             self._checked.append(constraint)
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """Compile ``constraint``, after ``check``.
+        """Return the compiled constraint for one request, checked against the limits first.
 
         Raises:
-            YggdrasilError: if the schema, expression or grammar is invalid or too complex.
+            YggdrasilError: the schema, expression or grammar is invalid or too complex.
         """
         self.check(constraint)
         return Grammar(self._matcher(constraint), self._eos)
@@ -183,7 +195,7 @@ class GrammarCompiler:
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the ids, by text, of added tokens that a grammar must reference as tokens and not by their text.
+    """Return the added tokens that a grammar must reference by id and not by their text: text -> token id.
 
     These are special tokens, tokens that the chat template writes, such as Qwen's ``<tool_call>``, and tokens that the
     base vocabulary lacks.

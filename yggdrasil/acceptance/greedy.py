@@ -16,11 +16,11 @@ def accept_greedy(
     exists: Tensor,  # [W] bool, false for padding
     choices: Tensor,  # [W] int64, the target's argmax token after each row
 ) -> tuple[Tensor, Tensor]:
-    """Return (last accepted row, [1] int64; accepted rows, [W] bool).
+    """Accept the longest path on which every token is the target's argmax after its parent.
 
-    The root is always accepted. Another row is accepted if it and every ancestor below the root hold their parent's
-    argmax token; siblings hold different tokens, so the accepted rows form one path. The argmax at the last accepted
-    row is the bonus token. Pure tensor code, traced into the compiled verification step.
+    Returns the last accepted row, [1] int64, and which rows are accepted, [W] bool. The root is always accepted.
+    Siblings hold different tokens, so the accepted rows form one path. The argmax at the last accepted row is the bonus
+    token. Pure tensor code, traced into the compiled verification step.
     """
     width = tokens.shape[0]
     is_root = torch.arange(width, device=tokens.device) == 0
@@ -34,10 +34,14 @@ def accept_greedy(
 def walk_greedy(
     nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int], exists: Sequence[bool], choices: Sequence[int]
 ) -> list[int]:
-    """Return the accepted rows in path order, the root first: ``accept_greedy`` on the host, as its reference.
+    """Return the accepted rows in path order, the root first: a plain Python reference of greedy acceptance.
 
-    Row i holds node ``nodes[i]``, whose parent is node ``parents[i]``; row 0 is the root. ``exists`` is False for
-    padding. ``choices`` are the target's argmax tokens after each row.
+    Args:
+        nodes: node number of each row; row 0 is the root.
+        tokens: token of each row.
+        parents: node number of each row's parent.
+        exists: False for padding rows.
+        choices: the target's argmax token after each row.
     """
     child = {(parents[row], tokens[row]): row for row in range(1, len(nodes)) if exists[row]}
     rows = [0]

@@ -40,9 +40,12 @@ class CountPenaltyLogitsProcessor:
 def build_processors(
     params: SamplingParams, prompt_length: int, eos: Collection[int], bad_words: Sequence[Sequence[int]]
 ) -> Processors:
-    """Build the processors of one request. They cannot be shared: some store ``prompt_length``.
+    """Return the logits processors of one request. They cannot be shared: some store ``prompt_length``.
 
-    ``eos`` are the end-of-text token ids, ``bad_words`` the token sequences that must not occur.
+    Args:
+        prompt_length: tokens of the prompt.
+        eos: end-of-text token ids.
+        bad_words: token sequences that must not occur.
     """
     from transformers.generation import logits_process as theirs  # imported late: plain greedy requests need none
 
@@ -79,10 +82,10 @@ def _truncating(params: SamplingParams) -> list[Process]:
 
 
 def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
-    """Return the token sequences of ``words``; a string is encoded both as it is and with a leading space.
+    """Return the token sequences of ``words``. A string is encoded both as it is and with a leading space.
 
     Raises:
-        YggdrasilError: if a word has no tokens, or tokens outside the vocabulary.
+        YggdrasilError: a word has no tokens, or tokens outside the vocabulary.
     """
     sequences: dict[tuple[int, ...], None] = {}  # an ordered set
     for word in words:
@@ -98,7 +101,11 @@ def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenize
 
 
 def check_bias(params: SamplingParams, vocab_size: int) -> None:
-    """Raise YggdrasilError if ``logit_bias`` holds a token outside the vocabulary."""
+    """Check that ``logit_bias`` of ``params`` names only tokens of the vocabulary.
+
+    Raises:
+        YggdrasilError: a token is outside the vocabulary.
+    """
     wrong = next((token for token in params.logit_bias if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise YggdrasilError(f"logit_bias has token {wrong}, but the vocabulary ends at {vocab_size - 1}")

@@ -1,7 +1,7 @@
 """Acceptance rules: walk a verified tree from its root and commit tokens.
 
-Every rule raises for trees whose candidates were found in another way than it requires: it would then change the
-distribution of the output.
+Every rule raises an error for trees whose candidates were found in another way than it requires, because it would
+change the distribution of the output.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from yggdrasil.acceptance.coins import Choice
-from yggdrasil.acceptance.drawn import DrawKind, NodeDraws, accept_drawn, draw_from
+from yggdrasil.acceptance.drawn import DrawKind, NodeDraws, accept_drawn, draw_token
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.acceptance.verified import VerifiedTree
@@ -38,7 +38,11 @@ class Rule(Protocol):
     """An acceptance rule."""
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Commit tokens (``sampler.push``) from the root on, until one is not in the tree or ends the text."""
+        """Accept a path of the verified ``tree`` from its root on, and commit its tokens and one more by
+        ``sampler.push``.
+
+        It ends at the first committed token that is not in the tree or ends the text.
+        """
 
 
 @dataclass
@@ -55,6 +59,11 @@ class MatchRule:
     counts: Counts = field(default_factory=Counts)
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
+        """Commit the target's choice at each node, from the root on, while a child of the node holds it.
+
+        Raises:
+            YggdrasilError: the candidates of ``tree`` were drawn at random.
+        """
         _refuse_drawn(tree, "match")
         rows, tokens, row = [0], [], 0
         while True:
@@ -88,6 +97,11 @@ class DrawnRule:
     kind: DrawKind
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
+        """Commit drawn candidates from the root on while one is accepted, then a token of the residual distribution.
+
+        Raises:
+            YggdrasilError: the candidates of ``tree`` were not drawn as this rule requires.
+        """
         if tree.drawn is None or tree.drawn.kind != self.kind:
             found = "fixed beforehand" if tree.drawn is None else f"drawn as: {tree.drawn.kind}"
             raise YggdrasilError(f"the rule {self.name} accepts trees drawn as: {self.kind}; this one was {found}")
@@ -112,7 +126,7 @@ class DrawnRule:
             return sampler.choose(tree.logits[row]).token, False  # raises: no token is possible
         coins = sampler.coins("target")
         token, law = accept_drawn(law, draws, self.kind, coins)
-        return (draw_from(law, coins), False) if token is None else (token, True)
+        return (draw_token(law, coins), False) if token is None else (token, True)
 
 
 @dataclass(frozen=True)
@@ -126,6 +140,11 @@ class TypicalRule:
     delta: float
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
+        """Commit the longest path of ``tree`` whose tokens are typical, then the target's choice.
+
+        Raises:
+            YggdrasilError: the candidates of ``tree`` were drawn at random.
+        """
         _refuse_drawn(tree, "typical")
         accepted = {0: 0.0}  # row -> log-probability of its path
         depth = {0: 0}
@@ -159,6 +178,11 @@ class RelaxedRule:
     starts_thinking: bool = False  # whether the prompt ends inside the thinking section
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
+        """Commit tokens from the root on: the target's choice if a child holds it, else the best acceptable child.
+
+        Raises:
+            YggdrasilError: the candidates of ``tree`` were drawn at random.
+        """
         _refuse_drawn(tree, "relaxed")
         rows, tokens, row = [0], [], 0
         while True:
@@ -198,10 +222,13 @@ class RelaxedRule:
 def make_rule(
     settings: Speculation, tolerance: float, thinking: tuple[int, int] | None = None, *, starts_thinking: bool = False
 ) -> Rule:
-    """Return the acceptance rule of ``settings``.
+    """Return the acceptance rule of a request's ``settings``.
 
-    ``tolerance`` is the margin in logits below which ``MatchRule`` uses a width-1 pass, 0 for never. ``thinking`` and
-    ``starts_thinking`` are those of ``RelaxedRule``.
+    Args:
+        tolerance: margin in logits below which the rule ``match`` recomputes a choice by a width-1 pass; 0: never.
+        thinking: begin and end token of the thinking section, outside of which the rule ``relaxed`` is strict; None: it
+            is relaxed everywhere.
+        starts_thinking: the prompt ends inside the thinking section.
     """
     if not isinstance(settings.rule, str):
         return settings.rule

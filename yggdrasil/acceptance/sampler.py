@@ -69,14 +69,16 @@ class Sampler:
         return token in self._eos
 
     def coins(self, purpose: Purpose) -> Coins:
-        """Return the random decisions for the next token."""
+        """Return the random decisions for the next token: of the target ("target") or of sampled drafts ("draft")."""
         return self._coins.at(self._length, purpose)
 
     def choose(self, row: Tensor) -> Choice:
-        """Choose the token after the committed text from the target's logits ``row`` [V]; its margin is in logits.
+        """Choose the token after the committed text from the target's logits ``row``, [V].
+
+        The result's margin is its lead over the second best token, in logits.
 
         Raises:
-            YggdrasilError: if a score is not finite, or no token is possible.
+            YggdrasilError: a score is not finite, or no token is possible.
         """
         scores = _as_array(self.scores(row))
         _check_finite(scores)
@@ -88,7 +90,12 @@ class Sampler:
         return Choice(choice.token, choice.margin * self.params.temperature)
 
     def scores(self, row: Tensor, tail: Sequence[int] = ()) -> Tensor:
-        """Return the processed logits [V] float32 after the committed text and ``tail``; -inf for impossible tokens."""
+        """Return the processed logits, [V] float32, of the token after the committed text; -inf for impossible tokens.
+
+        Args:
+            row: [V] the target's logits.
+            tail: tokens between the committed text and the token to choose, a path of the tree.
+        """
         end = self._length + len(tail)
         if tail:
             self._ids[0, self._length : end] = torch.tensor(list(tail))
@@ -104,9 +111,13 @@ class Sampler:
         return scores[0]
 
     def distribution(self, row: Tensor, tail: Sequence[int] = ()) -> FloatArray | None:
-        """Return the probabilities [V] float64 after the committed text and ``tail``, given logits ``row`` [V].
+        """Return the probabilities, [V] float64, of the token after the committed text; None if no token is possible.
 
-        Greedy decoding gives the argmax token probability 1. Returns None if no token is possible.
+        Greedy decoding gives the argmax token probability 1.
+
+        Args:
+            row: [V] the target's logits.
+            tail: tokens between the committed text and the token to choose, a path of the tree.
         """
         scores = _as_array(self.scores(row, tail))
         _check_finite(scores)
@@ -126,7 +137,7 @@ class Sampler:
         self.note(token, None if self.params.logprobs is None else logprobs_of(token, row, self.params.logprobs))
 
     def note(self, token: int, logprobs: TokenLogprobs | None) -> None:
-        """Commit ``token``, which was chosen elsewhere, with its log-probabilities if the request wants them."""
+        """Commit ``token``, which a captured step chose, with its log-probabilities (None: the request wants none)."""
         self._ids[0, self._length] = token
         self._length += 1
         self.tokens.append(token)
@@ -159,7 +170,7 @@ def _as_array(scores: Tensor) -> FloatArray:
 
 
 def logprobs_of(token: int, row: Tensor, count: int) -> TokenLogprobs:
-    """Return the log-probabilities of ``token`` and of the top ``count`` tokens from the logits ``row`` [V]."""
+    """Return the log-probability of ``token`` and the top ``count`` log-probabilities of the logits ``row`` [V]."""
     values = row.to("cpu", torch.float32).log_softmax(-1)
     best = values.topk(min(count, values.shape[0]))
     top = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
@@ -169,9 +180,16 @@ def logprobs_of(token: int, row: Tensor, count: int) -> TokenLogprobs:
 def read_logprobs(
     words: Tensor, width: int, num_top: int, rows: Sequence[int], tokens: Sequence[int], count: int
 ) -> list[TokenLogprobs]:
-    """Read the words of ``tensor_sampling.logprob_words`` at ``rows``, after which ``tokens`` were chosen.
+    """Unpack the log-probabilities that a captured step has packed into int64 words
+    (``tensor_sampling.logprob_words``).
 
-    ``width`` and ``num_top`` are those of the words, ``count`` the wanted number of top log-probabilities.
+    Args:
+        words: [width * (1 + 2 num_top)] int64.
+        width: rows of the pass.
+        num_top: top log-probabilities packed per row.
+        rows: rows after which tokens were committed.
+        tokens: the committed tokens.
+        count: top log-probabilities to return per token.
     """
     size = width * num_top
     values = words[: width + size].view(torch.float64)
@@ -184,7 +202,7 @@ def read_logprobs(
 
 
 def no_token_possible() -> YggdrasilError:
-    """Return the YggdrasilError to raise if a request forbids every token."""
+    """Return the error to raise if a request's constraint, bad words and processors together forbid every token."""
     return YggdrasilError(
         "no token may follow: the constraint, bad_words, min_new_tokens and logits processors together forbid all; "
         "relax one"

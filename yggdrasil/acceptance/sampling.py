@@ -115,7 +115,7 @@ class SamplingParams:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether the host needs the logits.
+        """Whether choosing a token needs more than the argmax of the target's raw logits.
 
         False only for greedy decoding without logprobs and without anything that changes the logits: penalties, biases,
         bad words, a minimum length, logits processors, a constraint.
@@ -123,9 +123,9 @@ class SamplingParams:
         return self.identity() != GREEDY.identity() or self.logprobs is not None
 
     def identity(self) -> tuple[object, ...]:
-        """Return a key of all parameters, except the seed, that change the output distribution.
+        """Return a hashable key of all parameters, except the seed, that change the output distribution.
 
-        Acceptance statistics are stored separately for each key.
+        Acceptance statistics are kept separately for each key.
         """
         bias = tuple(sorted(self.logit_bias.items()))
         processors = tuple(id(processor) for processor in self.logits_processors)

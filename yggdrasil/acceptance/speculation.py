@@ -20,7 +20,10 @@ class OwnRule(Protocol):
     is_lossless: bool  # whether outputs follow the target's distribution
 
     def walk(self, tree: Any, sampler: Any) -> Any:
-        """Commit tokens from the tree's root on, see ``acceptance.rules.Rule.walk``."""
+        """Accept a path of the verified tree from its root on, and commit its tokens and one more by ``sampler.push``.
+
+        Returns ``acceptance.rules.Walk``: the accepted rows and the committed tokens.
+        """
 
 
 @dataclass(frozen=True)
@@ -93,20 +96,20 @@ class Speculation:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the output follows the target's distribution."""
+        """Whether the output follows the target's distribution: not for the rules ``typical`` and ``relaxed``."""
         return self.rule not in LOSSY_RULES if isinstance(self.rule, str) else self.rule.is_lossless
 
     @property
     def rule_name(self) -> str:
-        """Name of the rule in reports."""
+        """Name of the acceptance rule in reports."""
         return self.rule if isinstance(self.rule, str) else self.rule.name
 
 
 def own_rule(name: str) -> OwnRule:
-    """Import ``name`` (``module:Class``) and return an instance.
+    """Import a user's acceptance rule, named ``module:Class``, and return an instance.
 
     Raises:
-        YggdrasilError: if it cannot be imported, or lacks the attributes of ``OwnRule``.
+        YggdrasilError: it cannot be imported, or lacks name, is_lossless or walk.
     """
     made = own_class("acceptance rule", name)()
     if not is_own_rule(made):
@@ -117,7 +120,7 @@ def own_rule(name: str) -> OwnRule:
 
 
 def is_own_rule(given: Any) -> bool:
-    """Return whether ``given`` is a user's acceptance rule, that is, has the attributes of ``OwnRule``."""
+    """Return whether an object is a user's acceptance rule: whether it has name, is_lossless and walk."""
     has_name = isinstance(getattr(given, "name", None), str) and isinstance(getattr(given, "is_lossless", None), bool)
     return has_name and callable(getattr(given, "walk", None))
 

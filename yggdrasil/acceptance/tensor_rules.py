@@ -25,9 +25,11 @@ class PassRows(NamedTuple):
 def accept(
     rule: DeviceRule, rows: PassRows, scores: Tensor, choices: Tensor, inputs: SamplingInputs
 ) -> tuple[Tensor, Tensor]:
-    """Accept a path by ``rule``. Return (accepted rows [W] bool, the token after each row [W] int64).
+    """Accept a path of a verified tree by ``rule``. Return which rows are accepted, [W] bool, and each row's next
+    token, [W].
 
     Args:
+        rows: the rows of the pass.
         scores: [W, V] float32, processed logits.
         choices: [W] int64, the target's token after each row; the rule may replace it by an accepted child's.
         inputs: parameters of the request.

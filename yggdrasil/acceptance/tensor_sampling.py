@@ -34,17 +34,18 @@ class SamplingKind:
 
     @property
     def name(self) -> str:
-        """Suffix of the names of steps compiled for this sampling kind."""
+        """Suffix of the names of steps compiled for this sampling kind, such as ``-truncated-match``."""
         parts = {"shaped": self.shapes, "truncated": self.truncates, "masked": self.is_masked}
         top = [] if self.num_top is None else [f"top{self.num_top}"]
         return "-".join(["", *(name for name, has in parts.items() if has), *top, self.rule])
 
 
 def kind_on_device(params: SamplingParams, speculation: Speculation = DEFAULT) -> SamplingKind | None:
-    """Return the sampling kind of a request that captured steps can serve, else None: the host needs the logits.
+    """Return the operations by which captured steps choose and accept a request's tokens; None if the host must do it.
 
-    The host needs them for ``typical_p``, ``bad_words``, ``min_new_tokens`` and ``logits_processors``, for rules that
-    draw candidates or that users define, and for ``thinking_only``.
+    The host chooses from copied logits for ``typical_p``, ``bad_words``, ``min_new_tokens`` and ``logits_processors``
+    that differ from their defaults, for acceptance rules that draw candidates or that users define, and for
+    ``Speculation.thinking_only`` (relaxed acceptance within ``<think>`` only).
     """
     rule = "match" if speculation.rule == "off" else speculation.rule
     if (
@@ -120,7 +121,14 @@ class SamplingTensors:
         speculation: Speculation = DEFAULT,
         eos: Collection[int] = (),
     ) -> None:
-        """Set the parameters, seed, prompt, rule and end tokens of the next request and reset its token counts."""
+        """Write the parameters of the next request to the tensors and set its token counts to zero.
+
+        Args:
+            seed: of the request's random numbers.
+            prompt: token ids.
+            speculation: gives the thresholds of the acceptance rule.
+            eos: token ids that end the text.
+        """
         inputs, is_drawn = self.inputs, not params.is_greedy
         values: tuple[tuple[Tensor, list[float]], ...] = (
             (inputs.key, [draw_key(seed)]),
@@ -146,9 +154,13 @@ class SamplingTensors:
         self.inputs.counts.zero_()
 
     def write_masks(self, masks: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Set the tokens that may follow the first ``len(masks)`` rows of a pass, packed as ``Grammar.bits`` does.
+        """Write the grammar's masks of the first ``len(masks)`` rows of the next pass; other rows keep their old masks.
 
-        The device takes them after its earlier work. The last pass with masks must have ended.
+        The copy is asynchronous and ordered after the device's earlier work. The host's buffer is reused, so the last
+        pass with masks must have ended before.
+
+        Args:
+            masks: one [ceil(V / 8)] uint8 array per row. Token t may follow the row if bit t % 8 of byte t // 8 is set.
         """
         size = self.inputs.masks.shape[1]
         for row, mask in enumerate(masks):
@@ -156,7 +168,9 @@ class SamplingTensors:
         self.inputs.masks[: len(masks)].copy_(self._staged[: len(masks)], non_blocking=True)
 
     def count(self, tokens: Tensor, exist: Tensor) -> None:
-        """Add generated ``tokens`` [W] int64 to the counts; ``exist`` [W] bool selects those that count."""
+        """Add generated ``tokens`` [W] int64 to the counts of the text; ``exist`` [W] bool selects the tokens that
+        count.
+        """
         self.inputs.counts.index_add_(0, tokens, exist.to(torch.float32))
 
 
@@ -164,9 +178,10 @@ def process(kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, inpu
     """Return the scores from which each row's token is chosen, [W, V] float32; -inf for impossible tokens.
 
     Args:
+        kind: the operations to apply.
         logits: [W, V].
-        path_counts: [W, V] float32, number of occurrences of each token on the row's path below the root, or None.
-        inputs: those of ``SamplingTensors``.
+        path_counts: [W, V] float32, occurrences of each token on the row's path below the root; None: no such path.
+        inputs: parameters and token counts of the request.
     """
     scores = logits.float()
     if kind.shapes:
@@ -183,19 +198,24 @@ def process(kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, inpu
 
 
 def draw(scores: Tensor, positions: Tensor, inputs: SamplingInputs) -> Tensor:
-    """Choose a token after each row from ``scores`` [W, V], [W] int64; the argmax if the request is greedy.
+    """Return the token after each row, [W] int64: drawn from ``scores`` [W, V], or their argmax if the request is
+    greedy.
 
-    ``positions`` [W] int64 are the indices of the chosen tokens in the text.
+    Args:
+        positions: [W] int64 indices of the chosen tokens in the text.
     """
     noise = gumbel_noise(inputs.key, positions[:, None], inputs.vocabulary)
     return torch.where(inputs.is_drawn > 0, scores + noise, scores).argmax(-1)
 
 
 def logprob_words(logits: Tensor, choices: Tensor, num_top: int) -> Tensor:
-    """Pack log-probabilities of ``logits`` [W, V] into int64 words, [W * (1 + 2K)], K = ``num_top`` or less.
+    """Pack log-probabilities into int64 words, [W * (1 + 2 K)] with K = min(``num_top``, V), for one copy to the host.
 
-    The words are the float64 bits of those of ``choices`` [W], those of the K highest ones by row, then K tokens by
-    row.
+    In order: the float64 bits of the log-probabilities of ``choices`` [W], the float64 bits of the K highest ones of
+    each row, and their K token ids of each row.
+
+    Args:
+        logits: [W, V].
     """
     values = logits.float().log_softmax(-1)
     best = values.topk(min(num_top, logits.shape[-1]))
@@ -206,7 +226,9 @@ def logprob_words(logits: Tensor, choices: Tensor, num_top: int) -> Tensor:
 def counts_on_path(tokens: Tensor, ancestors: Tensor, vocab_size: int) -> Tensor:
     """Count the occurrences of each token on each row's path below the root (row 0), [W, V] float32.
 
-    ``tokens`` [W] int64; ``ancestors`` [W, W] bool, true also on the diagonal.
+    Args:
+        tokens: [W] int64 token of each row.
+        ancestors: [W, W] bool, whether a row is on the path of another; true also on the diagonal.
     """
     width = tokens.shape[0]
     below = ancestors & (torch.arange(width, device=tokens.device) > 0)

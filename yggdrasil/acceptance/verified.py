@@ -25,7 +25,14 @@ class VerifiedTree:
 
     @classmethod
     def of(cls, layout: Sequence[Sequence[int]], logits: Tensor, drawn: DrawnTree | None = None) -> "VerifiedTree":
-        """Build the tree from verification's columns [4][W]: nodes, tokens, parent rows, whether a row exists."""
+        """Build the tree from the rows of a verification pass.
+
+        Args:
+            layout: four columns with W entries: node number, token, parent's row, and whether the row exists (is no
+                padding).
+            logits: [W, V] of the target after each row.
+            drawn: how the candidates were drawn; None for a tree fixed before any draw.
+        """
         nodes, tokens, parents, exists = (list(column) for column in layout)
         children: list[dict[int, int]] = [{} for _ in nodes]
         for row in range(1, len(nodes)):

@@ -9,14 +9,14 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from yggdrasil.artifacts.leftovers import SUFFIX, beside, in_use, remove_leftovers
+from yggdrasil.artifacts.leftovers import SUFFIX, in_use, remove_leftovers, temporary_name_pattern
 from yggdrasil.errors import ArtifactError
 
 _ASIDE = ".old"
 
 
 def shown(path: Path) -> str:
-    """Return the path for messages: relative to the working directory if it is inside, else absolute."""
+    """Return ``path`` as messages show it: relative to the working directory if it is inside, else absolute."""
     absolute = path.absolute()
     try:
         return str(absolute.relative_to(Path.cwd()))
@@ -25,13 +25,13 @@ def shown(path: Path) -> str:
 
 
 def cannot_write(path: Path, error: OSError) -> ArtifactError:
-    """Return the error for a file or folder ``path`` that cannot be written because of ``error``."""
+    """Return the ArtifactError that says why the file or folder ``path`` cannot be written (``error``)."""
     reason = error.strerror or str(error)
     return ArtifactError(f"cannot write {shown(path)} ({reason}); check the folder's permissions and free space.")
 
 
 def followed(path: Path) -> Path:
-    """Return the final target of a symbolic link; other paths, and links to themselves, are returned unchanged."""
+    """Return the final target of a symbolic link. Other paths, and links to themselves, are returned unchanged."""
     try:
         return path.resolve() if path.is_symlink() else path
     except (OSError, RuntimeError):  # older Pythons raise RuntimeError for a link to itself
@@ -39,13 +39,13 @@ def followed(path: Path) -> Path:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` to a temporary file in the same folder, flush it to disk, and rename it to ``path``.
+    """Write ``data`` to the file ``path`` so that a reader sees the old content or the new, never a part.
 
-    Missing parent folders are created. A reader sees the old content or the new, never a part. Devices and pipes are
-    written directly; for a symbolic link, its target is replaced.
+    The data go to a temporary file in the same folder, which is flushed and renamed. Missing parent folders are
+    created. Devices and pipes are written directly; for a symbolic link, its target is replaced.
 
     Raises:
-        ArtifactError: if the file cannot be written; its old content is unchanged then.
+        ArtifactError: the file cannot be written; its old content is unchanged then.
     """
     destination = followed(path)
     temporary = _temporary_sibling(destination)
@@ -69,10 +69,10 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def check_writable(path: Path, *, is_folder: bool = False) -> None:
-    """Check, without writing, that ``path`` can be written later as a file, or as a folder of files.
+    """Check, without writing, that ``path`` can be written later as a file, or as a folder of files (``is_folder``).
 
     Raises:
-        ArtifactError: if ``path`` is a folder instead of a file or the reverse, or no file can be created there.
+        ArtifactError: ``path`` is a folder instead of a file or the reverse, or no file can be created there.
     """
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -147,7 +147,7 @@ def _tidy(destination: Path) -> None:
 
 def _moved_aside(destination: Path) -> list[Path]:
     """Return old versions of ``destination`` that an interrupted replacement left."""
-    pattern = beside(destination.name, _ASIDE)
+    pattern = temporary_name_pattern(destination.name, _ASIDE)
     with contextlib.suppress(OSError):
         return [path for path in destination.parent.iterdir() if pattern.fullmatch(path.name)]
     return []

@@ -18,7 +18,7 @@ def pack_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """Compress ``values`` [n] int64, all at least 0, to uint8 bytes: byte planes, deflated by zlib, with a header.
 
     Raises:
-        ValueError: if a value is negative.
+        ValueError: a value is negative.
     """
     if values.size and int(values.min()) < 0:
         raise ValueError("a packed column holds no number below zero")
@@ -29,10 +29,10 @@ def pack_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def unpack_column(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return the values [n] int64 that :func:`pack_column` compressed.
+    """Return the values, [n] int64, of a column that was compressed to uint8 bytes.
 
     Raises:
-        ValueError: if the bytes are not a packed column.
+        ValueError: the bytes are not a packed column.
     """
     data = packed.tobytes()
     try:

@@ -42,7 +42,7 @@ class Fork:
         self._has_ended, self._status = False, 0
 
     def has_ended(self) -> bool:
-        """Return whether the forked process has exited."""
+        """Return whether the forked process has exited, without waiting."""
         if not self._has_ended:
             found, self._status = os.waitpid(self.pid, os.WNOHANG)
             if found:
@@ -50,7 +50,7 @@ class Fork:
         return self._has_ended
 
     @property
-    def has_given_up(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the forked process has exited with a failure."""
         return self._has_ended and self._status != 0
 
@@ -61,7 +61,7 @@ class Fork:
             self._close()
 
     def end(self) -> None:
-        """Kill the forked process and those it has started, and wait for it."""
+        """Kill the forked process and the processes it has started, and wait for it."""
         if not self._has_ended:
             with suppress(ProcessLookupError, PermissionError):  # it has exited, or has no process group of its own yet
                 os.killpg(self.pid, signal.SIGKILL)
@@ -85,10 +85,13 @@ class Fork:
 
 
 def in_fork(work: Callable[[], str]) -> str:
-    """Run ``work`` in a fork and return its result. If the fork fails, run ``work`` in this process.
+    """Run ``work`` in a forked process, whose memory is freed when it ends, and return its result.
+
+    If no process can be forked, or ``work`` fails there with anything but a YggdrasilError, it runs again in this
+    process.
 
     Raises:
-        YggdrasilError: if ``work`` raises one. After any other exception ``work`` runs again here, which raises it.
+        YggdrasilError: ``work`` raised it in the forked process.
     """
     if not CAN_FORK:
         return work()
@@ -113,9 +116,9 @@ def in_fork(work: Callable[[], str]) -> str:
 
 
 def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) -> bool:
-    """Return whether ``work`` ends, even with an exception, within these limits of processor time and extra memory.
+    """Return whether ``work`` ends, even with an exception, within limits of processor time and additional memory.
 
-    It runs in a fork, and its result is discarded. Returns True on systems that cannot fork.
+    It runs in a forked process, and its result is discarded. Returns True on systems that cannot fork.
     """
     if not CAN_FORK:
         return True
@@ -142,7 +145,7 @@ def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) ->
             pause = min(2 * pause, 0.05)
     finally:
         fork.end()
-    return not fork.has_given_up
+    return not fork.has_failed
 
 
 def _limit(cpu_seconds: int, megabytes: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from yggdrasil.artifacts.atomic import shown
-from yggdrasil.artifacts.notes import noted
+from yggdrasil.artifacts.notes import cached_for_file
 from yggdrasil.errors import ArtifactError
 
 MAGIC = b"GGUF"
@@ -74,10 +74,11 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Return the header of ``path``. It is cached in this process until the file changes.
+    """Read the header of the GGUF file ``path``: metadata and tensors. It is cached in this process until the file
+    changes.
 
     Raises:
-        ArtifactError: if it is no GGUF file, of an unsupported version or tensor type, truncated or damaged.
+        ArtifactError: it is no GGUF file, of an unsupported version or tensor type, truncated or damaged.
     """
     try:
         stat = path.stat()
@@ -87,16 +88,16 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 def read_gguf_layout(path: Path) -> GgufHeader:
-    """Return the header of ``path`` without metadata that are lists, such as the vocabulary.
+    """Read the header of the GGUF file ``path`` without metadata that are lists, such as the vocabulary.
 
     It is cached on disk until the file changes, so later starts do not read the vocabulary.
 
     Raises:
-        ArtifactError: if the file is missing, unsupported or damaged, see ``read_gguf_header``.
+        ArtifactError: the file is missing, unsupported or damaged.
     """
     if not path.is_file():
         return read_gguf_header(path)  # raises the error
-    facts, tensors, start = noted(path, _LAYOUT, lambda: _layout_of(read_gguf_header(path)))
+    facts, tensors, start = cached_for_file(path, _LAYOUT, lambda: _layout_of(read_gguf_header(path)))
     placed = [GgufTensor(name, tuple(shape), *rest) for name, shape, *rest in tensors]
     return GgufHeader(path.absolute(), facts, {tensor.name: tensor for tensor in placed}, start)
 
@@ -108,7 +109,9 @@ def _layout_of(header: GgufHeader) -> list[Any]:
 
 
 def forget_headers() -> None:
-    """Free cached headers with their vocabularies, which are not needed once a decoder is open."""
+    """Free the headers of GGUF files that this process has cached. Their vocabularies are not needed once a decoder is
+    open.
+    """
     _read.cache_clear()
 
 

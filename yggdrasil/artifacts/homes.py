@@ -7,10 +7,10 @@ from yggdrasil.errors import ArtifactError
 
 
 def expanded(path: str | Path) -> Path:
-    """Return the path with a leading ``~`` or ``~user`` replaced by the home folder.
+    """Return ``path`` with a leading ``~`` or ``~user`` replaced by the home folder.
 
     Raises:
-        ArtifactError: if there is no such user or home.
+        ArtifactError: there is no such user or home.
     """
     try:
         return Path(path).expanduser()
@@ -22,10 +22,10 @@ def expanded(path: str | Path) -> Path:
 
 
 def user_cache() -> Path:
-    """Return the user's cache folder according to the XDG base directory specification.
+    """Return the user's cache folder: ``$XDG_CACHE_HOME``, or ``~/.cache``.
 
     Raises:
-        ArtifactError: if neither XDG_CACHE_HOME nor a home folder is known.
+        ArtifactError: neither XDG_CACHE_HOME nor a home folder is known.
     """
     named = os.environ.get("XDG_CACHE_HOME")
     try:

@@ -20,10 +20,12 @@ _NEWBORN_SECONDS = 1.0  # minimum age of leftovers: a new file is not locked yet
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder in ``parent`` that is removed when the block ends. Removes leftovers in ``parent`` first.
+    """Yield a new folder in ``parent`` that is removed when the block ends.
+
+    Temporary folders that killed processes left in ``parent`` are removed first.
 
     Raises:
-        OSError: if it cannot be created.
+        OSError: the folder cannot be created.
     """
     parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(parent)
@@ -37,7 +39,11 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def in_use(path: Path) -> Iterator[None]:
-    """Lock the file or folder ``path`` while the block runs, so that no process removes it as a leftover."""
+    """Hold an exclusive lock on the file or folder ``path`` while the block runs, so that no process removes it.
+
+    Processes remove temporary files that a killed process has left, and tell them by the missing lock. A path that is
+    missing or locked already is not an error: the block runs without a lock.
+    """
     descriptor = _try_lock(path)
     try:
         yield
@@ -47,25 +53,28 @@ def in_use(path: Path) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files and folders in ``folder`` whose processes have ended; with ``name``, only those for it.
+    """Remove temporary files and folders in ``folder`` whose processes have ended. Failures are ignored.
 
-    Those that cannot be removed are ignored.
+    Args:
+        name: only temporary files for the file or folder of this name; None: all.
     """
-    pattern = re.compile(r"\..+\.tmp") if name is None else beside(name, SUFFIX)
+    pattern = re.compile(r"\..+\.tmp") if name is None else temporary_name_pattern(name, SUFFIX)
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if pattern.fullmatch(path.name) and time.time() - path.lstat().st_mtime > _NEWBORN_SECONDS:
                 _remove_if_left(path)
 
 
-def beside(name: str, suffix: str) -> re.Pattern[str]:
-    """Return a pattern for the temporary names of the file or folder ``name``."""
+def temporary_name_pattern(name: str, suffix: str) -> re.Pattern[str]:
+    """Return a pattern that matches the temporary names of the file or folder ``name``: ``.NAME.XXXXXXXX`` and
+    ``suffix``.
+    """
     return re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}{re.escape(suffix)}")
 
 
 @cache
 def remove_leftovers_once(folder: Path) -> None:
-    """Call ``remove_leftovers`` on the first call for ``folder`` in this process."""
+    """Remove temporary files in ``folder`` whose processes have ended, only in the first call for this folder."""
     remove_leftovers(folder)
 
 

@@ -17,7 +17,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def tell(sentence: str) -> None:
-    """Print what a command waits for to standard error."""
+    """Print ``sentence``, on another process that a command waits for, to standard error."""
     print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
 
 
@@ -29,11 +29,11 @@ def locked(path: Path, what: str, wait: Callable[[str], None] | None = None) -> 
 
     Args:
         what: the work in progress, for messages, such as "compiling the CPU kernels".
-        wait: called with a sentence before waiting for another process that holds the lock, unless that is a fork of
-            the same command. Without it, a held lock is an error.
+        wait: called with a sentence before waiting for another process that holds the lock, unless that process is a
+            fork of the same command. None: a held lock is an error.
 
     Raises:
-        ArtifactError: if another process holds the lock and ``wait`` is None, or the file cannot be created.
+        ArtifactError: another process holds the lock and ``wait`` is None, or the file cannot be created.
     """
     made = _make_folders(path)
     try:

@@ -50,7 +50,7 @@ class Machine:
         return "-".join([*parts, self.fingerprint])
 
     def describe(self) -> str:
-        """Return processor, cores, instruction sets, memory, accelerator and system in one line."""
+        """Return one line: processor, cores, instruction sets, memory, accelerator and system."""
         family = f" (family {self.cpu_family})" if self.cpu_family else ""
         cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
         isa = " ".join(self.isa) or self.architecture
@@ -59,9 +59,9 @@ class Machine:
 
 
 def current_machine() -> Machine:
-    """Describe the machine of this process.
+    """Describe the machine of this process: processor, instruction sets, usable cores, memory, accelerator, system.
 
-    Imports torch only if an accelerator may be present.
+    torch is imported only if a device file of an accelerator exists.
     """
     cpu, cpu_family, isa = _cpu()
     return Machine(
@@ -77,7 +77,8 @@ def current_machine() -> Machine:
 
 
 def parse_cpuinfo(text: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return the model name, the family and the relevant instruction sets of the first CPU in ``/proc/cpuinfo``.
+    """Return the model name, the family and the relevant instruction sets of the first CPU in the text of
+    ``/proc/cpuinfo``.
 
     Missing parts are empty. On ARM, which has no model names, the name consists of implementer and part numbers.
     """
@@ -94,7 +95,9 @@ def parse_cpuinfo(text: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def parse_cpu_quota(text: str) -> int | None:
-    """Return the number of cores, rounded up, that a cgroup's ``cpu.max`` (``QUOTA PERIOD``) allows; None: no limit."""
+    """Return the number of cores, rounded up, that a cgroup's ``cpu.max`` (``QUOTA PERIOD``) allows; None without a
+    limit.
+    """
     quota, _, period = text.strip().partition(" ")
     if not quota.isdecimal() or not period.isdecimal():
         return None

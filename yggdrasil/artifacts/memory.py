@@ -17,14 +17,18 @@ _ROOM = 64 << 20  # address space beyond the expected size, for alignment and pa
 
 
 def new_region(num_bytes: int) -> mmap.mmap:
-    """Map ``num_bytes`` of zeros, private to this process; its pages become resident when they are written."""
+    """Map ``num_bytes`` of zeros, private to this process. A page takes memory when it is first written."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
         return mmap.mmap(-1, num_bytes)
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def use_huge_pages(region: mmap.mmap, *, collapses: bool = False) -> None:
-    """Ask the system for huge pages, with ``collapses`` also for resident pages; some systems keep small ones."""
+    """Advise the system to back ``region`` with huge pages; some systems keep small ones.
+
+    Args:
+        collapses: also move resident small pages to huge ones.
+    """
     if hasattr(mmap, "MADV_HUGEPAGE"):
         for advice in (mmap.MADV_HUGEPAGE, *([_COLLAPSE] if collapses else [])):
             with suppress(OSError):
@@ -32,7 +36,7 @@ def use_huge_pages(region: mmap.mmap, *, collapses: bool = False) -> None:
 
 
 class Reserved:
-    """A region of which a thread makes the first ``num_bytes`` resident, until it has or ``stop`` is called."""
+    """A memory region of which a thread makes the first ``num_bytes`` resident, until it has or ``stop`` is called."""
 
     def __init__(self, num_bytes: int) -> None:
         self.region = new_region(num_bytes + _ROOM)
@@ -42,7 +46,7 @@ class Reserved:
         self._thread.start()
 
     def stop(self) -> None:
-        """Make no more pages resident, and wait until the thread has ended."""
+        """Make no more pages of the region resident, and wait until the thread has ended."""
         self._is_stopped = True
         self._thread.join()
 
@@ -60,7 +64,10 @@ _reserved: list[Reserved] = []  # at most one
 
 
 def reserve(num_bytes: int) -> None:
-    """Begin to make ``num_bytes`` of memory resident in a thread, for ``take_reserved``. Linux only."""
+    """Begin to make ``num_bytes`` of host memory resident in a thread, for the weights of the next model. Linux only.
+
+    The weights' loader gets the memory by ``take_reserved``; if no model is loaded, ``drop_reserved`` frees it.
+    """
     size = num_bytes // mmap.PAGESIZE * mmap.PAGESIZE
     if sys.platform == "linux" and size > 0 and not _reserved:
         with suppress(OSError, RuntimeError):  # no address space, or no thread: memory becomes resident when it is used
@@ -68,11 +75,11 @@ def reserve(num_bytes: int) -> None:
 
 
 def take_reserved() -> Reserved | None:
-    """Return the reserved memory, which the caller then owns; None if there is none."""
+    """Return the host memory that ``reserve`` is making resident, which the caller then owns; None if there is none."""
     return _reserved.pop() if _reserved else None
 
 
 def drop_reserved() -> None:
-    """Free reserved memory that nobody took."""
+    """Free the host memory that ``reserve`` has made resident, if no model's loader has taken it."""
     if (found := take_reserved()) is not None:
         found.stop()

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 from yggdrasil.artifacts.atomic import shown
 from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header, read_gguf_layout
-from yggdrasil.artifacts.notes import noted
+from yggdrasil.artifacts.notes import cached_for_file
 from yggdrasil.artifacts.plain import parse_json
 from yggdrasil.errors import ArtifactError
 
@@ -30,13 +30,16 @@ _OTHER_TOKENIZER_FILES = (*_OTHER_VOCABULARIES, "merges.txt", "added_tokens.json
 
 
 def model_fingerprint(path: Path) -> str:
-    """Return the fingerprint, 16 hexadecimal digits, of configuration and weights of the folder or GGUF file ``path``.
+    """Return the fingerprint of a checkpoint's configuration and weights, 16 hexadecimal digits.
 
-    Weight files up to 64 MiB (GGUF files up to 256 MiB) are hashed completely; of larger ones, the header, the size,
-    16 samples of 1 MiB and 4 KiB from the middle of each tensor. File names and folders do not matter.
+    Weight files up to 64 MiB (GGUF files up to 256 MiB) are hashed completely; of larger ones, the header, the size, 16
+    samples of 1 MiB and 4 KiB from the middle of each tensor. File names and folders do not matter.
+
+    Args:
+        path: folder or GGUF file.
 
     Raises:
-        ArtifactError: if the file, the folder, its config.json or its safetensors weights are missing or damaged.
+        ArtifactError: the file, the folder, its config.json or its safetensors weights are missing or damaged.
     """
     if is_gguf(path):
         return _gguf_fingerprint(path.absolute())
@@ -58,10 +61,10 @@ def model_fingerprint(path: Path) -> str:
 
 
 def head_files(path: Path) -> list[Path]:
-    """Return the weight files of a draft head in the folder ``path``, all of which are part of its fingerprint.
+    """Return the weight files of a draft head in the folder ``path``.
 
     Raises:
-        ArtifactError: if its index is damaged or lists a missing file.
+        ArtifactError: the index of the weights is damaged or lists a missing file.
     """
     own = [path / name for name in OWN_HEADS if (path / name).is_file()]
     if own:
@@ -72,10 +75,10 @@ def head_files(path: Path) -> list[Path]:
 
 
 def check_weights(path: Path) -> None:
-    """Check that a checkpoint folder has safetensors weights that are complete; reads only their headers.
+    """Check that the safetensors weights of the checkpoint folder ``path`` are complete. Only headers are read.
 
     Raises:
-        ArtifactError: if there are none, a file is missing, or one is truncated.
+        ArtifactError: there are none, a file is missing, or one is truncated.
     """
     for file in _weight_files(path):
         with file.open("rb") as stream:
@@ -83,10 +86,10 @@ def check_weights(path: Path) -> None:
 
 
 def packed_bytes(path: Path) -> int:
-    """Return the bytes of the weights of a folder or GGUF file, where float32 is loaded as bfloat16.
+    """Return the bytes that the weights of a folder or GGUF file take in memory, where float32 is loaded as bfloat16.
 
     Raises:
-        ArtifactError: if the file or folder is damaged, see ``model_fingerprint``.
+        ArtifactError: the file or folder is damaged.
     """
     if is_gguf(path):
         return sum(tensor.num_bytes >> (tensor.kind == 0) for tensor in read_gguf_layout(path).tensors.values())
@@ -96,14 +99,17 @@ def packed_bytes(path: Path) -> int:
 
 
 def tokenizer_fingerprint(path: Path) -> str:
-    """Return the fingerprint, 16 hexadecimal digits, of the tokenizer in ``path``: vocabulary, merges, text handling.
+    """Return the fingerprint of a tokenizer's vocabulary, merges and text handling, 16 hexadecimal digits.
 
-    ``path`` is a folder or a GGUF file; fingerprints of the two kinds never agree. Two folders agree if their
-    tokenizer.json files have equal content, whatever the formatting. Without a tokenizer.json, the bytes of the other
-    tokenizer files are hashed; the result never equals that of a tokenizer.json.
+    Two folders agree if their tokenizer.json files have equal content, whatever the formatting. Without a
+    tokenizer.json, the bytes of the other tokenizer files are hashed; the result never equals that of a tokenizer.json.
+    Fingerprints of a folder and of a GGUF file never agree.
+
+    Args:
+        path: folder or GGUF file.
 
     Raises:
-        ArtifactError: if the folder or its tokenizer files are missing or damaged.
+        ArtifactError: the folder or its tokenizer files are missing or damaged.
     """
     hasher = hashlib.sha256()
     if is_gguf(path):
@@ -163,7 +169,7 @@ def _gguf_fingerprint(path: Path) -> str:
             _add_spans(hasher, stream, _gguf_spans(path, path.stat().st_size))
         return hasher.hexdigest()[:_DIGITS]
 
-    return str(noted(path, "fingerprint 1", digest))
+    return str(cached_for_file(path, "fingerprint 1", digest))
 
 
 def _gguf_spans(path: Path, num_bytes: int) -> list[tuple[int, int]]:

@@ -27,32 +27,34 @@ class PlanEntry:
 
     @property
     def machine(self) -> Machine | None:
-        """The machine on which the plan was calibrated, read from the file; None if it is damaged."""
+        """The machine on which the plan was calibrated, read from the plan's file; None if the file is damaged."""
         return _machine_of(self.path)
 
     def mentions(self, text: str) -> bool:
-        """Return whether the file contains ``text``, as a fast check before parsing; False if it cannot be read."""
+        """Return whether the plan's file contains ``text``, a fast check before parsing; False if it cannot be read."""
         try:
             return text.encode() in self.path.read_bytes()
         except OSError:
             return False
 
     def fits(self, machine: Machine) -> bool:
-        """Return whether the plan was calibrated on a machine with the same fingerprint as ``machine``."""
+        """Return whether the plan was calibrated on a machine with the same fingerprint (processor, cores,
+        accelerator).
+        """
         return self.slug == machine.slug or self.slug.endswith(f"-{machine.fingerprint}")
 
     def describe(self) -> str:
-        """Return a one-line description with machine and path."""
+        """Return one line: the plan's name, machine and path."""
         machine = self.machine
         return f"{self.name} for {self.slug if machine is None else machine.describe()} [{shown(self.path)}]"
 
 
 def validate_name(name: str) -> str:
-    """Return ``name`` if it is a valid name of artefacts.
+    """Return ``name`` if it is a valid name of a plan and its files.
 
     Raises:
-        ArtifactError: if it has characters other than letters, digits, dot, underscore and hyphen, starts with a dot,
-            or has more than 128 characters.
+        ArtifactError: it has characters other than letters, digits, dot, underscore and hyphen, starts with a dot, or
+            has more than 128 characters.
     """
     if len(name) > _LONGEST_NAME:
         raise ArtifactError(f"'{name}' cannot name a plan; use at most {_LONGEST_NAME} characters.")
@@ -64,10 +66,10 @@ def validate_name(name: str) -> str:
 
 
 def search_roots() -> list[Path]:
-    """Return the root folders of artefacts, in order of precedence.
+    """Return the folders in which ``plans``, ``profiles`` and ``predictors`` are looked for, in order of precedence.
 
-    These are the working directory and the source checkout, each if it has a ``plans`` folder; the user's
-    cache. All are searched when reading; the first is written.
+    These are the working directory and the source checkout, each if it has a ``plans`` folder, and the user's cache.
+    New files are written to the first one.
     """
     roots = [root for root in (Path.cwd(), _PACKAGE_ROOT) if (root / "plans").is_dir() and not _is_installed(root)]
     roots.append(user_cache() / "yggdrasil" / "artifacts")
@@ -75,29 +77,51 @@ def search_roots() -> list[Path]:
 
 
 def profile_directory(root: Path, name: str, machine: Machine) -> Path:
-    """Return the folder of the profile ``name`` of ``machine``; raises ArtifactError for a bad name."""
+    """Return the path of the profile (measured times) called ``name`` of ``machine`` below ``root``. It may not exist.
+
+    Raises:
+        ArtifactError: the name has invalid characters.
+    """
     return root / "profiles" / validate_name(name) / machine.slug
 
 
 def predictor_directory(root: Path, name: str, machine: Machine) -> Path:
-    """Return the folder of the predictor ``name`` of ``machine``; raises ArtifactError for a bad name."""
+    """Return the path of the predictor folder (fitted tables and networks) called ``name`` of ``machine`` below
+    ``root``.
+
+    The folder may not exist.
+
+    Raises:
+        ArtifactError: the name has invalid characters.
+    """
     return root / "predictors" / validate_name(name) / machine.slug
 
 
 def plan_path(root: Path, name: str, machine: Machine) -> Path:
-    """Return the file of the plan ``name`` of ``machine``; raises ArtifactError for a bad name."""
+    """Return the path of the plan file called ``name`` of ``machine`` below ``root``. It may not exist.
+
+    Raises:
+        ArtifactError: the name has invalid characters.
+    """
     return root / "plans" / validate_name(name) / f"{machine.slug}.yaml"
 
 
 def root_of(plan: Path) -> Path:
-    """Return the root folder of the plan file ``plan``, the inverse of ``plan_path``."""
+    """Return the folder above ``plans`` in which the plan file ``plan`` lies: ``root`` of
+    ``root/plans/NAME/MACHINE.yaml``.
+    """
     return plan.parent.parent.parent
 
 
-def profile_beside(plan: Path, predictor: Path) -> Path:
-    """Return the profile folder of the plan file ``plan``, whose predictor is in the folder ``predictor``.
+def profile_of_plan(plan: Path, predictor: Path) -> Path:
+    """Return the folder with the measured times (the profile) that a plan was made from.
 
-    A plan that a search saved under another name has no profile of that name; the predictor's profile is used then.
+    It is ``profiles/NAME/MACHINE`` with the plan's own name, if this folder exists. A plan that a search has saved
+    under another name has none; the profile with the name of its predictor folder is returned then.
+
+    Args:
+        plan: the plan's file, ``plans/NAME/MACHINE.yaml``.
+        predictor: the plan's predictor folder, ``predictors/NAME/MACHINE``.
     """
     profiles = root_of(plan) / "profiles"
     own = profiles / plan.parent.name / plan.stem
@@ -105,9 +129,14 @@ def profile_beside(plan: Path, predictor: Path) -> Path:
 
 
 def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> list[PlanEntry]:
-    """Return all plans, or those of one name, sorted by root, name and slug; an earlier root hides a later one.
+    """Return the plans on disk, sorted by root, name and machine; a plan in an earlier root hides its namesake in a
+    later one.
 
     Files are not read, so damaged plans are listed too. Roots without read permission are skipped.
+
+    Args:
+        name: only plans of this name; None: all.
+        roots: folders with a ``plans`` folder; None: the usual ones.
     """
     pattern = "*" if name is None else validate_name(name)
     entries: dict[tuple[str, str], PlanEntry] = {}
@@ -129,13 +158,16 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 def resolve_plan(
     name_or_path: str | Path, machine: Machine, roots: Sequence[Path] | None = None, force: bool = False
 ) -> Path:
-    """Return the absolute path of the plan ``name_or_path`` for ``machine``.
+    """Return the absolute path of a plan for ``machine``.
 
-    An existing file is returned as given. A name is resolved to the plan calibrated on ``machine``; with ``force``, if
-    there is none, to the only plan of that name.
+    Args:
+        name_or_path: an existing file, which is returned as given, or a name, which stands for the plan of that name
+            that was calibrated on ``machine``.
+        roots: folders with a ``plans`` folder; None: the usual ones.
+        force: if no plan of the name fits the machine, take the only one there is.
 
     Raises:
-        ArtifactError: if there is none; the message lists the existing plans and how to calibrate or force one.
+        ArtifactError: there is no such plan; the message lists the existing plans and how to calibrate or force one.
     """
     path = expanded(name_or_path)
     if path.is_file():

@@ -15,11 +15,15 @@ from yggdrasil.errors import ArtifactError
 _known: dict[tuple[str, str], tuple[list[int], Any]] = {}  # (file, name) -> file's state and value, for this process
 
 
-def noted(path: Path, name: str, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, a JSON value computed from the file ``path``, or the value cached by an earlier call.
+def cached_for_file(path: Path, name: str, make: Callable[[], Any]) -> Any:
+    """Return a JSON value computed from the file ``path``: the cached one, or that of ``make()``, which is cached on
+    disk.
 
-    ``name`` identifies the value and must change with the code that computes it. A cached value is used only while the
-    file's size, times, inode and device are the same. If the cache cannot be written, every process computes it.
+    A cached value is used only while the file's size, times, inode and device are the same. If the cache cannot be
+    written, every process computes the value.
+
+    Args:
+        name: identifies the value, and must change with the code that computes it.
     """
     path = path.absolute()
     stat = path.stat()

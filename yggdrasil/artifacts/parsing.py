@@ -44,16 +44,19 @@ class _Position:
 
 
 def parse_dataclass(cls: type[T], mapping: object, where: str) -> T:
-    """Build the dataclass ``cls`` from a plain mapping, strictly.
+    """Build the dataclass ``cls`` from a plain mapping (YAML or JSON content), strictly.
 
     Field types may be int, float (an int is converted), str, bool, None, Path, Literal, list, tuple, dict, unions,
     nested dataclasses and Any. Fields with a default may be missing. Of a union, the first matching alternative is
-    used. ``where`` is the source in error messages, usually the file.
+    used.
+
+    Args:
+        where: the source in error messages, usually the file.
 
     Raises:
-        ArtifactError: if a key is unknown or missing, a value has a wrong type, or ``cls`` raises ValueError; the
-            message has ``where``, the dotted key and close matches.
-        TypeError: if ``cls`` is not a dataclass, or has a field type other than the above.
+        ArtifactError: a key is unknown or missing, a value has a wrong type, or ``cls`` raises ValueError; the message
+            has ``where``, the dotted key and close matches.
+        TypeError: ``cls`` is not a dataclass, or has another field type.
     """
     return cast("T", _parse_fields(cls, mapping, _Position(where)))
 

@@ -33,7 +33,7 @@ _ReadableDumper.add_representer(str, _ReadableDumper.represent_text)
 
 
 def yaml_text(content: Mapping[str, object]) -> str:
-    """Return plain ``content`` as YAML that ``yaml.safe_load`` reads back exactly, keys in their given order."""
+    """Return ``content``, plain containers, as YAML that ``yaml.safe_load`` reads back exactly, keys in their order."""
     return yaml.dump(
         content, Dumper=_ReadableDumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120
     )
@@ -43,7 +43,7 @@ def parse_yaml(text: bytes | str) -> Any:
     """Parse YAML and return its content as plain containers.
 
     Raises:
-        ValueError: if it is not valid, is nested too deep, or has aliases, which files of ours do not have.
+        ValueError: it is not valid, is nested too deep, or has aliases.
     """
     try:
         _refuse_unusual(text)
@@ -64,7 +64,11 @@ def _refuse_unusual(text: bytes | str) -> None:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Parse JSON. Raises ValueError if it is not valid or nested too deep."""
+    """Parse JSON and return its content.
+
+    Raises:
+        ValueError: it is not valid or nested too deep.
+    """
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -72,10 +76,11 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def to_plain(value: object) -> Any:
-    """Convert ``value`` to new containers of dict, list, str, int, float, bool and None.
+    """Return ``value`` (dataclasses, mappings, sequences, paths, NumPy numbers) as new plain containers for YAML or
+    JSON.
 
     Raises:
-        TypeError: if a value has no plain form, or a mapping has a key that is neither str nor int.
+        TypeError: a value has no plain form, or a mapping has a key that is neither str nor int.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value

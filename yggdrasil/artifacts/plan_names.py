@@ -15,10 +15,10 @@ _MOST = 8  # names that a message lists
 
 
 def is_plan(given: str | Path) -> bool:
-    """Return whether ``given`` is a plan; otherwise it is a model: a folder, a .gguf file or a hub id.
+    """Return whether ``given`` names a plan; otherwise it is a model: a folder, a .gguf file or a hub id.
 
     Raises:
-        YggdrasilError: if it is a file that is neither, or does not exist.
+        YggdrasilError: it is a file that is neither, or does not exist.
     """
     path, text = expanded(given), str(given)
     if path.is_file():

@@ -38,13 +38,17 @@ _MAKE_AGAIN = "run `yggdrasil calibrate` again"
 def write_yaml(path: Path, kind: str, version: int, payload: Mapping[str, object]) -> None:
     """Write ``payload`` atomically as YAML, with its kind, schema version and checksum first.
 
-    Values are converted by ``to_plain``; floats are written exactly. The checksum is independent of comments and the
-    order of keys.
+    Values are converted to plain containers; floats are written exactly. The checksum is independent of comments and
+    the order of keys.
+
+    Args:
+        kind: what the file is, such as "plan"; a reader checks it.
+        version: version of the file's format.
 
     Raises:
-        ArtifactError: if the file cannot be written.
-        TypeError: if a value has no plain form.
-        ValueError: if ``payload`` has a header key (kind, schema_version, checksum).
+        ArtifactError: the file cannot be written.
+        TypeError: a value has no plain form.
+        ValueError: ``payload`` has a key of the header (kind, schema_version, checksum).
     """
     plain = to_plain(payload)
     assert isinstance(plain, dict), f"{type(plain) = }"
@@ -56,10 +60,14 @@ def write_yaml(path: Path, kind: str, version: int, payload: Mapping[str, object
 
 
 def read_yaml(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """Return the payload that :func:`write_yaml` wrote.
+    """Read a YAML file with a checksum and return its content without the header.
+
+    Args:
+        kind: the expected kind, such as "plan".
+        version: the expected version of the file's format.
 
     Raises:
-        ArtifactError: if the file is missing, not YAML, of another kind or schema version, edited or truncated.
+        ArtifactError: the file is missing, not YAML, of another kind or version, edited or truncated.
     """
     try:
         content = parse_yaml(_read_bytes(path))
@@ -94,12 +102,13 @@ def _canonical(value: object) -> object:
 
 
 def write_csv(path: Path, kind: str, version: int, frame: "pd.DataFrame") -> None:
-    """Write the columns of ``frame`` (not its index) atomically, after a comment line with the header.
+    """Write the columns of ``frame`` (not its index) atomically as CSV, after a comment line with kind, version and
+    checksum.
 
     Floats are written exactly. An empty text is read back as missing.
 
     Raises:
-        ArtifactError: if the file cannot be written.
+        ArtifactError: the file cannot be written.
     """
     body = frame.to_csv(index=False, lineterminator="\n").encode()
     head = f"# yggdrasil kind={kind} schema_version={version} checksum={_digest(body)}\n"
@@ -107,11 +116,16 @@ def write_csv(path: Path, kind: str, version: int, frame: "pd.DataFrame") -> Non
 
 
 def read_csv(path: Path, kind: str, version: int, columns: Sequence[str] = ()) -> "pd.DataFrame":
-    """Return the frame that :func:`write_csv` wrote; checks that it has ``columns`` with text or numbers as expected.
+    """Read a CSV file with a checksum as a DataFrame.
+
+    Args:
+        kind: the expected kind, such as "stage-samples".
+        version: the expected version of the file's format.
+        columns: columns that must exist. They must be numeric, except those that are known to hold text.
 
     Raises:
-        ArtifactError: if the file is missing, of another kind or schema version, edited or truncated, lacks a column,
-            or has text in a numeric column.
+        ArtifactError: the file is missing, of another kind or version, edited or truncated, lacks a column, or has text
+            in a numeric column.
     """
     import io
 
@@ -154,11 +168,12 @@ def _exact_floats(pandas_version: str) -> dict[str, Any]:
 
 
 def write_tensors(path: Path, kind: str, version: int, tensors: Mapping[str, Any]) -> None:
-    """Write numpy arrays or torch tensors atomically as safetensors, with the header in the file's metadata.
+    """Write NumPy arrays or torch tensors by name atomically as safetensors, with kind, version and checksum as
+    metadata.
 
     Raises:
-        ArtifactError: if the file cannot be written.
-        TypeError: if a tensor has a dtype that numpy lacks, such as bfloat16.
+        ArtifactError: the file cannot be written.
+        TypeError: a tensor has a dtype that NumPy lacks, such as bfloat16.
     """
     import safetensors.numpy
 
@@ -168,10 +183,14 @@ def write_tensors(path: Path, kind: str, version: int, tensors: Mapping[str, Any
 
 
 def read_tensors(path: Path, kind: str, version: int) -> "dict[str, np.ndarray[Any, Any]]":
-    """Return the arrays that :func:`write_tensors` wrote, by name.
+    """Read a safetensors file with a checksum and return its arrays by name.
+
+    Args:
+        kind: the expected kind, such as "predictor".
+        version: the expected version of the file's format.
 
     Raises:
-        ArtifactError: if the file is missing, not safetensors, of another kind or schema version, edited or truncated.
+        ArtifactError: the file is missing, not safetensors, of another kind or version, edited or truncated.
     """
     import safetensors
     import safetensors.numpy

@@ -11,10 +11,10 @@ _FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_template
 
 
 def lacks_chat_template(path: Path) -> bool:
-    """Return whether the folder or GGUF file ``path`` certainly has no chat template; False if unknown.
+    """Return whether the model in the folder or GGUF file ``path`` certainly has no chat template; False if unknown.
 
     Raises:
-        ArtifactError: if a GGUF file is damaged.
+        ArtifactError: a GGUF file is damaged.
     """
     if is_gguf(path):
         return not any(name.startswith(_FACT) for name in read_gguf_layout(path).facts)

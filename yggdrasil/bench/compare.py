@@ -34,40 +34,47 @@ class Comparison:
 
     @property
     def matched(self) -> bool:
-        """Whether both generated the same tokens."""
+        """Whether plain decoding and the plan generated the same tokens."""
         return self.plain.tokens == self.tree.tokens
 
     @property
-    def repeats(self) -> float:
-        """Share of the plain tokens that repeat an earlier part of the text."""
+    def repeated_share(self) -> float:
+        """Share, 0 to 1, of the plainly decoded tokens that an n-gram look-up of three tokens in the text before would
+        predict.
+        """
         return self.num_repeated / len(self.plain.tokens)
 
     @property
     def decode_ratio(self) -> float:
-        """Plain milliseconds per token divided by the plan's, without the first token."""
+        """Speed-up: milliseconds per token of plain decoding divided by the plan's, the first token left out."""
         return self.plain.metrics.tpot_ms / self.tree.metrics.tpot_ms
 
     @property
     def end_to_end_ratio(self) -> float:
-        """Time of the plain request divided by the plan's, prefill included."""
+        """Speed-up of the whole request: time of plain decoding divided by the plan's, prefill included."""
         return _request_ms(self.plain) / _request_ms(self.tree)
 
 
-def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_tokens: int | None) -> dict[str, list[int]]:
-    """Return the last ``max_tokens`` tokens of each prompt by its id.
+def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_prompt_tokens: int | None) -> dict[str, list[int]]:
+    """Tokenise prompts and return token ids by prompt id, cut to their last ``max_prompt_tokens`` tokens (None: not
+    cut).
 
     Raises:
-        YggdrasilError: a prompt cannot be decoded, or two share an id.
+        YggdrasilError: a prompt leaves no room to decode in the context, or two share an id.
     """
     check_ids(prompts)
-    return {prompt.id: encode_one(decoder, prompt, max_tokens) for prompt in prompts}
+    return {prompt.id: encode_one(decoder, prompt, max_prompt_tokens) for prompt in prompts}
 
 
-def encode_one(decoder: Decoder, prompt: Prompt, max_tokens: int | None) -> list[int]:
-    """Return the last ``max_tokens`` tokens of a prompt; YggdrasilError if the context has no room for two more."""
+def encode_one(decoder: Decoder, prompt: Prompt, max_prompt_tokens: int | None) -> list[int]:
+    """Tokenise a prompt and return its last ``max_prompt_tokens`` token ids (None: all).
+
+    Raises:
+        YggdrasilError: the prompt leaves no room to decode in the context.
+    """
     try:
         tokens = encode_prompt(decoder.tokenizer, prompt)
-        tokens = tokens[-max_tokens:] if max_tokens else tokens
+        tokens = tokens[-max_prompt_tokens:] if max_prompt_tokens else tokens
         limit = decoder.assembly.engine.max_length
         if len(tokens) > limit - 2:  # the first token is the prefill's, and says nothing of decoding
             raise YggdrasilError(
@@ -90,11 +97,17 @@ def compare(
     warm_up: bool = True,
     beside: Mapping[str, Decoder] | None = None,
 ) -> list[Comparison]:
-    """Decode every prompt plainly and, alternating, with ``decoder`` and those of ``beside``; returns the comparisons.
+    """Decode every prompt plainly and with one or more plans, in alternation, and return one comparison per prompt.
 
-    The order rotates from prompt to prompt. With ``ignore_eos`` texts continue after end tokens. All end at the
-    shortest context. ``warm_up`` first decodes the first prompt each way without counting it, which loads the steps.
-    ``on_result`` gets each comparison as soon as it is done.
+    The order of the plans rotates from prompt to prompt. All texts end at the shortest context.
+
+    Args:
+        decoder: the plan to compare with plain decoding.
+        on_result: gets each comparison as soon as it is done.
+        max_prompt_tokens: keep the last tokens of each prompt; None: all.
+        ignore_eos: texts continue after end tokens.
+        warm_up: first decode the first prompt each way without counting it, which loads the steps.
+        beside: decoders of further plans, by name.
 
     Raises:
         YggdrasilError: a step was built after the warm-up, so times are invalid; or a decoder of ``beside`` has another
@@ -195,5 +208,5 @@ def _request_ms(generation: Generation) -> float:
 
 
 def decode_ms(generation: Generation) -> float:
-    """Return the milliseconds after the first token."""
+    """Return the milliseconds that a generation took after its first token."""
     return generation.metrics.tpot_ms * max(len(generation.tokens) - 1, 0)

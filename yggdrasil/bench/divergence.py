@@ -25,7 +25,7 @@ class Divergence:
 
 
 def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
-    """Return the index of the first difference, or None."""
+    """Return the index of the first token at which two runs of one prompt differ; None if they are equal."""
     if list(plain) == list(tree):
         return None
     length = min(len(plain), len(tree))
@@ -35,10 +35,16 @@ def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
 def replay(
     decoder: Decoder, prompt: Sequence[int], plain: Sequence[int], tree: Sequence[int], *, is_ours: bool = True
 ) -> Divergence | None:
-    """Decode one token plainly after the shared prefix and judge the difference; None if the runs are equal.
+    """Find the first token at which two runs of one prompt differ, and judge it by a plain step after the shared
+    tokens.
 
-    ``is_ours``: both runs are of this decoder, so its measured tolerance applies. Otherwise other kernels computed
-    them, and the tolerance follows from the dtype alone.
+    A difference is a tie if the two tokens' log-probabilities differ by at most the tolerance, else a fault. None if
+    the runs are equal.
+
+    Args:
+        plain, tree: generated tokens of plain decoding and of the run with a plan.
+        is_ours: both runs are of this decoder, so its measured tolerance applies. Otherwise other kernels computed
+            them, and the tolerance follows from the dtype alone.
     """
     position = first_divergence(plain, tree)
     if position is None:

@@ -13,7 +13,7 @@ class SomethingBuiltError(YggdrasilError):
 
 @contextmanager
 def nothing_built(what: str) -> Iterator[None]:
-    """Guard a block that times ``what``.
+    """Check that no step is compiled or loaded within the block, which times ``what``.
 
     Raises:
         SomethingBuiltError: a step was compiled or loaded in the block, so the time is invalid.

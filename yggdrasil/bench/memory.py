@@ -21,7 +21,7 @@ class MemoryUse:
 
     @property
     def ratio(self) -> float:
-        """Peak over the size of weights and caches."""
+        """Peak memory divided by the size of weights and caches."""
         return self.peak / (self.weights + self.caches)
 
 
@@ -45,7 +45,12 @@ def peak_mb() -> float:
 
 
 def memory_use(assembly: Assembly, imports_mb: float) -> MemoryUse:
-    """Return the memory use so far (on a GPU the device's). ``imports_mb``: ``resident_mb()`` before loading."""
+    """Return the memory that a model has taken so far; on a GPU the device's.
+
+    Args:
+        assembly: target, drafter and their caches.
+        imports_mb: resident memory in MB before any model was loaded.
+    """
     runners = [runner for runner in (assembly.target, assembly.drafter) if runner is not None]
     weights = sum(_unique_mb(runner.weights) for runner in runners)
     caches = sum(_unique_mb(runner.cache.tensors()) for runner in runners)

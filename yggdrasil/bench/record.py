@@ -15,7 +15,10 @@ PACKAGES = ("yggdrasil", "torch", "transformers", "numpy")
 
 
 def provenance() -> dict[str, Any]:
-    """Return machine, Python version, package versions and the commit of this checkout."""
+    """Return where and by which code a result was measured.
+
+    Keys: machine (one line), python, versions (by package), commit ("+" at its end if the sources are modified).
+    """
     return {
         "machine": current_machine().describe(),
         "python": platform.python_version(),
@@ -24,14 +27,17 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def guessers(engine: "Engine") -> str:
+def drafter_names(engine: "Engine") -> str:
     """Return the names of an engine's drafters without file paths, such as "head mine + text + table"."""
     names = (each.name.partition(" ") for each in (engine.drafter, engine.model_free) if each is not None)
     return " + ".join(kind + space + public_source(source) for kind, space, source in names) or "nobody"
 
 
 def public_source(source: str) -> str:
-    """Return a checkpoint's name without its absolute path, for results that are published."""
+    """Return a checkpoint's name for published results: the last part of an absolute path, a hub id unchanged.
+
+    ``/home/me/models/Qwen3-4B`` becomes ``Qwen3-4B``.
+    """
     return Path(source).name if Path(source).is_absolute() else source
 
 

@@ -8,7 +8,7 @@ _QUARTERS = 4  # minimum number of samples for quartiles; fewer are listed
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Return median and quartiles (``low``, ``high``) of ``values``; zeros without values.
+    """Return the median of ``values`` and their quartiles ``low`` and ``high``; zeros without values.
 
     With fewer than four values, ``low`` and ``high`` are the extremes, and ``samples`` lists the sorted values.
     """
@@ -21,7 +21,12 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def describe(found: Mapping[str, Any], digits: int = 2) -> str:
-    """Format a ``spread``: "1.29 (1.10 to 1.48)" with quartiles, "1.29 (1.10, 1.48)" with all samples."""
+    """Format median and quartiles as text: "1.29 (1.10 to 1.48)"; of few samples, "1.29 (1.10, 1.48)".
+
+    Args:
+        found: a dictionary with median, low, high and, of few samples, samples.
+        digits: decimals.
+    """
 
     def number(value: float) -> str:
         return f"{value:.{digits}f}"

@@ -10,11 +10,11 @@ from yggdrasil.engine.request import Generation
 
 
 def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
-    """Return the figures of a comparison.
+    """Return the figures of a comparison with plain decoding over all prompts, by name.
 
     ``speedup`` is the median and the quartiles of the prompts' ratios; ``total_speedup`` the ratio of the times per
     token over all prompts together, ``predicted_speedup`` the same with the times that the plan predicted. ``repeats``
-    is the share of generated tokens that repeat an earlier part of their text.
+    is the share of generated tokens that repeat an earlier part of their text. Times are milliseconds.
     """
     decoded = [result for result in results if result.tree.metrics.iterations]
     tree = [result.tree.metrics for result in decoded]
@@ -50,7 +50,7 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each further plan (``Comparison.beside``) by its name.
+    """Return the figures of each further plan that was compared, by the plan's name.
 
     ``time_over_first`` is its time per token divided by the first plan's, per prompt, and ``total_time_over_first``
     that of all prompts together. Above 1 the first plan is faster.
@@ -72,7 +72,7 @@ def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]
 
 
 def summarise_categories(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each category, in order; empty if there is only one."""
+    """Return the figures of the prompts of each category, by category; empty if there is only one."""
     names = dict.fromkeys(result.category or "none" for result in results)
     if len(names) < 2:
         return {}

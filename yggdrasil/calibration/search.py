@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_plan, shown, write_csv
-from yggdrasil.artifacts.names import profile_beside, root_of
+from yggdrasil.artifacts.names import profile_of_plan, root_of
 from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.documents import open_ended_stream
 from yggdrasil.calibration.measurement.schedules import (
@@ -168,7 +168,7 @@ def _open(settings: SearchSettings) -> _Subject:
     predictor = path.parent / plan.predictor
     learned = Learned.load(predictor)
     lengths = AcceptedLengths(learned.mean_survival, learned.ratios, plan.shapes.verify_widths)
-    profile, knots = profile_beside(path, predictor), torch.from_numpy(np.asarray(learned.acceptance.knots).copy())
+    profile, knots = profile_of_plan(path, predictor), torch.from_numpy(np.asarray(learned.acceptance.knots).copy())
     return _Subject(plan, root_of(path), profile, predictor, lengths, knots, is_head(plan.drafter.path()))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.compare import Comparison, compare
 from yggdrasil.bench.memory import memory_use
-from yggdrasil.bench.record import guessers, provenance
+from yggdrasil.bench.record import drafter_names, provenance
 from yggdrasil.bench.summary import summarise, summarise_beside, summarise_categories
 from yggdrasil.cli.open_decoder import open_decoder
 from yggdrasil.cli.progress import show_beside, show_categories, show_comparison, show_memory, show_summary
@@ -57,7 +57,7 @@ def compare_with_plain(
         raise Interrupted("interrupted before the first prompt was compared; there is nothing to keep")
     summary, categories = summarise(results), summarise_categories(results)
     others = {
-        name: {"guesses": guessers(other.assembly.engine), **found}
+        name: {"guesses": drafter_names(other.assembly.engine), **found}
         for (name, other), found in zip((beside or {}).items(), summarise_beside(results).values(), strict=True)
     }
     memory = None if others else memory_use(decoder.assembly, imports_mb)  # unknown with several plans in one process
@@ -77,7 +77,7 @@ def compare_with_plain(
             **({"memory_mb": asdict(memory)} if memory is not None else {}),
             **({"beside": others} if others else {}),
             "plan": decoder.plan.name if decoder.plan else None,
-            "guesses": guessers(decoder.assembly.engine),
+            "guesses": drafter_names(decoder.assembly.engine),
             **settings,
             "samples": [_sample(result) for result in results],
         }
@@ -116,7 +116,7 @@ def _sample(result: Comparison) -> dict[str, Any]:
         "id": result.id,
         "category": result.category,
         "matched": result.matched,
-        "repeats": result.repeats,
+        "repeats": result.repeated_share,
         "divergence": asdict(result.divergence) if result.divergence else None,
         "plain": result.plain.metrics.as_dict(),
         "tree": result.tree.metrics.as_dict(),

@@ -133,7 +133,7 @@ def show_comparison(result: "Comparison") -> None:
     ratio = f"{result.decode_ratio:5.2f}" if tree.iterations else f"{'-':>5}"  # the first token is the prefill's
     _console().print(
         f"{result.id:<28.28} plain {plain.tpot_ms:7.3f} ms  tree {tree.tpot_ms:7.3f} ms  {ratio} x  "
-        f"AAL {tree.aal:4.2f}  repeats {result.repeats:4.0%}  {same}",
+        f"AAL {tree.aal:4.2f}  repeats {result.repeated_share:4.0%}  {same}",
         markup=False,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from yggdrasil.artifacts import parse_json, profile_beside, shown
+from yggdrasil.artifacts import parse_json, profile_of_plan, shown
 from yggdrasil.calibration.measurement.stages import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.measurement.stages import trees_of, without_drift
 from yggdrasil.calibration.results import REPORT_VERSION
@@ -49,7 +49,7 @@ class Facts:
         """
         plan = Plan.load(plan_path)
         predictor = plan_path.parent / plan.predictor
-        profile = profile_beside(plan_path, predictor)
+        profile = profile_of_plan(plan_path, predictor)
         trees = optional(profile / "example_trees.csv", "example-trees", TREE_COLUMNS)
         learned = None if plan.drafter is None or plan.is_provisional else Learned.load(predictor)
         return cls(plan, learned, profile, predictor, trees)
