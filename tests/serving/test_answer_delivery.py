@@ -26,7 +26,7 @@ def told(texts, *, is_streamed=True, whole=None, logprobs=(), scored=()):
     request = SimpleNamespace(logprobs=lambda start: known[start:])
     for number, text in enumerate(texts):
         known += logprobs[number : number + 1]
-        teller.note(text, request)
+        teller.emit_new(text, request)
     result = SimpleNamespace(text="".join(texts) if whole is None else whole, logprobs=list(logprobs) or None)
     teller.end(result)
     assert isinstance(events[-1], Finished)

@@ -42,7 +42,7 @@ def test_metrics_tell_of_the_line_the_caches_and_the_process(server):
 def test_an_answer_given_up_before_its_first_token_took_no_time_to_it(alone):
     meters, request = ServerMetrics(lambda: 0), alone.start("a prompt of some length " * 20)
     next(iter(request))  # a part of the prompt was read
-    meters.note(request.result())
+    meters.record(request.result())
     page = meters.page().decode()
 
     assert 'answers_total{reason="cancelled"} 1.0' in page

@@ -6,7 +6,7 @@ from bundled_server import open_pair, serving, wait_until
 from yggdrasil import SamplingParams
 from yggdrasil.engine.recommended_sampling import RecommendedSampling
 from yggdrasil.serving import service
-from yggdrasil.serving.decoding_options import filled, options_of
+from yggdrasil.serving.decoding_options import options_of, with_recommended_sampling
 from yggdrasil.serving.request_fields import ChatRequest
 from yggdrasil.serving.server_settings import Limits, ServerSettings
 
@@ -24,12 +24,12 @@ CHAT = [{"role": "user", "content": "a"}]
 )
 def test_what_is_left_out_is_the_models(given, expected):
     body = ChatRequest.model_validate({"messages": CHAT, **given})
-    assert options_of(filled(body, OWN), Limits(), max_new_tokens=1)["sampling"] == expected
+    assert options_of(with_recommended_sampling(body, OWN), Limits(), max_new_tokens=1)["sampling"] == expected
 
 
 def test_a_temperature_of_nothing_is_greedy_all_the_same():
     body = ChatRequest.model_validate({"messages": CHAT, "temperature": 0.0})
-    assert options_of(filled(body, OWN), Limits(), max_new_tokens=1)["sampling"] == SamplingParams()
+    assert options_of(with_recommended_sampling(body, OWN), Limits(), max_new_tokens=1)["sampling"] == SamplingParams()
 
 
 def test_the_server_samples_so_and_shows_it(alone, monkeypatch):

@@ -25,10 +25,13 @@ class AnswerDelivery:
         sampling = job.options.get("sampling", GREEDY)
         self._is_text_only = sampling.logprobs is None and not job.shows_trees
 
-    def note(self, text: str, request: Request) -> None:
-        """Emit the text, log-probabilities and trees that are new, if the job is streamed.
+    def emit_new(self, text: str, request: Request) -> None:
+        """Emit the text, log-probabilities and trees of an answer that are new, if the client asked for a stream.
 
-        ``text`` may be empty: until the prompt is prefilled, each call reports one prefilled chunk of the prompt.
+        Args:
+            text: new final text. It may be empty: until the prompt is prefilled, each call reports one prefilled chunk
+                of it.
+            request: the running request, which has the new log-probabilities.
         """
         if not self._job.is_streamed:
             return
@@ -46,7 +49,7 @@ class AnswerDelivery:
         self._emit(text, is_begin=is_begin)
 
     def end(self, result: Generation) -> None:
-        """Emit what is left of a streamed answer, then the finished answer."""
+        """Emit the rest of a streamed answer, then its result."""
         if self._job.is_streamed:
             self._logprobs += (result.logprobs or [])[self._num_logprobs :]
             self._emit(result.text[self._emitted_length :])

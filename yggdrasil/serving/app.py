@@ -25,9 +25,14 @@ _ERRORS = {"4XX": {"model": ErrorReply, "description": "The request is invalid"}
 
 
 def create_app(worker: Worker, settings: ServerSettings, model: str) -> ASGIApp:
-    """Build the ASGI application that serves ``worker`` under the model name ``model``.
+    """Build the ASGI application of the server: the endpoints of OpenAI's and Ollama's APIs.
 
-    The application's lifespan starts and stops the worker.
+    The application's lifespan starts and stops ``worker``.
+
+    Args:
+        worker: the thread that decodes queued requests.
+        settings: API key, allowed origins and hosts, and limits of requests.
+        model: the name under which the model is served.
     """
     app = _routed(worker, settings, model)
     if not settings.cors_origins:

@@ -13,7 +13,7 @@ from yggdrasil.serving.usage import timings_of, usage_of
 
 
 def shown_tree(texts: Texts, tree: IterationTree) -> dict[str, Any]:
-    """Return the JSON object of one iteration's token tree, tokens as text. Node 0 is the root."""
+    """Return the JSON object of one iteration's token tree, its tokens as text. Node 0 is the root."""
     return {
         "drafter": tree.drafter,
         "drafted": tree.drafted,
@@ -37,22 +37,32 @@ class ChunkWriter:
 
     @property
     def shows_usage(self) -> bool:
-        """Return whether the request wants a final usage chunk. All other chunks then have ``usage: null``."""
+        """Whether the client wants a final usage chunk. All other chunks then have ``usage: null``."""
         return self.options is not None and bool(self.options.include_usage)
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """Return a chunk with ``choices`` and the further top-level fields ``more``."""
+        """Return a chunk of a streamed reply with ``choices`` and the further top-level fields ``more``."""
         usage = {"usage": None} if self.shows_usage else {}
         return {**self.identity._asdict(), "object": self.kind, "choices": choices, **usage, **more}
 
     def end(self, choice: dict[str, Any], results: list[Generation], number: int) -> dict[str, Any]:
-        """Return the last chunk of an answer. If it is the last of ``number`` answers, add timings and warnings."""
+        """Return the last chunk of one answer. If all ``number`` answers of the reply have ended, it has timings and
+        warnings.
+
+        Args:
+            choice: the chunk's choice, with the finish reason.
+            results: the answers that have ended, this one included.
+        """
         if len(results) < number:
             return self.chunk([choice])
         warnings = {"warnings": self.warnings} if self.warnings else {}
         return self.chunk([choice], timings=timings_of(results, self.plan).model_dump(), **warnings)
 
     def usage(self, results: list[Generation], answers: int) -> dict[str, Any]:
-        """Return the final usage chunk, with timings as llama.cpp sends. ``answers`` is the number per prompt."""
+        """Return the final usage chunk of a stream, with timings as llama.cpp sends.
+
+        Args:
+            answers: number of answers per prompt.
+        """
         usage, timings = usage_of(results, answers), timings_of(results, self.plan)
         return {**self.chunk([]), "usage": usage.model_dump(), "timings": timings.model_dump()}

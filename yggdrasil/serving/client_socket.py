@@ -41,23 +41,30 @@ class SocketWriter:
 
     @classmethod
     def of(cls, request: Request, frame: Frame) -> "SocketWriter | None":
-        """Return a writer for the request's reply; None if the reply is not chunked or the transport is unknown."""
+        """Return a writer of the reply to ``request``, or None if the reply is not chunked or its connection is
+        unknown.
+
+        Args:
+            frame: encodes a text as the bytes to send.
+        """
         transport = request.scope.get("extensions", {}).get(_NAME)
         return None if transport is None or request.scope["http_version"] != "1.1" else cls(transport, frame)
 
     def open(self) -> bool:
-        """Start a gathering interval and return whether ``send`` may be called: the loop's write buffer is empty."""
+        """Start gathering text, and return whether ``send`` may be called: whether the event loop has nothing left to
+        write.
+        """
         self._due = monotonic() + GATHER_SECONDS
         return not self._transport.is_closing() and not self._transport.get_write_buffer_size()
 
     def is_due(self) -> bool:
-        """Return whether the gathered text is due to be sent."""
+        """Return whether text has gathered long enough (0.03 s) to be sent."""
         return monotonic() >= self._due
 
     def send(self, text: str) -> bool:
-        """Send the part of ``text`` that the socket accepts without blocking, and return whether that was all of it.
+        """Send ``text`` as one chunk without blocking, and return whether the socket accepted all of it.
 
-        The unsent rest is stored for ``give_back``.
+        The unsent rest is kept for ``give_back``.
         """
         data = self._frame(text)
         chunk = b"%x\r\n%b\r\n" % (len(data), data)
@@ -70,7 +77,7 @@ class SocketWriter:
         return not self._left
 
     def give_back(self) -> None:
-        """Return the connection to the event loop, with the unsent rest of the last ``send`` written first."""
+        """Return the connection to the event loop, which first writes the rest that ``send`` could not send."""
         if self._left:
             self._transport.write(self._left)
             self._left = b""

@@ -33,10 +33,16 @@ def options_of(
     begins_turn: bool = False,
     keeps_special: bool = False,
 ) -> RequestOptions:
-    """Return the decoder's options for the answer with index ``choice``.
+    """Return the decoder's options for one answer to an HTTP request.
 
     Args:
+        body: the request's fields.
+        max_new_tokens: maximum tokens of the answer.
+        choice: index of the answer, which is added to the seed.
+        logprobs: top log-probabilities to report for each token; None: none at all.
         constraint: the constraint of a required tool call, which ``body`` may not combine with its own.
+        begins_turn: the answer begins the assistant's turn in a chat.
+        keeps_special: the text keeps special tokens, in which tool calls are written.
 
     Raises:
         Fault: a limit of this server is exceeded, or there are two constraints.
@@ -72,8 +78,11 @@ def options_of(
     )  # fmt: skip
 
 
-def filled(body: Body, own: SamplingParams) -> Body:
-    """Return ``body`` with unset sampling fields taken from ``own``; unchanged if the request is greedy."""
+def with_recommended_sampling(body: Body, own: SamplingParams) -> Body:
+    """Return the request's fields with unset sampling fields taken from ``own``, the model's recommended parameters.
+
+    A request with temperature 0 is unchanged.
+    """
     if own.is_greedy or body.temperature == 0:
         return body
     return body.model_copy(update={name: getattr(own, name) for name in _OWN if getattr(body, name) is None})
@@ -94,7 +103,8 @@ def _same(body: DecodingFields) -> dict[str, Any]:
 
 
 def constraint_of(body: DecodingFields) -> Constraint | None:
-    """Return the constraint of ``response_format``, ``regex``, ``grammar`` or ``choice``; None if none is set.
+    """Return the constraint that ``response_format``, ``regex``, ``grammar`` or ``choice`` of a request sets; None if
+    none does.
 
     Raises:
         Fault: more than one of them is set, or one is incomplete.

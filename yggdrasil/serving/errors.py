@@ -57,7 +57,7 @@ class Fault(Exception):
         self.more, self.headers = more or {}, headers or {}
 
     def body(self) -> dict[str, Any]:
-        """Return the reply's body, which has the fields of ``ErrorReply``."""
+        """Return the body of the error reply: a dictionary with OpenAI's ``error`` object."""
         error = ErrorBody(message=self.message, type=self.kind, param=self.param, code=self.code)
         return {"error": {**error.model_dump(), **self.more}}
 
@@ -67,9 +67,10 @@ class ClientGone(Exception):
 
 
 def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> Fault:
-    """Return the fault of a prompt that is too long for a context of ``limit`` tokens.
+    """Return the error reply for a prompt that is too long for a context of ``limit`` tokens.
 
-    Without ``is_whole``, ``prompt_tokens`` is a lower bound of the prompt's length.
+    Args:
+        prompt_tokens: length of the prompt; a lower bound of it if not ``is_whole``.
     """
     count = f"{'' if is_whole else 'more than '}{prompt_tokens}"
     return Fault(
@@ -81,7 +82,9 @@ def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> F
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the fault to reply with: a YggdrasilError's message, or a general one that hides an unexpected error."""
+    """Return the error reply for an exception: a YggdrasilError's message, or a general one that hides an unexpected
+    error.
+    """
     if isinstance(error, Fault):
         return error
     if isinstance(error, YggdrasilError):
@@ -93,7 +96,7 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
-    """Return the fault of the first invalid field.
+    """Return the error reply for a request with invalid fields, which names the first of them.
 
     For a field with a union type pydantic reports one error per member. The member that matched furthest is reported.
     """
@@ -122,7 +125,7 @@ def as_if_sent(kind: type[Sent], fields: dict[str, Any]) -> Sent:
     """Build a request model of class ``kind`` from fields that were translated from another API.
 
     Raises:
-        RequestValidationError: a field is invalid; the error is as if the client had sent ``fields``.
+        RequestValidationError: a field is invalid, as if the client had sent ``fields``.
     """
     try:
         return kind.model_validate(fields)
@@ -131,7 +134,7 @@ def as_if_sent(kind: type[Sent], fields: dict[str, Any]) -> Sent:
 
 
 def unread_fault(error: HTTPException) -> Fault:
-    """Return the fault of an HTTPException. If the body could not be parsed, the exception's cause has the reason."""
+    """Return the error reply for a request whose body could not be read or parsed, with the reason if there is one."""
     reason = error.__cause__
     if isinstance(reason, UnicodeDecodeError):
         return Fault(400, f"the body is not text in UTF-8 (byte {reason.start})")

@@ -63,7 +63,7 @@ class Exchange:
         self._watch = asyncio.ensure_future(self._until_gone())
 
     async def begin(self) -> None:
-        """Wait for the first event, so that a request that fails at once is answered with an error status.
+        """Wait for the first event of an answer, so that a request that fails at once is answered with an error status.
 
         Raises:
             Fault: the request failed.
@@ -112,13 +112,14 @@ class Exchange:
         """Wait for all answers and return them in the order of their indices.
 
         Raises:
-            Fault, ClientGone: as ``events``.
+            Fault: an answer failed; the others are cancelled.
+            ClientGone: the client disconnected.
         """
         found = {number: event async for number, event in self.events() if isinstance(event, Finished)}
         return [found[number] for number in sorted(found)]
 
     def close(self) -> None:
-        """Cancel the answers that are not finished and release the socket."""
+        """Cancel the answers that have not ended and release the client's socket."""
         self._watch.cancel()
         self._worker.cancel(self._ask)
         if self._outlet is not None:
@@ -137,7 +138,13 @@ async def answer(
     chunks: Callable[[Exchange], AsyncIterator[list[dict[str, Any]]]],
     framing: Framing = CHUNKS,
 ) -> Response:
-    """Return the HTTP response: the JSON object that ``whole`` builds, or a stream of the objects of ``chunks``.
+    """Return the HTTP response to a queued request: one JSON object, or a stream of objects.
+
+    Args:
+        exchange: the queued answers of the request.
+        whole: builds the JSON object of finished answers.
+        chunks: yields the objects of a stream.
+        framing: wire format of a stream.
 
     Raises:
         Fault: the request failed before a stream began.

@@ -27,7 +27,7 @@ _HARMLESS = {
 
 
 def translated(body: Any) -> Any:
-    """Return the request's fields with aliases of other servers renamed to this server's names.
+    """Return the fields of a request with names of vLLM and llama.cpp replaced by this server's names.
 
     Raises:
         PydanticCustomError: a field is given under two names with two values.
@@ -55,7 +55,11 @@ def translated(body: Any) -> Any:
 
 
 def warnings_of(extra: Mapping[str, Any] | None) -> list[str]:
-    """Return one sentence per unknown field that may have been meant to change the answer, at most 16."""
+    """Return one sentence for each unknown field that may have been meant to change the answer, at most 16.
+
+    Args:
+        extra: unknown fields of a request; None without any.
+    """
     names = sorted(name for name, value in (extra or {}).items() if name not in _HARMLESS and value is not None)
     return [f"the field {name[:40]} is unknown to this server and was ignored" for name in names[:16]]
 

@@ -23,7 +23,7 @@ class Piece:
 
     @classmethod
     def joined(cls, pieces: "Sequence[Piece]") -> "Piece":
-        """Return consecutive pieces of one answer concatenated to one."""
+        """Return consecutive pieces of one answer as one piece."""
         if len(pieces) == 1:
             return pieces[0]
         text = "".join(piece.text for piece in pieces)
@@ -72,6 +72,6 @@ class QueuedRequest:
     since: float = field(default_factory=monotonic)
 
     def fail(self, fault: Fault) -> None:
-        """Emit ``fault`` for every job that the worker has not taken."""
+        """Emit ``fault`` as the result of every answer that the worker has not begun."""
         while self.jobs:
             self.jobs.pop(0).emit(Failed(fault))

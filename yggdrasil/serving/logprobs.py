@@ -9,7 +9,7 @@ from yggdrasil.serving.tokenization import Texts
 
 
 def chat_logprobs(texts: Texts, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
-    """Return the ``logprobs`` object of a chat: one entry per token, with its bytes."""
+    """Return the ``logprobs`` object of a chat reply: one entry per token, with its bytes."""
     return ChatLogprobs(content=[_chat_entry(texts, entry) for entry in entries])
 
 
@@ -38,7 +38,7 @@ class CompletionLogprobsWriter:
         self._is_first = has_prompt
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """Return the lists of ``entries``, which follow the earlier ones. Each top list includes the token itself."""
+        """Return the ``logprobs`` lists of further tokens of a completion. Each top list includes the token itself."""
         names = [self._texts.token_text(entry.token) for entry in entries]
         tops: list[dict[str, float] | None] = []
         values: list[float | None] = []

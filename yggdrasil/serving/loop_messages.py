@@ -30,7 +30,9 @@ class EventChannel:
         self._alarm: asyncio.Future[None] | None = None
 
     def put(self, number: int, event: Event) -> None:
-        """Add an event, or send it through the socket writer. Never blocks."""
+        """Add an event of the answer with index ``number``, or send its text through the socket writer. Never
+        blocks.
+        """
         with self._lock:
             self._events.append((number, event))
             if not isinstance(event, Piece):
@@ -61,7 +63,9 @@ class EventChannel:
         return self._events[0]
 
     async def take(self) -> list[NumberedEvent]:
-        """Wait for an event, then remove and return all events, consecutive pieces of an answer joined."""
+        """Wait for an event, then remove and return all events as (answer index, event); consecutive pieces are
+        joined.
+        """
         await self.first()
         with self._lock:
             self._is_urgent = False
@@ -70,7 +74,7 @@ class EventChannel:
         return list(_joined(taken))
 
     async def rest(self, seconds: float) -> None:
-        """Sleep for ``seconds`` while pieces gather. Return early if another event arrives."""
+        """Sleep for ``seconds`` while pieces of text gather. Return early if an event arrives that ends an answer."""
         self._is_resting = True
         timer = self._loop.call_later(seconds, self._end_rest)
         while self._is_resting and not self._is_urgent:
@@ -79,7 +83,7 @@ class EventChannel:
         self._is_resting = False
 
     async def hand_over(self, outlet: SocketWriter) -> None:
-        """Let ``put`` send pieces through ``outlet`` until another event arrives or the socket accepts no more."""
+        """Let the decoder's thread send text through ``outlet`` until an answer ends or the socket accepts no more."""
         with self._lock:
             self._outlet = outlet
         try:

@@ -47,8 +47,8 @@ class ServerMetrics:
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(name, meaning, labels, namespace=_SPACE, registry=self._registry)
 
-    def note(self, result: Generation) -> None:
-        """Record an answer that ended, complete or not."""
+    def record(self, result: Generation) -> None:
+        """Add an answer that ended, complete or not, to the metrics."""
         metrics = result.metrics
         self.answers.labels(result.finish_reason).inc()
         if result.tokens:  # else it was cancelled during prefill
@@ -71,5 +71,5 @@ class ServerMetrics:
             self._stages.labels(stage).inc(milliseconds / 1e3)
 
     def page(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics of the server in Prometheus' text format."""
         return generate_latest(self._registry)

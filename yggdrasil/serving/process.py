@@ -33,11 +33,15 @@ def run_server(
     port: int,
     announce: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, then shut down as ``_Server`` describes.
+    """Serve HTTP requests until SIGTERM or Ctrl-C, then finish the running answer and shut down.
+
+    A second signal ends the running answer, a third closes connections whose client does not read.
 
     Args:
         opening: builds the decoder; called in the decoder's thread.
         model: the name under which the model is served.
+        host: address to listen on.
+        port: 0 lets the system choose.
         announce: called with the server's URL, in the decoder's thread, once the decoder is open.
 
     Raises:

@@ -89,7 +89,7 @@ class DecodingFields(Wire):
 
     @property
     def warnings(self) -> list[str]:
-        """Return one sentence per unknown field that was ignored."""
+        """One sentence for each unknown field of the request that was ignored."""
         return warnings_of(self.model_extra)
 
     model: str | None = None
@@ -149,7 +149,7 @@ class ToolCall(Wire):
 
     @property
     def arguments(self) -> Any:
-        """Return the arguments parsed from JSON, as chat templates expect them; the text if it is not valid JSON."""
+        """The call's arguments parsed from JSON, as chat templates expect them; the text if it is not valid JSON."""
         try:
             return json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
@@ -167,7 +167,7 @@ class ChatMessage(Wire):
 
     @property
     def text(self) -> str:
-        """Return the content as one text, its parts concatenated."""
+        """The content of the message as one text, its parts concatenated."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
@@ -232,7 +232,7 @@ class ChatRequest(DecodingFields):
 
     @property
     def continues(self) -> bool:
-        """Return whether the answer continues the last message instead of starting a new one."""
+        """Whether the answer continues the last message instead of starting a new one."""
         last = self.messages[-1]
         is_begun = last.role == "assistant" and bool(last.text) and not last.tool_calls
         return is_begun and self.continue_final_message is not False and not self.add_generation_prompt

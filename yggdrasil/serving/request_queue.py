@@ -31,8 +31,11 @@ class RequestQueue:
     def join(self, ask: QueuedRequest, retry_after: float) -> int:
         """Append a request to its client's queue and return the number of requests that were waiting.
 
+        Args:
+            retry_after: seconds in the Retry-After header of the error reply if the queue is full.
+
         Raises:
-            Fault: the queue is full (the reply has a Retry-After header of ``retry_after`` seconds) or closed.
+            Fault: the queue is full or closed.
         """
         with self._changed:
             if self._is_closed:
@@ -55,9 +58,10 @@ class RequestQueue:
             return not self._clients and not self._is_closed
 
     def take(self) -> tuple[QueuedRequest, Job] | None:
-        """Wait for the next job and remove it. Return None once the queue is closed and empty.
+        """Wait for the next answer to decode and remove it; return its request and itself. None once the queue is
+        closed and empty.
 
-        The client, if it has more jobs, moves to the end of the round-robin.
+        The client, if it has more answers, moves to the end of the round-robin.
         """
         with self._changed:
             while not self._clients and not self._is_closed:
@@ -75,7 +79,7 @@ class RequestQueue:
             return ask, job
 
     def leave(self, ask: QueuedRequest) -> None:
-        """Remove a request if it is in the queue."""
+        """Remove a request from the queue if it is still waiting."""
         with self._changed:
             asks = self._clients.get(ask.client)
             if asks is not None and ask in asks:
@@ -84,9 +88,10 @@ class RequestQueue:
                     del self._clients[ask.client]
 
     def close(self, *, ends_begun: bool = False) -> None:
-        """Reject new requests and fail the waiting ones.
+        """Reject new requests, and fail the waiting ones.
 
-        Requests of which a job was taken stay in the queue unless ``ends_begun`` is true.
+        Args:
+            ends_begun: fail also the rest of requests of which an answer was taken.
         """
         with self._changed:
             self._is_closed = True
@@ -99,4 +104,5 @@ class RequestQueue:
 
 
 def closing_fault() -> Fault:
+    """Return the error reply for requests while the server shuts down."""
     return Fault(503, "the server is shutting down; try again when it is back", headers={"Retry-After": "10"})

@@ -38,7 +38,7 @@ class Service:
 
     @property
     def decoder(self) -> Decoder:
-        """Return the decoder.
+        """The served decoder.
 
         Raises:
             Fault: the decoder is not open yet (status 503).
@@ -49,12 +49,12 @@ class Service:
 
     @cached_property
     def texts(self) -> Texts:
-        """Return the decoder's tokenizer with prompt checks."""
+        """Tokenizer of the served decoder, with checks of prompts against the context."""
         return Texts(self.decoder)
 
     @cached_property
     def tool_format(self) -> ToolFormat:
-        """Return the format in which the model's chat template writes tool calls.
+        """The form in which the model's chat template writes tool calls.
 
         Raises:
             Fault: the template takes no tools or writes calls in another form than JSON.
@@ -68,7 +68,7 @@ class Service:
 
     @cached_property
     def sampling(self) -> RecommendedSampling:
-        """Return the sampling parameters of requests that leave them out: recommended or greedy."""
+        """Sampling parameters for requests that leave them out: those that the model's files recommend, or greedy."""
         return (
             recommended_sampling_of(self.decoder)
             if self.settings.recommended_sampling
@@ -77,12 +77,15 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return ``system_fingerprint``: package version and, if there is a plan, the weights' fingerprint."""
+        """Value of ``system_fingerprint`` in replies: package version and, if there is a plan, the weights'
+        fingerprint.
+        """
         plan = self.decoder.plan
         return f"b{__version__}" if plan is None else f"b{__version__}-{plan.target.fingerprint}"
 
     def check_constraint(self, jobs: Sequence[JobRequest]) -> None:
-        """Check the constraint of a request before it is queued, so that others are answered meanwhile.
+        """Compile the constraint of a request on trial before it is queued, so that other requests are answered
+        meanwhile.
 
         Raises:
             YggdrasilError: compiling the constraint takes too long or too much memory.
@@ -92,7 +95,7 @@ class Service:
             self.decoder.check_constraint(sampling.constraint)
 
     def identify(self, kind: str, model: str | None) -> Identity:
-        """Return the identity of a new reply, whose id begins with ``kind``.
+        """Return id, time, model name and fingerprint of a new reply. Its id begins with ``kind``.
 
         Raises:
             Fault: ``model`` is not the served model, and the server was started without ``--any-model``.
@@ -107,6 +110,6 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """Return the service of the application that received the request."""
+    """Return the shared state of the server that received ``request``."""
     found: Service = request.app.state.service
     return found

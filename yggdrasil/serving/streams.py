@@ -39,7 +39,7 @@ class TextFrames:
         self._chunk_of = chunk_of
 
     def __call__(self, text: str) -> bytes:
-        """Return ``frame(chunk_of(text))``."""
+        """Return the server-sent event of the chunk with this ``text``."""
         before, _, after = self._around
         return before + json.dumps(text).encode("ascii") + after
 

@@ -72,9 +72,10 @@ class Texts:
         self._lock = Lock()
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Tokenize a text of any length, with the tokenizer's special tokens (BOS) if ``special``.
+        """Tokenise a text of any length; any thread may call it.
 
-        Takes no lock: the tokenizer is not changed, and tokenizing releases the GIL.
+        Args:
+            special: add the tokenizer's special tokens (BOS).
 
         Raises:
             YggdrasilError: ``text`` is not valid Unicode.
@@ -84,7 +85,8 @@ class Texts:
         return list(found.ids)
 
     def check_size(self, texts: Sequence[str]) -> None:
-        """Reject a very long prompt without tokenizing all of it. Prompts below a size bound are not checked.
+        """Reject a very long prompt before all of it is tokenised. Prompts below a number of characters are not
+        checked.
 
         Raises:
             Fault: a prefix of the concatenated ``texts`` has more tokens than the context.
@@ -100,7 +102,7 @@ class Texts:
             size *= 2
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Tokenize a text that continues another: without the leading space that some tokenizers add."""
+        """Tokenise a text that continues another one: without the leading space that some tokenizers add."""
         before = self.encode(_BEFORE, special=False)
         if not "".join(self.tokenizer.convert_ids_to_tokens(before)).startswith(_SPACE):
             return self.encode(text, special=False)
@@ -114,7 +116,7 @@ class Texts:
         continues: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Tokenize a chat in the model's template, up to the point at which generation begins.
+        """Tokenise a chat in the model's chat template, up to the point at which generation begins.
 
         Args:
             continues: leave the last message open, so that the answer continues it.
@@ -122,7 +124,7 @@ class Texts:
 
         Raises:
             Fault: the chat is far longer than the context, or ``variables`` has a reserved name.
-            YggdrasilError: as ``apply_template``.
+            YggdrasilError: the chat template fails on these messages.
         """
         functions = [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
         wrong = _TAKEN.intersection(variables or ())
@@ -144,7 +146,10 @@ class Texts:
         return self._decoder.encode(tokens)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
-        """Detokenize ``tokens``.
+        """Return the text of ``tokens``.
+
+        Args:
+            skip_special: leave out special tokens.
 
         Raises:
             YggdrasilError: an id is outside the vocabulary.

@@ -42,7 +42,9 @@ class ToolFormat:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ToolFormat | None":
-        """Return the format of the tokenizer's template; None if it takes no tools or writes calls not as JSON."""
+        """Return the form of tool calls in a tokenizer's chat template; None if it takes no tools or does not write
+        calls as JSON.
+        """
         function = {"name": _NAME, "description": "d", "parameters": _PARAMETERS}
         tools: list[Any] = [{"type": "function", "function": function}]
         call = {"type": "function", "id": "abcdefghi", "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
@@ -91,7 +93,7 @@ class ToolFormat:
 
     @cached_property
     def reads_special(self) -> bool:
-        """Return whether only special tokens mark a call, so that answers must be detokenised with them."""
+        """Whether only special tokens mark a call, so that answers must be detokenised with special tokens."""
         return bool(self.begin.strip()) and not self._shown(self.begin).strip()
 
     @cached_property
@@ -111,7 +113,7 @@ class ToolFormat:
         return self._shown(text) if self.reads_special else text
 
     def decided(self, text: str) -> str:
-        """Return the prefix of an unfinished answer that can be streamed, because it cannot be part of a call."""
+        """Return the prefix of an unfinished answer that can be streamed, because it cannot be part of a tool call."""
         return self._visible(text[: self._num_decided(text)])
 
     def _num_decided(self, text: str) -> int:
@@ -129,9 +131,10 @@ class ToolFormat:
         return 0 if lead and text[:place].rstrip() == lead.rstrip() else place
 
     def parse(self, text: str, names: Collection[str]) -> Parsed:
-        """Split a finished answer into text and tool calls.
+        """Split the text of a finished answer into content and tool calls.
 
-        JSON without the marker of a call is a call only if its name is in ``names``, the names of the tools.
+        Args:
+            names: names of the tools. JSON without the marker of a call is a call only if it has one of these names.
         """
         mark, lead = self._mark, self._lead
         if not mark:
@@ -180,7 +183,9 @@ class ToolFormat:
         return ToolCallReply(id=uuid.uuid4().hex[:9], function=function)  # Mistral's templates require 9 characters
 
     def constraint(self, tools: Sequence[Tool]) -> Constraint:
-        """Return a grammar that permits exactly one call of one of ``tools``, with arguments that match its schema."""
+        """Return a grammar that permits exactly one call of one of ``tools``, with arguments that match the tool's
+        schema.
+        """
         definitions: dict[str, Any] = {}
         choices = []
         for number, tool in enumerate(tools):

@@ -11,12 +11,12 @@ from yggdrasil.serving.replies import FinishReason, PromptDetails, Timings, Usag
 
 
 def finish_reason(result: Generation) -> FinishReason:
-    """Return OpenAI's ``finish_reason``: stop for an end token or stop string, else length."""
+    """Return OpenAI's ``finish_reason`` of an answer: "stop" for an end token or stop string, else "length"."""
     return "stop" if result.finish_reason in ("eos", "stop") else "length"
 
 
 def usage_of(results: Sequence[Generation], choices: int) -> Usage:
-    """Return the token counts of a request. Each prompt counts once, whatever its number of ``choices``."""
+    """Return the token counts of a request with ``choices`` answers per prompt. Each prompt counts once."""
     prompts = results[::choices]
     read, written = sum(each.prompt_tokens for each in prompts), sum(len(each.tokens) for each in results)
     cached = sum(each.metrics.reused_tokens for each in prompts)
@@ -27,7 +27,11 @@ def usage_of(results: Sequence[Generation], choices: int) -> Usage:
 
 
 def timings_of(results: Sequence[Generation], plan: Plan | None) -> Timings:
-    """Return the timings of a request in milliseconds, summed over its answers."""
+    """Return the timings of a request in milliseconds, summed over its answers.
+
+    Args:
+        plan: gives the cost of a plain step; None: the time without speculation is not estimated.
+    """
     metrics = [each.metrics for each in results]
     stages: Counter[str] = Counter()
     for each in metrics:
@@ -53,9 +57,10 @@ def timings_of(results: Sequence[Generation], plan: Plan | None) -> Timings:
 
 
 def plain_ms(result: Generation, plan: Plan | None) -> float | None:
-    """Estimate the milliseconds that the tokens after the first would take without speculation.
+    """Estimate the milliseconds that the answer's tokens after the first would take without speculation; None without a
+    plan.
 
-    The plan's cost of a plain step is interpolated at the context length of each token. None without a plan.
+    The plan's cost of a plain step is interpolated at the context length of each token.
     """
     if plan is None:
         return None

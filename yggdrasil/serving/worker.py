@@ -51,16 +51,16 @@ class Worker:
         self._thread = Thread(target=self._work, name="decoder", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which opens the decoder."""
+        """Start the decoder's thread, which opens the decoder."""
         self._thread.start()
 
     @property
     def is_opening(self) -> bool:
-        """Return whether the decoder is still being opened."""
+        """Whether the decoder is still being opened."""
         return self.decoder is None and self.is_at_work
 
     def submit(self, ask: QueuedRequest) -> None:
-        """Queue a request.
+        """Queue a request for the decoder.
 
         Raises:
             Fault: the queue is full or closed.
@@ -73,7 +73,7 @@ class Worker:
             raise
 
     def cancel(self, ask: QueuedRequest) -> None:
-        """Cancel a request: remove it from the queue, or end its running answer after the current iteration."""
+        """Remove a request from the queue, or end its running answer after the current iteration."""
         ask.gone.set()
         self.line.leave(ask)
 
@@ -94,7 +94,7 @@ class Worker:
 
     @property
     def is_at_work(self) -> bool:
-        """Return whether the thread is running."""
+        """Whether the decoder's thread is running."""
         return self._thread.is_alive()
 
     def _work(self) -> None:
@@ -165,13 +165,13 @@ class Worker:
         for text in request:
             if ask.gone.is_set() or self._is_ending or monotonic() > end:
                 break
-            delivery.note(text, request)
+            delivery.emit_new(text, request)
         result = request.result()
         if job.scores is not None:
             result = _as_read(result, scoring_ms)
         if result.finish_reason == "cancelled":
             self._check_end()
-        self.meters.note(result)
+        self.meters.record(result)
         delivery.end(result)
 
     def _score(self, decoder: Decoder, ask: QueuedRequest, job: Job) -> tuple[list[TokenLogprobs], float]:

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from yggdrasil.engine.request import Generation
 from yggdrasil.serving.chunks import ChunkWriter, shown_tree
-from yggdrasil.serving.decoding_options import filled, options_of
+from yggdrasil.serving.decoding_options import options_of, with_recommended_sampling
 from yggdrasil.serving.errors import Fault
 from yggdrasil.serving.exchange import Exchange, JobRequest, answer
 from yggdrasil.serving.jobs import Event, Finished, Piece
@@ -49,7 +49,7 @@ class Chat:
 
     @classmethod
     def of(cls, body: ChatRequest, service: Service, identity: Identity) -> "Chat":
-        """Tokenize the chat and build its jobs.
+        """Tokenise a chat request and build its answers' jobs.
 
         Raises:
             Fault: the request is invalid or exceeds a limit.
@@ -80,7 +80,7 @@ class Chat:
             JobRequest(
                 prompt,
                 options_of(
-                    filled(body, service.sampling.params),
+                    with_recommended_sampling(body, service.sampling.params),
                     limits,
                     max_new_tokens=longest,
                     choice=i,
@@ -97,7 +97,7 @@ class Chat:
         return cls(body, service, identity, jobs, read)
 
     def reply(self, results: list[Generation]) -> ChatCompletion:
-        """Return the reply with all answers."""
+        """Return the reply to a chat request with all its answers."""
         return ChatCompletion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(results)],
             usage=usage_of(results, len(self.jobs)), timings=timings_of(results, self.service.decoder.plan),
@@ -113,7 +113,7 @@ class Chat:
 
     @property
     def warnings(self) -> list[str]:
-        """Return one sentence per part of the request that the server or the template ignored."""
+        """One sentence for each part of the chat request that the server or the chat template ignored."""
         told = self.body.warnings
         template = str(self.service.decoder.tokenizer.chat_template)
         if any(message.tool_calls for message in self.body.messages) and "tool_calls" not in template:
@@ -121,7 +121,7 @@ class Chat:
         return told
 
     def parse(self, text: str) -> Parsed:
-        """Split a finished answer into text and tool calls."""
+        """Split the text of a finished answer into content and tool calls."""
         return Parsed(text, []) if self.tools is None else self.tools.parse(text, self._names)
 
     @property
@@ -129,7 +129,7 @@ class Chat:
         return {tool.function.name for tool in _offered(self.body) or ()}
 
     async def chunks(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yield the chunks of the answers: role, text as it becomes final, complete tool calls, finish reason."""
+        """Yield the chunks of a streamed reply: role, text as it becomes final, complete tool calls, finish reason."""
         writer, streams = self._chunks(), [AnswerStream(self, i) for i in range(len(self.jobs))]
         results: list[Generation] = []
         async for index, event in exchange.events():
@@ -145,7 +145,7 @@ class Chat:
 
     @property
     def frame(self) -> TextFrames | None:
-        """Return the encoder of text chunks; None unless the stream has only the text of one answer."""
+        """Encoder of text chunks; None unless the stream has only the text of one answer."""
         if len(self.jobs) > 1 or self.tools is not None or self.body.logprobs or self.body.show_trees:
             return None
         writer = self._chunks()
@@ -166,7 +166,7 @@ class AnswerStream:
         self._has_begun = False
 
     def deltas(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Yield the choices of the chunks that follow an event."""
+        """Yield the choices of the chunks that one event of a streamed answer gives."""
         if not self._has_begun:
             self._has_begun = True
             yield _choice(self._index, {"role": "assistant", "content": ""})
@@ -182,7 +182,7 @@ class AnswerStream:
             self._sent = max(len(told), self._sent)
 
     def end(self, result: Generation) -> dict[str, Any]:
-        """Return the last choice: tool calls or text that was held back, and the finish reason."""
+        """Return the last choice of a streamed answer: tool calls or text that was held back, and the finish reason."""
         parsed = self._chat.parse(self._text)
         delta: dict[str, Any] = {}
         if len(parsed.content) > self._sent:

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from yggdrasil.engine.request import Generation
 from yggdrasil.serving.chunks import ChunkWriter
-from yggdrasil.serving.decoding_options import filled, options_of
+from yggdrasil.serving.decoding_options import options_of, with_recommended_sampling
 from yggdrasil.serving.errors import Fault
 from yggdrasil.serving.exchange import Exchange, JobRequest, answer
 from yggdrasil.serving.jobs import Finished, Piece
@@ -60,7 +60,7 @@ class _Completion:
                 "max_tokens is 0, which echo takes where nothing is streamed; ask for a token at least",
                 param="max_tokens",
             )
-        sampled = filled(body, service.sampling.params)
+        sampled = with_recommended_sampling(body, service.sampling.params)
         jobs = [
             JobRequest(
                 service.texts.check(prompt),

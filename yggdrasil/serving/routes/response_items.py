@@ -40,7 +40,7 @@ class ResponseRequest(Wire):
 
 
 def chat_of(body: ResponseRequest) -> ChatRequest:
-    """Translate a request to a chat request.
+    """Translate a request of ``/v1/responses`` to a chat request.
 
     Raises:
         Fault: an item or a tool is of an unsupported type.
