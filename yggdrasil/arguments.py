@@ -17,7 +17,12 @@ from yggdrasil.errors import ArgumentTypeError, ArgumentValueError
 def check_integer(name: str, value: Any, least: int, most: int | None = None, *, rule: str | None = None) -> int:
     """Return ``value`` as an int from ``least`` to ``most`` (None: unbounded).
 
-    ``rule`` replaces the range in the error message.
+    Args:
+        name: the argument's name, for error messages.
+        rule: replaces the range in the error message.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: it is no integer, or out of range.
     """
     allowed = rule or (f"at least {least}" if most is None else f"between {least} and {most}")
     number = as_integer(value)
@@ -33,7 +38,12 @@ def check_number(
 ) -> float:
     """Return ``value`` as a finite float from ``least`` (excluded if ``is_open``) to ``most``.
 
-    ``rule`` replaces the range in the error message.
+    Args:
+        name: the argument's name, for error messages.
+        rule: replaces the range in the error message.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: it is no number, or out of range.
     """
     allowed = rule or f"between {least:g} and {most:g}"
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -59,21 +69,27 @@ def keep_plain_numbers(checked: Any) -> None:
 
 
 def check_name(name: str, value: Any, names: Sequence[str]) -> str:
-    """Return ``value`` if it is one of ``names``."""
+    """Return ``value`` if it is one of ``names``; otherwise raise ArgumentValueError, which calls the argument
+    ``name``.
+    """
     if not isinstance(value, str) or value not in names:
         raise ArgumentValueError(f"{name} is {value!r}; it must be one of {', '.join(names)}")
     return value
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return ``value`` if it is a bool; 0, 1 and numpy's bool are rejected."""
+    """Return ``value`` if it is a bool; otherwise (also for 0, 1 and NumPy's bool) raise ArgumentTypeError."""
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name} is {value!r}; it must be True or False")
     return value
 
 
 def check_texts(name: str, value: Any) -> tuple[str, ...]:
-    """Return a string or a sequence of strings as a tuple of non-empty strings; None gives an empty tuple."""
+    """Return a string or a sequence of strings as a tuple of non-empty strings; None gives an empty tuple.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: an item is no string, or is empty.
+    """
     if value is None:
         return ()
     if not isinstance(value, str) and (isinstance(value, bytes | Mapping) or not isinstance(value, Sequence)):
@@ -89,7 +105,11 @@ def check_texts(name: str, value: Any) -> tuple[str, ...]:
 
 
 def check_text(name: str, text: Any) -> str:
-    """Return ``text`` if it is a string without unpaired surrogates, which tokenizers reject."""
+    """Return ``text`` if it is a string without unpaired surrogates, which tokenizers reject.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: it is no string, or has an unpaired surrogate.
+    """
     if not isinstance(text, str):
         raise ArgumentTypeError(f"{name} is {text!r}; it must be a text")
     place = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
@@ -101,7 +121,11 @@ def check_text(name: str, text: Any) -> str:
 
 
 def check_tokens(name: str, value: Any) -> list[int]:
-    """Return token ids, given as any iterable of integers, as a list of int."""
+    """Return token ids, given as any iterable of integers, as a list of int.
+
+    Raises:
+        ArgumentTypeError: it is no iterable, or an item is no integer.
+    """
     if isinstance(value, str | bytes | Mapping):
         raise ArgumentTypeError(f"{name} is a {type(value).__name__}; it must be a list of whole numbers")
     try:

@@ -16,12 +16,13 @@ def is_own_class(name: str) -> bool:
 
 
 def own_class(what: str, name: str) -> Any:
-    """Import the class ``name`` (``module:Class``); the working directory is searched first.
+    """Import a user's class, named ``module:Class``. The working directory is searched first.
 
-    ``what`` names its purpose in error messages, such as "drafter".
+    Args:
+        what: purpose of the class in error messages, such as "drafter".
 
     Raises:
-        YggdrasilError: if it cannot be imported.
+        YggdrasilError: it cannot be imported.
     """
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")

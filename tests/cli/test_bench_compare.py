@@ -114,7 +114,7 @@ def test_two_plans_of_one_name_are_refused(decoder, monkeypatch):
     monkeypatch.setattr(compare, "open_decoder", lambda *_, **__: decoder)
 
     with pytest.raises(YggdrasilError, match="two plans named twice are given with --beside"):
-        compare.opened_beside(["twice", "plans/twice/here.yaml"], None, force_machine=False)
+        compare.open_decoders_by_name(["twice", "plans/twice/here.yaml"], None, force_machine=False)
 
 
 def test_both_ways_end_where_the_model_ends_a_chat(pair):

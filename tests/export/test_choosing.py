@@ -13,7 +13,7 @@ from yggdrasil.calibration.own_text import Document
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.export.choosing import ModelDrafter, choose_draft_model, choose_look_up
 from yggdrasil.export.costs import EngineCosts
-from yggdrasil.export.settings import ENGINES, Settings, plainly
+from yggdrasil.export.settings import ENGINES, Settings, plain_settings
 from yggdrasil.scheduling.search import AcceptedLengths
 from yggdrasil.tree.shape import TreeShape
 
@@ -35,7 +35,7 @@ def lengths():
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_text_that_comes_again_is_looked_up_and_other_text_is_not(engine):
     assert choose_look_up(engine, costs(0.1), LOOPS).predicted.speedup > 2
-    assert choose_look_up(engine, costs(0.1), NOTHING_AGAIN) == plainly(engine, 10.0)
+    assert choose_look_up(engine, costs(0.1), NOTHING_AGAIN) == plain_settings(engine, 10.0)
 
 
 def test_rows_that_cost_more_are_drafted_less():
@@ -79,7 +79,7 @@ def test_a_draft_model_gets_the_shape_that_equation_3_finds_best(row_ms, drafter
 def test_a_draft_model_that_costs_as_much_as_the_target_is_left_out():
     chosen = choose_draft_model("llama-server", costs(5.0, 10.0), *lengths(), ModelDrafter("drafter.gguf"))
 
-    assert chosen == plainly("llama-server", 10.0)
+    assert chosen == plain_settings("llama-server", 10.0)
     assert chosen.line == "--spec-type none"
 
 
@@ -156,7 +156,7 @@ def test_lines_are_what_a_shell_takes():
 
 def test_an_option_that_the_documents_do_not_have_cannot_be_set():
     with pytest.raises(ValueError, match="--draft-max"):
-        Settings("llama-server", "draft-simple", {"--draft-max": 4}, plainly("vllm", 1.0).predicted)
+        Settings("llama-server", "draft-simple", {"--draft-max": 4}, plain_settings("vllm", 1.0).predicted)
 
 
 def test_costs_between_measured_widths_lie_on_a_line_and_never_fall():

@@ -5,7 +5,7 @@ from bench_systems import Continuation, Sample
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.exporting import Exported
 from yggdrasil.export.playing import Prediction
-from yggdrasil.export.settings import ENGINES, Settings, plainly
+from yggdrasil.export.settings import ENGINES, Settings, plain_settings
 
 
 def exported(options):
@@ -21,7 +21,7 @@ def test_a_chosen_setting_is_measured_once_and_on_its_sets_alone():
     from check_export import SETS, _options, _ways
 
     new, of_the_grid = exported(simple(5, 6)), exported(simple(2, 4))
-    none = Exported(plainly("llama-server", 9.0), new.costs, (), ())
+    none = Exported(plain_settings("llama-server", 9.0), new.costs, (), ())
 
     ways = _ways({"spec_bench": new, "c4": of_the_grid, "cnndm": new, "humaneval": none})
 

@@ -10,7 +10,7 @@ from yggdrasil.artifacts import current_machine
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.scheduling.plan import Costs, Expectation, ModelRef, Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
-from yggdrasil.training.estimate import estimate_for
+from yggdrasil.training.estimate import estimate_from_plans
 
 COSTS = Costs(128, 2.0, {1: 1.0}, {1: 10.0, 2: 10.0, 4: 12.0, 8: 20.0}, 1.0, 10.5, model_free_overhead_ms=0.5)
 
@@ -52,7 +52,7 @@ def save(tmp_path, monkeypatch):
 
 
 def estimated(device="cpu", weights="full"):
-    return estimate_for("f" * 16, weights, device, 0.1)
+    return estimate_from_plans("f" * 16, weights, device, 0.1)
 
 
 def test_chains_of_every_length_cost_what_was_measured(save, head):

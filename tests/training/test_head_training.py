@@ -42,11 +42,11 @@ from yggdrasil.runtime.loading import load_model, prepare_model
 from yggdrasil.training import run, training
 from yggdrasil.training.eagle import EagleRecipe
 from yggdrasil.training.estimate import Estimate
-from yggdrasil.training.features import Features, Kept, shards, side_by_side
-from yggdrasil.training.objective import Teacher, hits_of, loss_of
+from yggdrasil.training.features import Features, Kept, shards, stack_windows
+from yggdrasil.training.objective import Teacher, count_hits, loss_of
 from yggdrasil.training.run import _has_settled
 from yggdrasil.training.settings import SHOWN, TrainSettings
-from yggdrasil.training.start import begun_head, settings_for
+from yggdrasil.training.start import load_start_head, settings_for
 from yggdrasil.training.state import KeptTraining, Look, Training, _digest
 from yggdrasil.training.target_head import TargetHead
 from yggdrasil.training.training import train
@@ -102,7 +102,7 @@ def test_unrolled_steps_are_drafted_rows(opened):
     embedding = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
     twin = Reference(config, tensors, embedding)
     items = windows(2)
-    batch = side_by_side(items)
+    batch = stack_windows(items)
     places = list(zip(*(each.tolist() for each in batch.places), strict=True))
     for step, (logits, reached) in enumerate(unroll(head, embedding, batch, 3)):
         at = [place for place, is_reached in zip(places, reached.tolist(), strict=True) if is_reached]
@@ -125,7 +125,7 @@ def drafted_logits(twin, item, position, step):
 
 
 def test_learned_places_are_those_before_an_answers_tokens_and_a_prompts():
-    answers, all_of_them = (side_by_side(windows(2, length=5, answer=3), learns_prompts=too) for too in (False, True))
+    answers, all_of_them = (stack_windows(windows(2, length=5, answer=3), learns_prompts=too) for too in (False, True))
 
     assert answers.learned.nonzero().tolist() == [[0, 2], [0, 3], [1, 2], [1, 3], [1, 4]]
     assert all_of_them.learned.nonzero().tolist() == [[w, place] for w in (0, 1) for place in range(1, 4 + w)]
@@ -141,19 +141,19 @@ def test_a_head_learns_a_batch(opened):
         tokens = item.tokens.clone()
         tokens[1:] = vocabulary[(item.last @ teacher._head.rows.T).argmax(-1)][:-1]  # what the target chooses
         items.append(item._replace(tokens=tokens))
-    batch = side_by_side(items)
+    batch = stack_windows(items)
     training = Training(head, average, 3e-3)
 
     def measured(model):
         loss = loss_of(unroll(model, embedding, batch, 3), teacher, batch)
-        return loss, hits_of(unroll(model, embedding, batch, SHOWN), teacher, batch)
+        return loss, count_hits(unroll(model, embedding, batch, SHOWN), teacher, batch)
 
     before = measured(head)
     for step in range(60):
         measured(head)[0].backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
-        training.follow(step)
+        training.update_average(step)
     after = measured(average)
 
     assert after[0] < 0.6 * before[0]
@@ -190,7 +190,7 @@ def test_states_of_shorter_ends_of_prompts_are_not_taken_for_those_of_longer_one
     features = Features(loaded, (0,), tmp_path)
     for start in (2, 0):
         windows = [Window([5, 6, 7, 8, 9 + i], start, 3 - start) for i in range(3)]
-        kept = features.of("lot", windows)
+        kept = features.load_or_compute("lot", windows)
         assert [item.tokens.tolist() for item in kept] == [window.tokens[start:] for window in windows]
         assert features.has("lot", windows)
 
@@ -200,7 +200,7 @@ def test_states_of_a_lot_that_grows_take_the_place_of_those_before(target, tmp_p
     loaded = load_model(str(target), torch.float32, torch.device("cpu"), 1, pack=False)
     features = Features(loaded, (0,), tmp_path)
     for name, number in (("lot-1", 1), ("lot-10", 1), ("lot-1", 2)):
-        features.of(name, [Window([5, 6, 7, 8, 9 + i], 0, 3) for i in range(number)])
+        features.load_or_compute(name, [Window([5, 6, 7, 8, 9 + i], 0, 3) for i in range(number)])
 
     assert sorted(file.name for file in tmp_path.iterdir()) == ["lot-1-2-10.safetensors", "lot-10-1-5.safetensors"]
 
@@ -208,12 +208,12 @@ def test_states_of_a_lot_that_grows_take_the_place_of_those_before(target, tmp_p
 def test_states_that_cannot_be_kept_or_read_are_read_of_the_target_again(target, tmp_path, monkeypatch):
     loaded = load_model(str(target), torch.float32, torch.device("cpu"), 1, pack=False)
     windows = [Window([5, 6, 7, 8, 9], 0, 3)]
-    expected = Features(loaded, (0,), tmp_path).of("lot", windows)[0]
+    expected = Features(loaded, (0,), tmp_path).load_or_compute("lot", windows)[0]
     (tmp_path / "file").touch()
     for folder, size in ((tmp_path / "full", 100), (tmp_path / "file" / "below", 1 << 20)):
         with full_disk(size):
             features = Features(loaded, (0,), folder)
-            (found,) = features.of("lot", windows)
+            (found,) = features.load_or_compute("lot", windows)
         assert torch.equal(found.states, expected.states)
         assert not folder.exists() or list(folder.iterdir()) == []
 
@@ -221,7 +221,7 @@ def test_states_that_cannot_be_kept_or_read_are_read_of_the_target_again(target,
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("yggdrasil.training.features.load_file", forbid)
-    assert torch.equal(Features(loaded, (0,), tmp_path).of("lot", windows)[0].states, expected.states)
+    assert torch.equal(Features(loaded, (0,), tmp_path).load_or_compute("lot", windows)[0].states, expected.states)
 
 
 def test_states_of_a_target_that_bounds_its_scores_are_those_of_transformers(tmp_path):
@@ -237,7 +237,7 @@ def test_states_of_a_target_that_bounds_its_scores_are_those_of_transformers(tmp
         ]
     loaded = prepare_model(model, "gemma2", num_threads=1, pack=False)
 
-    for item, expected in zip(Features(loaded, (0,), tmp_path).of("lot", texts), plain, strict=True):
+    for item, expected in zip(Features(loaded, (0,), tmp_path).load_or_compute("lot", texts), plain, strict=True):
         torch.testing.assert_close(item.states, expected[1][0].bfloat16(), rtol=0.02, atol=0.02)
         torch.testing.assert_close(item.last, expected[-1][0].bfloat16(), rtol=0.02, atol=0.02)
 
@@ -266,7 +266,7 @@ def test_the_law_that_is_learned_is_the_targets(config):
     loaded, last = prepare_model(model, "it", num_threads=1, pack=False), plain.hidden_states[-1]
     expected = plain.logits[0, :-1, vocabulary].softmax(-1)
 
-    laws = Teacher.of(loaded, vocabulary).laws(Batch(tokens, last, last, torch.arange(5)[None] < 4))
+    laws = Teacher.of(loaded, vocabulary).probabilities(Batch(tokens, last, last, torch.arange(5)[None] < 4))
 
     assert expected.std() > 0.01
     torch.testing.assert_close(laws, expected)
@@ -342,7 +342,7 @@ def test_a_training_goes_on_and_writes_a_head_that_loads(written):
 def test_what_a_head_would_save_is_told_at_every_look_and_on_its_card(written, target, monkeypatch):
     asked = []
     estimate = Estimate("mine", StepCosts(1.0, {1: 1.0}, {1: 4.0, 8: 5.0}, 0.0, 4.0), is_reckoned=False)
-    monkeypatch.setattr(run, "estimate_for", lambda *given: asked.append(given) or estimate)
+    monkeypatch.setattr(run, "estimate_from_plans", lambda *given: asked.append(given) or estimate)
     told = Told()
     train(written, told)
 
@@ -409,7 +409,7 @@ def test_a_head_that_was_trained_for_a_target_fits_it(config, tmp_path):
     recipe = EagleRecipe(loaded, torch.arange(40))
     recipe.write(recipe.initial(), tmp_path)
 
-    assert begun_head(tmp_path, loaded).settings.rope == settings_for(loaded, 40).rope
+    assert load_start_head(tmp_path, loaded).settings.rope == settings_for(loaded, 40).rope
 
 
 def test_another_process_that_writes_takes_no_time_of_a_training(written, seconds, monkeypatch):
@@ -490,13 +490,13 @@ def seconds(monkeypatch):
 @pytest.fixture
 def rates(monkeypatch):
     """The rate of learning at every step."""
-    noted, follow = [], Training.follow
+    noted, follow = [], Training.update_average
 
     def noting(training, steps):
         noted.append(training.optimizer.param_groups[0]["lr"])
         follow(training, steps)
 
-    monkeypatch.setattr(Training, "follow", noting)
+    monkeypatch.setattr(Training, "update_average", noting)
     return noted
 
 
@@ -602,7 +602,7 @@ def card_of(settings):
 def test_the_loss_is_that_of_pytorch_with_its_gradients():
     """Over many rows, of steps that do not reach all, of tokens that cannot be drafted."""
     torch.manual_seed(1)
-    batch = side_by_side([*windows(9, length=20, answer=1), *windows(1, length=5, answer=1)])
+    batch = stack_windows([*windows(9, length=20, answer=1), *windows(1, length=5, answer=1)])
     teacher, count = Teacher(TargetHead(torch.randn(40, 32)), torch.arange(3, 43), 64), int(batch.learned.sum())
     _, positions = batch.places
     reached = [positions - 1 - step >= 0 for step in range(3)]
@@ -611,7 +611,7 @@ def test_the_loss_is_that_of_pytorch_with_its_gradients():
     loss.backward()
     ours = [each.grad for each in logits]
 
-    laws, can_be_drafted = teacher.laws(batch), teacher.choices(batch) >= 0
+    laws, can_be_drafted = teacher.probabilities(batch), teacher.choices(batch) >= 0
     again = [each.detach().requires_grad_() for each in logits]
     parts = [
         functional.cross_entropy(each[can_be_drafted[which]], laws[which & can_be_drafted])
@@ -627,7 +627,7 @@ def test_the_loss_is_that_of_pytorch_with_its_gradients():
 
 
 def test_a_batch_of_which_nothing_can_be_drafted_teaches_nothing():
-    batch = side_by_side(windows(2))
+    batch = stack_windows(windows(2))
     teacher = Teacher(TargetHead(torch.randn(4, 32)), torch.arange(64, 68), 68)
     reached = torch.ones(int(batch.learned.sum()), dtype=torch.bool)
     logits = torch.randn(len(reached), 4, requires_grad=True)
@@ -724,7 +724,7 @@ def test_interrupted_in_its_last_look_a_training_keeps_what_it_learned(written, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr("yggdrasil.training.run.hits_of", interrupt)
+        broken.setattr("yggdrasil.training.run.count_hits", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(written, Told())
     assert progress_of(written).steps == 1

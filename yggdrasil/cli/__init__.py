@@ -12,7 +12,7 @@ _DECODING = ("chat", "generate", "serve")
 
 
 def main() -> None:
-    """Run the command line. An expected error prints one sentence to standard error and exits with code 2."""
+    """Run the ``yggdrasil`` command. An expected error prints one sentence to standard error and exits with code 2."""
     if sys.argv[1:2] and sys.argv[1] in _DECODING and "--help" not in sys.argv:
         from yggdrasil.cli.late_imports import import_late
 
@@ -23,7 +23,11 @@ def main() -> None:
 
 
 def run_script(command: Callable[..., None], name: str) -> None:
-    """Run a script's single command with the same handling of errors."""
+    """Run the single command of a script, with the exit codes and one-sentence errors of ``yggdrasil``.
+
+    Args:
+        name: the script's name, before its error messages.
+    """
     import typer
 
     from yggdrasil.cli.exit_codes import run_guarded

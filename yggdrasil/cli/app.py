@@ -19,7 +19,11 @@ COMMANDS = {
 
 
 def make_app(only: str | None = None) -> typer.Typer:
-    """Return the program with all commands, or with ``only`` one of them, whose module alone is imported."""
+    """Return the typer program with all commands.
+
+    Args:
+        only: name of one command, whose module alone is imported then; None: all.
+    """
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_program)
     for name in COMMANDS if only is None else (only,):

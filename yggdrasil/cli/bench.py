@@ -46,7 +46,7 @@ def bench(
     if prompts is None:
         raise YggdrasilError("bench needs --prompts FILE: what is to be decoded")
     from yggdrasil.bench.memory import resident_mb
-    from yggdrasil.cli.bench_output import compare_with_plain, opened_beside
+    from yggdrasil.cli.bench_output import compare_with_plain, open_decoders_by_name
     from yggdrasil.prompts import read_prompts
 
     requests = read_prompts(prompts, limit, chat=chat)
@@ -60,5 +60,5 @@ def bench(
         "chat": chat,
         "ignore_eos": ignore_eos or not chat,
     }
-    others = opened_beside(beside or (), dtype, force_machine=force_machine, backend=backend)
+    others = open_decoders_by_name(beside or (), dtype, force_machine=force_machine, backend=backend)
     compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb, beside=others)

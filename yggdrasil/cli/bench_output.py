@@ -20,10 +20,19 @@ from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.prompts import Prompt
 
 
-def opened_beside(
+def open_decoders_by_name(
     plans: Sequence[str], dtype: Dtype | None, *, force_machine: bool, backend: Backend | None = None
 ) -> dict[str, Decoder]:
-    """Open decoders of ``plans``, by the plans' names. Raises YggdrasilError if two have the same name."""
+    """Open a decoder for each of ``plans`` (names or files of plans, or models), and return the decoders by plan name.
+
+    Args:
+        dtype: arithmetic of the models; None: the plan's.
+        force_machine: allow plans of another machine.
+        backend: builder of the steps; None: the default.
+
+    Raises:
+        YggdrasilError: two plans have the same name, or one cannot be opened.
+    """
     found: dict[str, Decoder] = {}
     for source in plans:
         decoder = open_decoder(source, dtype, force_machine=force_machine, backend=backend)
@@ -43,10 +52,15 @@ def compare_with_plain(
     imports_mb: float,
     beside: Mapping[str, Decoder] | None = None,
 ) -> None:
-    """Compare, print a line per prompt and the figures of all and of each category, and write them to ``out``.
+    """Compare a plan with plain decoding on every prompt, print the results, and write them to ``out``.
 
-    ``settings`` has everything that affects the result, including the arguments of ``compare``. ``imports_mb`` is the
-    resident memory before the models were loaded. The plans ``beside`` decode the same prompts alternately.
+    A line is printed per prompt, then the figures of all prompts and of each category.
+
+    Args:
+        settings: everything that affects the result, including the arguments of ``compare``.
+        out: JSON file; None: nothing is written.
+        imports_mb: resident memory before the models were loaded.
+        beside: decoders of further plans, by name, which decode the same prompts alternately.
 
     Raises:
         Interrupted: the user interrupted. The results so far are printed and written, marked as incomplete.

@@ -132,7 +132,7 @@ class Conversation:
         decoder.encode_chat(self.messages("a"))  # raises now if the template takes no system prompt
 
     def messages(self, question: str) -> "list[Message]":
-        """Return the conversation's messages with ``question`` as the last turn."""
+        """Return the messages of the conversation with ``question`` as the last turn."""
         from yggdrasil.prompts import Message
 
         system = [] if self._system is None else [Message("system", self._system)]
@@ -144,7 +144,7 @@ class Conversation:
         return [*system, *turns, Message("user", question)]
 
     def take(self, line: str) -> bool:
-        """Answer a question or run a command, and return whether the conversation continues.
+        """Answer a question or run a command that the user typed, and return whether the conversation continues.
 
         Raises:
             YggdrasilError: the question cannot be answered; the conversation is unchanged.
@@ -264,7 +264,9 @@ class Conversation:
 
 
 def figures_line(result: "Generation") -> str:
-    """Return a line with the figures of one answer."""
+    """Return one line with the figures of an answer: tokens, speed, accepted length, time to first token, reused
+    tokens.
+    """
     metrics = result.metrics
     pace = f"{metrics.tpot_ms:.1f} ms per token, {1e3 / metrics.tpot_ms:.1f} tokens/s, " if metrics.tpot_ms else ""
     return (

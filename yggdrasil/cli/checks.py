@@ -1,4 +1,7 @@
-"""Callbacks that validate options while the command line is parsed, before any work."""
+"""Callbacks that validate options while the command line is parsed, before any work.
+
+A callback returns its value unchanged, or raises a YggdrasilError that names the option.
+"""
 
 import math
 from pathlib import Path
@@ -15,7 +18,11 @@ _LARGEST = 1 << 24  # no width, context or budget is larger
 
 
 def parse_widths(text: str) -> tuple[int, ...]:
-    """Parse a list such as "1,2,4,8". Raises YggdrasilError if it is not a list of integers."""
+    """Return the integers of a list such as "1,2,4,8".
+
+    Raises:
+        YggdrasilError: ``text`` is not a list of integers.
+    """
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -23,7 +30,7 @@ def parse_widths(text: str) -> tuple[int, ...]:
 
 
 def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
-    """Check that ``text`` is None or a list of integers from 1."""
+    """Check that an option is None or a list of integers from 1, such as "1,2,4,8"."""
     if text is None:
         return None
     try:
@@ -37,7 +44,7 @@ def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
 
 
 def drafter(parameter: typer.CallbackParam, value: str) -> str:
-    """Check that ``value`` is "plan", "ngram" or "module:Class"."""
+    """Check that an option is "plan", "ngram" or "module:Class"."""
     from yggdrasil.drafters.registry import NGRAM, is_own
 
     if value not in ("plan", NGRAM) and not is_own(value):
@@ -48,7 +55,7 @@ def drafter(parameter: typer.CallbackParam, value: str) -> str:
 
 
 def rule(parameter: typer.CallbackParam, value: str) -> str:
-    """Check that ``value`` is the name of an acceptance rule or "module:Class"."""
+    """Check that an option is the name of an acceptance rule or "module:Class"."""
     from yggdrasil.acceptance.speculation import RuleName
     from yggdrasil.own_class import is_own_class
 
@@ -59,14 +66,14 @@ def rule(parameter: typer.CallbackParam, value: str) -> str:
 
 
 def finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
-    """Check that ``value`` is None or a finite number from 0."""
+    """Check that an option is None or a finite number from 0."""
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise YggdrasilError(f"{_typed(parameter)} is {value}; give a finite number from 0 on")
     return value
 
 
 def name(parameter: typer.CallbackParam, value: str | None) -> str | None:
-    """Check that ``value`` is None or a valid name of a plan."""
+    """Check that an option is None or a valid name of a plan."""
     try:
         return value if value is None else validate_name(value)
     except ArtifactError as error:
@@ -74,7 +81,7 @@ def name(parameter: typer.CallbackParam, value: str | None) -> str | None:
 
 
 def weights(parameter: typer.CallbackParam, text: str) -> str:
-    """Check that ``text`` is a weights format, and that ggml is installed if it is a K format."""
+    """Check that an option is a weight format or "auto", and that ggml is installed if it is a K format."""
     known = (AUTO, *get_args(Weights))
     if text not in known:
         raise YggdrasilError(f"{_typed(parameter)} {text} is none of {', '.join(known)}")
@@ -90,7 +97,7 @@ def weights(parameter: typer.CallbackParam, text: str) -> str:
 
 
 def input_file(parameter: typer.CallbackParam, given: _Paths) -> _Paths:
-    """Check that the given files can be read."""
+    """Check that the files that an option names can be read."""
     paths: list[Path] = [given] if isinstance(given, Path) else given or []
     for path in paths:
         try:
@@ -105,13 +112,13 @@ def input_file(parameter: typer.CallbackParam, given: _Paths) -> _Paths:
 
 
 def output_file(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Check that ``path`` is None or a file that can be written."""
+    """Check that an option is None or a file that can be written."""
     _check_output(parameter, path, is_folder=False)
     return path
 
 
 def output_folder(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Check that ``path`` is None or a folder that can be written to."""
+    """Check that an option is None or a folder that can be written to."""
     _check_output(parameter, path, is_folder=True)
     return path
 

@@ -34,10 +34,14 @@ class Ending(NamedTuple):
 
 
 def run_guarded(load: Callable[[], typer.Typer], name: str) -> NoReturn:
-    """Run the program that ``load`` imports, and exit.
+    """Run a typer program, turn its errors into exit codes, and exit.
 
     Errors that the user can correct print one sentence and exit with 2, an interruption with 130, SIGTERM with 143, a
     closed output pipe with 1. Any other exception is a bug and keeps its traceback.
+
+    Args:
+        load: imports the program.
+        name: the program's name, before its error messages.
     """
     try:
         signal.signal(signal.SIGTERM, _terminate)
@@ -86,7 +90,7 @@ def _terminate(_: int, __: FrameType | None) -> NoReturn:
 
 
 def ending_of(error: BaseException) -> Ending | None:
-    """Return how the command ends after ``error``; None for a bug."""
+    """Return the sentence and exit code with which a command ends after ``error``; None for a bug."""
     if isinstance(error, YggdrasilError):
         is_terminated = isinstance(error, Interrupted) and _was_terminated(error)
         return Ending(" ".join(str(error).splitlines()), _TERMINATED if is_terminated else error.exit_code)

@@ -24,9 +24,10 @@ _NEEDING = frozenset(("torch._dynamo", "torch._inductor", "torch.export._trace",
 
 
 def import_late() -> None:
-    """Replace the import of PyTorch's modules in ``_LATE`` by placeholders, until a module that needs them is imported.
+    """Make ``import torch`` faster: modules that only its compiler and quantisation need are executed when they are
+    used.
 
-    Call this before PyTorch is imported. Does nothing with versions of PyTorch in which this was not tested.
+    Call this before PyTorch is imported. Does nothing with versions of PyTorch in which it was not tested.
     """
     spec = PathFinder.find_spec("torch")
     if spec is not None and spec.origin is not None and _version(Path(spec.origin).parent).startswith(_TESTED):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_source(source: str, *, chat: bool = False) -> None:
-    """Check a model's name before anything large is imported or read.
+    """Check a command's argument MODEL before anything large is imported or read.
 
     Raises:
         YggdrasilError: the name is empty, the folder has no weights, or with ``chat`` the model has no chat template.
@@ -46,10 +46,16 @@ def open_decoder(
     chat: bool = False,
     grow_table: bool | None = False,
 ) -> "Decoder":
-    """Open the decoder of a plan or a model; with ``chat``, a model without a chat template is refused.
+    """Open the decoder of a plan or a model, with progress on the terminal.
 
-    ``grow_table`` adds answers to the model's n-gram table; None does so only if it has one. A warning goes to standard
-    error where ``max_length`` exceeds the length that the plan was calibrated for.
+    A warning goes to standard error if ``max_length`` exceeds the length that the plan was calibrated for.
+
+    Args:
+        source: name or file of a plan, or a model.
+        dtype: arithmetic of the models; None: the plan's.
+        drafter: "plan", "ngram" or a user's "module:Class".
+        chat: refuse a model without a chat template.
+        grow_table: add counts of the answers to the model's n-gram table; None: only if it has one.
     """
     check_source(source, chat=chat)
     if device != "cuda":
@@ -76,7 +82,7 @@ def open_decoder(
 
 
 def plan_of(source: str) -> str:
-    """Return the plan that ``source`` names, or the plan of the model that it names.
+    """Return the plan that a command's argument MODEL names: itself if it is a plan, else the file of the model's plan.
 
     Raises:
         YggdrasilError: there is no such plan or model, or the model has no plan on this machine.
@@ -95,7 +101,7 @@ def plan_of(source: str) -> str:
 
 
 def prepare_logits(decoder: "Decoder") -> None:
-    """Build the steps for sampling and constraints now, with progress if that takes long."""
+    """Build the steps that sampling and constraints need now, with progress if it takes long."""
     from yggdrasil.cli.progress import PhaseProgress
 
     with PhaseProgress() as progress:
@@ -105,5 +111,5 @@ def prepare_logits(decoder: "Decoder") -> None:
 
 
 def say(sentence: str) -> None:
-    """Print one sentence to standard error."""
+    """Print one sentence after "yggdrasil: " to standard error."""
     print(f"yggdrasil: {' '.join(sentence.splitlines())}", file=sys.stderr, flush=True)

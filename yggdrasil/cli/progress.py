@@ -26,7 +26,7 @@ class ProgressLines:
         self._ends: Event | None = None
 
     def phase(self, title: str) -> Callable[[float], None]:
-        """Begin a phase and return where its fraction is reported."""
+        """Begin a phase called ``title``, and return a function that takes the fraction done, 0 to 1."""
         self._title, self._fraction, self._began = title, 0.0, monotonic()
         if self._ends is None:
             self._ends = Event()
@@ -39,7 +39,7 @@ class ProgressLines:
         return report
 
     def close(self) -> None:
-        """End the current phase, until another begins."""
+        """Stop printing lines on the current phase, until another begins."""
         if self._ends is not None:
             self._ends.set()
             self._ends = None
@@ -96,13 +96,14 @@ class PhaseProgress:
         self.close()
 
     def close(self) -> None:
-        """Stop drawing, until another phase begins."""
+        """Stop drawing progress bars, until another phase begins."""
         if self._lines is not None:
             self._lines.close()
         if self._shown is not None and self._shown.live.is_started:
             self._shown.stop()
 
     def phase(self, title: str) -> Callable[[float], None]:
+        """Begin a phase called ``title``, and return a function that takes the fraction done, 0 to 1."""
         if self._lines is not None:
             return self._lines.phase(title)
         if self._shown is None:
@@ -113,7 +114,7 @@ class PhaseProgress:
         return lambda fraction: bars.update(task, completed=fraction)
 
     def tell(self, line: str) -> None:
-        """Print a line above the progress bars."""
+        """Print ``line`` to standard error, above the progress bars if there are any."""
         _console().print(line, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -127,7 +128,7 @@ def _bars() -> "Progress":
 
 
 def show_comparison(result: "Comparison") -> None:
-    """Print one line about a compared prompt."""
+    """Print one line about a prompt that was compared with plain decoding."""
     tree, plain = result.tree.metrics, result.plain.metrics
     same = "same tokens" if result.divergence is None else f"DIFFERENT TOKENS ({result.divergence.verdict})"
     ratio = f"{result.decode_ratio:5.2f}" if tree.iterations else f"{'-':>5}"  # the first token is the prefill's
@@ -139,7 +140,7 @@ def show_comparison(result: "Comparison") -> None:
 
 
 def show_summary(summary: dict[str, Any]) -> None:
-    """Print the summary as a table."""
+    """Print the figures of a comparison with plain decoding as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -156,7 +157,7 @@ def show_summary(summary: dict[str, Any]) -> None:
 
 
 def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a table of results with one row for each category of the prompts."""
+    """Print a table of a comparison's figures with one row for each category of prompts."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -177,7 +178,13 @@ def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a table with one row per plan, ``first`` above the ``others`` that it was compared with."""
+    """Print a table of a comparison of several plans, one row per plan.
+
+    Args:
+        first: name of the first plan.
+        summary: figures of the first plan.
+        others: figures of the further plans, by name.
+    """
     from rich.table import Table
 
     columns = ("plan", "same tokens", "AAL", "ms per token", "speed-up", "in all", f"time over {first}", "in all")
@@ -198,7 +205,7 @@ def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Map
 
 
 def show_memory(use: "MemoryUse") -> None:
-    """Print one line about memory use."""
+    """Print one line about the memory that models, caches and imports take."""
     _console().print(
         f"memory: {use.peak:.0f} MB at the peak beyond {use.imports:.0f} MB of imports, {use.ratio:.2f} x the models' "
         f"weights ({use.weights:.0f} MB) and caches ({use.caches:.0f} MB)"
@@ -206,7 +213,7 @@ def show_memory(use: "MemoryUse") -> None:
 
 
 def show_table(title: str, frame: "pd.DataFrame") -> None:
-    """Print a table, with numbers of four significant digits."""
+    """Print a DataFrame as a table with a title, numbers with four significant digits."""
     from rich.table import Table
 
     table = Table(*[column.replace("_", " ") for column in frame.columns], title=title)

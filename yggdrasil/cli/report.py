@@ -54,8 +54,8 @@ def report(
     facts = Facts.load(path)
     if prompts is not None:
         facts = _with_trees(facts, path, prompts, limit or USUAL_LIMIT, chat=chat, force_machine=force_machine)
-    if facts.lack is not None and not as_text:
-        say(facts.lack)
+    if facts.missing_profile is not None and not as_text:
+        say(facts.missing_profile)
     if out is not None:
         write_atomic(out, build_page(facts).encode())
         print(out)

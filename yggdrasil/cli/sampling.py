@@ -83,12 +83,15 @@ Logprobs = Annotated[int | None, typer.Option(help="With --json: log-probabiliti
 
 
 def takes_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the sampling and acceptance options to ``command``, which gets them as keywords."""
+    """Add the sampling and acceptance options to ``command``, which gets their values as keywords."""
     return with_options(command, _options())
 
 
 def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to a command whose default is the sampling that the model's files recommend."""
+    """Add the sampling and acceptance options to a command that by default samples as the model's files recommend.
+
+    An option that the model may recommend is None if the user leaves it out.
+    """
     usual = [each.replace(default=None) if each.name in OWN else each for each in _options()]
     greedy = option(
         "greedy", bool, False, "Decode greedily instead of the model's recommended sampling.", rich_help_panel=SAMPLING
@@ -97,7 +100,10 @@ def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def named_sampling(options: dict[str, Any]) -> SamplingParams:
-    """Return the sampling parameters of options from ``samples_as_the_model``; missing ones are greedy.
+    """Return the sampling parameters that the user has given, with greedy defaults for the others.
+
+    Args:
+        options: values of the options that ``samples_as_the_model`` adds.
 
     Raises:
         YggdrasilError: a value is invalid, or --greedy is combined with an option that samples.
@@ -110,7 +116,12 @@ def named_sampling(options: dict[str, Any]) -> SamplingParams:
 
 
 def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingParams:
-    """Return ``named_sampling`` with the model's ``own`` values for missing options, unless decoding is greedy."""
+    """Return the sampling parameters that the user has given, with the model's own values for the others.
+
+    Args:
+        options: values of the options that ``samples_as_the_model`` adds.
+        own: parameters that the model's files recommend. They are not used if decoding is greedy.
+    """
     named = named_sampling(options)
     if options["greedy"] or options["temperature"] == 0:
         return named
@@ -118,7 +129,11 @@ def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingP
 
 
 def sampling_of(options: dict[str, Any]) -> SamplingParams:
-    """Return the sampling parameters of ``generate``'s options."""
+    """Return the sampling parameters that the values of ``generate``'s options give.
+
+    Raises:
+        YggdrasilError: a value is invalid or a file cannot be read.
+    """
     same = (
         "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "min_new_tokens", "seed",
@@ -131,7 +146,12 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
 
 
 def speculation_of(options: dict[str, Any]) -> Speculation:
-    """Return the acceptance settings of ``generate``'s options; ``--speculation off`` is the rule "off"."""
+    """Return the speculation settings that the values of ``generate``'s options give; ``--speculation off`` drafts
+    nothing.
+
+    Raises:
+        YggdrasilError: a value is invalid, or an option has no effect with the others.
+    """
     same = (
         "typical_epsilon", "typical_delta", "relaxed_topk", "relaxed_delta", "thinking_only", "exactness",
         "tolerance", "fixed_width", "audit",
@@ -166,7 +186,7 @@ def _check_company(options: dict[str, Any]) -> None:
 
 
 def logprobs_record(logprobs: "Sequence[TokenLogprobs] | None") -> list[dict[str, Any]] | None:
-    """Return log-probabilities in the format of the JSON output."""
+    """Return log-probabilities for the JSON output: a dictionary per token with token, logprob and top."""
     if logprobs is None:
         return None
     return [{"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in logprobs]

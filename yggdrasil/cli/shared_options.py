@@ -28,7 +28,14 @@ ChatOption = Annotated[
 
 
 def option(name: str, kind: Any, default: Any, text: str, **more: Any) -> Parameter:
-    """Return the parameter of an option ``name`` of type ``kind``; a bool becomes a switch without a ``--no-`` form."""
+    """Return the function parameter by which typer adds the option ``name``; a bool becomes a switch without ``--no-``
+    form.
+
+    Args:
+        kind: type of the value.
+        text: help text.
+        more: further arguments of ``typer.Option``.
+    """
     names = [f"--{name.replace('_', '-')}"] if kind is bool else []
     annotated: Any = Annotated
     annotation = annotated[kind, typer.Option(*more.pop("names", names), help=text, **more)]
@@ -36,7 +43,7 @@ def option(name: str, kind: Any, default: Any, text: str, **more: Any) -> Parame
 
 
 def with_options(command: Callable[..., None], options: Iterable[Parameter]) -> Callable[..., None]:
-    """Return ``command`` with ``options`` after its own; it gets them as keywords."""
+    """Return ``command`` with ``options`` added to its own; it gets their values as keywords."""
     own = [each for each in signature(command).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     return with_parameters(command, lambda values: values, [*own, *options])
 
@@ -44,7 +51,12 @@ def with_options(command: Callable[..., None], options: Iterable[Parameter]) -> 
 def with_parameters(
     command: Callable[..., None], change: Callable[[dict[str, Any]], dict[str, Any]], parameters: Iterable[Parameter]
 ) -> Callable[..., None]:
-    """Return a command that takes ``parameters``; ``change`` converts their values to the arguments of ``command``."""
+    """Return a command that takes other parameters than ``command``.
+
+    Args:
+        change: converts their values to the arguments of ``command``.
+        parameters: the parameters to take.
+    """
 
     @wraps(command)
     def run(**values: Any) -> None:
@@ -65,12 +77,17 @@ _OPENING = ("dtype", "drafter", "force_machine", "device", "backend", "max_lengt
 
 
 def opening(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the items of ``options`` that ``open_decoder`` takes."""
+    """Return the values of ``options`` that ``open_decoder`` takes, by name."""
     return {name: options[name] for name in _OPENING}
 
 
 def opens_decoder(command: Callable[..., None], *, is_server: bool = False) -> Callable[..., None]:
-    """Add the options of opening a decoder to ``command``; ``open_decoder`` takes them by the same names."""
+    """Add the options of opening a decoder (dtype, drafter, device, …) to ``command``, which gets their values as
+    keywords.
+
+    Args:
+        is_server: answers are added to the n-gram table only if the user asks for it.
+    """
     kind, default, usual = (
         (bool, False, "default: off") if is_server else (bool | None, None, "default: if there is a table")
     )

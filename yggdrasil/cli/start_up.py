@@ -16,8 +16,11 @@ _SHARE = 15 / 16  # of the weights' bytes in the file; packed weights take at le
 
 
 def load_torch_libraries() -> None:
-    """Load PyTorch's libraries in a thread, which takes a fifth of its import; Linux only."""
-    found = find_spec("torch") if sys.platform == "linux" and is_first() else None
+    """Begin to load PyTorch's libraries in a thread, a fifth of the time of its import; Linux only.
+
+    Does nothing if PyTorch is imported already.
+    """
+    found = find_spec("torch") if sys.platform == "linux" and is_before_torch() else None
     for folder in () if found is None else found.submodule_search_locations or ():
         library = str(Path(folder) / "lib" / "libtorch_cpu.so").encode()
         # The C function: ``ctypes.CDLL`` would hold the GIL. If it fails, so will the import, which says why.
@@ -26,7 +29,11 @@ def load_torch_libraries() -> None:
 
 
 def open_tokenizer_ahead(source: str) -> None:
-    """Open the tokenizer of a known model while a thread loads PyTorch's libraries, which needs no Python code."""
+    """Open the tokenizer of a known model while a thread loads PyTorch's libraries.
+
+    Args:
+        source: a model's folder or GGUF file. Errors are left to the loader.
+    """
     from yggdrasil.artifacts.gguf import is_gguf
     from yggdrasil.artifacts.homes import expanded
     from yggdrasil.artifacts.models import model_fingerprint
@@ -37,23 +44,23 @@ def open_tokenizer_ahead(source: str) -> None:
     with suppress(OSError, YggdrasilError):  # the loader raises what is wrong
         if is_gguf(folder):
             folder = prepared_root() / model_fingerprint(folder) / "facts"
-        if is_first() and (folder / "config.json").is_file():
+        if is_before_torch() and (folder / "config.json").is_file():
             load_torch_libraries()
             open_ahead(folder)
 
 
-def is_first() -> bool:
-    """Return whether this process has not imported PyTorch yet."""
+def is_before_torch() -> bool:
+    """Return whether PyTorch has not been imported in this process yet, so that its import can still be made faster."""
     return "torch" not in sys.modules
 
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Switch the garbage collector off for the first imports: it would walk all modules again and again.
+    """Switch the garbage collector off within the block, for the first imports, which it would slow down.
 
-    What exists at the end is exempt from later collections too.
+    Objects that exist at the end of the block are exempt from later collections too.
     """
-    if not is_first():
+    if not is_before_torch():
         yield
         return
     was_on = gc.isenabled()
@@ -67,7 +74,11 @@ def without_collections() -> Iterator[None]:
 
 
 def reserve_memory(source: str) -> None:
-    """Reserve memory for the weights of a GGUF file or checkpoint folder, see ``artifacts.memory``."""
+    """Begin to make memory for the weights of a model resident in a thread.
+
+    Args:
+        source: GGUF file or checkpoint folder. Errors are left to the loader.
+    """
     from yggdrasil.artifacts.gguf import is_gguf
     from yggdrasil.artifacts.homes import expanded
     from yggdrasil.artifacts.memory import reserve
@@ -75,5 +86,5 @@ def reserve_memory(source: str) -> None:
 
     model = expanded(source)
     with suppress(OSError, YggdrasilError):  # the loader raises what is wrong
-        if is_first() and (model.is_dir() or is_gguf(model)):
+        if is_before_torch() and (model.is_dir() or is_gguf(model)):
             reserve(int(_SHARE * packed_bytes(model)))

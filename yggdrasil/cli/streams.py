@@ -37,7 +37,8 @@ class Output:
 
 
 def open_streams() -> None:
-    """Open missing standard streams on the null device, and set error handlers for unencodable characters.
+    """Open missing standard streams on the null device, and let standard output escape characters that it cannot
+    encode.
 
     Otherwise the next opened file would get a closed stream's descriptor, and print would write into it.
 
@@ -65,7 +66,7 @@ def open_streams() -> None:
 
 
 def close_output() -> None:
-    """Flush standard output, or drop what cannot be written, so that the interpreter does not fail at exit."""
+    """Flush standard output, or drop text that cannot be written, so that the interpreter does not fail at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -13,7 +13,7 @@ from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.lookups import LookUp, NGramMod, NGramSimple
 from yggdrasil.export.lookups_elsewhere import PromptLookUp, SuffixDecoding, TrieChain
 from yggdrasil.export.playing import Prediction, play, predict
-from yggdrasil.export.settings import EngineName, Settings, Value, plainly
+from yggdrasil.export.settings import EngineName, Settings, Value, plain_settings
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.scheduling.search import AcceptedLengths
@@ -35,9 +35,13 @@ class Way(NamedTuple):
 
 
 def choose_look_up(engine: EngineName, costs: EngineCosts, documents: Sequence[Document]) -> Settings:
-    """Return the settings of a lookup with the fewest milliseconds per token in simulation over ``documents``.
+    """Return the options of the engine's n-gram lookup with the fewest milliseconds per token in simulation.
 
     If plain decoding is faster, they turn speculation off.
+
+    Args:
+        costs: milliseconds of the engine's passes by number of tokens.
+        documents: recorded answers to simulate lookups on.
 
     Raises:
         YggdrasilError: no document has an answer.
@@ -45,7 +49,7 @@ def choose_look_up(engine: EngineName, costs: EngineCosts, documents: Sequence[D
     if not any(len(document.answer) > 1 for document in documents):
         raise YggdrasilError("there is no text to predict look-ups on; give --prompts, and --url of a running server")
     steps = costs.steps(range(1, _LENGTHS[-1] + 2))
-    candidates = [plainly(engine, costs.plain_ms)]
+    candidates = [plain_settings(engine, costs.plain_ms)]
     for way in _WAYS[engine]():
         predicted = predict(play(way.make(), documents), steps, way.longest + 1 if way.is_fixed else None)
         candidates.append(Settings(engine, way.method, way.options, predicted))
@@ -66,16 +70,21 @@ def choose_draft_model(
     acceptance: AcceptanceCalibration,
     drafter: ModelDrafter,
 ) -> Settings:
-    """Return the settings of a draft model or head with the fewest milliseconds per token, by recorded lengths.
+    """Return the engine's options for a draft model or head with the fewest predicted milliseconds per token.
 
     If plain decoding is faster, they turn speculation off.
+
+    Args:
+        costs: milliseconds of the engine's passes by number of tokens.
+        lengths: accepted lengths that the plan's calibration recorded.
+        acceptance: acceptance calibration of the drafter, for a probability threshold.
 
     Raises:
         YggdrasilError: ``costs`` has no drafter times.
     """
     if not costs.drafter_ms:
         raise YggdrasilError("the plan drafts with a model, which costs time too; give --drafter-url, or drafter_ms")
-    best, best_shape = plainly(engine, costs.plain_ms), TreeShape(0, 0, 1)
+    best, best_shape = plain_settings(engine, costs.plain_ms), TreeShape(0, 0, 1)
     steps = costs.steps(
         {*range(1, lengths.max_depth + 2), *lengths.verify_widths},
         lengths.draft_widths,
@@ -117,7 +126,11 @@ _HEADS: dict[EngineName, dict[Kind, str]] = {
 
 
 def refuse_unknown_head(engine: EngineName, drafter: ModelDrafter) -> None:
-    """Raise YggdrasilError if the engine's documents have no setting for the head's kind."""
+    """Check that the engine has a setting for the kind of the drafter's head.
+
+    Raises:
+        YggdrasilError: it has none; the message names engines that do.
+    """
     if drafter.head is not None and drafter.head not in _HEADS[engine]:
         others = " or ".join(name for name, known in _HEADS.items() if drafter.head in known)
         raise YggdrasilError(

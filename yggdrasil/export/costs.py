@@ -48,9 +48,12 @@ class EngineCosts:
     def steps(
         self, widths: Iterable[int], draft_widths: Iterable[int] = (1,), *, reads_again: bool = False
     ) -> StepCosts:
-        """Return the costs for the objective, at verify ``widths`` and ``draft_widths``.
+        """Return the engine's pass times as step costs for the policy's objective.
 
-        ``reads_again``: the drafter also reads the tokens that the target verifies.
+        Args:
+            widths: verify widths to give costs of.
+            draft_widths: draft widths to give costs of.
+            reads_again: the drafter also reads the tokens that the target verifies, which costs a drafter pass.
         """
         wanted = sorted({1, *widths})
         verify = {width: _at(self.target_ms, width) for width in wanted}
@@ -64,10 +67,10 @@ class EngineCosts:
 
     @classmethod
     def load(cls, path: Path) -> "EngineCosts":
-        """Load a file such as ``{"target_ms": {"1": 9.1, "4": 11.8}, "drafter_ms": {"1": 2.0}}``.
+        """Load pass times from a JSON file such as ``{"target_ms": {"1": 9.1, "4": 11.8}, "drafter_ms": {"1": 2.0}}``.
 
         Raises:
-            YggdrasilError: it is not such a file.
+            YggdrasilError: the file cannot be read or has other content.
         """
         try:
             found: Any = parse_json(path.read_text(encoding="utf-8"))

@@ -53,7 +53,7 @@ class Exported:
     not_said: tuple[str, ...]  # features of the plan for which the engine has no option
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data for JSON."""
+        """Return settings, costs and remarks of an export as plain data for JSON."""
         chosen = self.settings
         return {
             "engine": chosen.engine,
@@ -69,7 +69,9 @@ class Exported:
 
 
 def export(request: Request, reporter: Reporter) -> Exported:
-    """Choose the engine's settings. Files are read before servers are asked.
+    """Choose another engine's speculation settings for a plan, by simulation with the engine's pass times.
+
+    Files are read before servers are asked.
 
     Raises:
         YggdrasilError: costs or text are missing or unusable, a server fails, or the plan is unsupported.

@@ -32,16 +32,19 @@ class LlamaServer:
         self._url = url.rstrip("/")
 
     def describe(self) -> str:
-        """Return the build that the server reports."""
+        """Return the name of the build that llama-server reports."""
         return self._ask("/props", lambda said: one_line(said.get("build_info", "an unknown build")))
 
     def pass_ms(self, report: Callable[[float], None]) -> dict[int, float]:
-        """Measure milliseconds of a pass by its number of rows (``WIDTHS``), logits of every row included.
+        """Measure the milliseconds of a pass by its number of rows (``WIDTHS``), logits of every row included.
 
         Width 1 is a plain step, timed during generation without speculation. A wider pass adds the extra time of
-        reading that many prompt tokens instead of one. llama-server computes logits of the last prompt token only, so
-        the extra time is scaled up by the LM head's share of the weights. It also adds the extra time of a pass after
-        one of another width, for which the server rebuilds its graph. ``report`` gets the fraction done.
+        reading so many prompt tokens instead of one. llama-server computes logits of the last prompt token only, so the
+        extra time is scaled up by the LM head's share of the weights. It also adds the extra time of a pass after one
+        of another width, for which the server rebuilds its graph.
+
+        Args:
+            report: takes the fraction done, 0 to 1.
         """
         numbers = random.Random(0)
         vocabulary, share = self._sizes()
@@ -60,7 +63,9 @@ class LlamaServer:
         return {width: step + (anew if width > 1 else 0.0) + extra for width, extra in more.items()}
 
     def answer(self, prompt: Sequence[int], tokens: int) -> Document:
-        """Return ``tokens`` greedy tokens after ``prompt``, end-of-text tokens ignored."""
+        """Let llama-server generate ``tokens`` greedy tokens after ``prompt`` (token ids), end-of-text tokens
+        ignored.
+        """
         options = {"n_predict": tokens, "ignore_eos": True, "return_tokens": True, "cache_prompt": False}
         found = self._complete(prompt, lambda said: check_tokens("tokens", said["tokens"]), **options)
         return Document(list(prompt), found)

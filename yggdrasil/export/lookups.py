@@ -12,13 +12,15 @@ class LookUp(Protocol):
     """A drafter of chains that reads only the text."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Begin a request with this prompt."""
+        """Begin a request with the token ids ``prompt``."""
 
     def draft(self, text: Sequence[int]) -> Sequence[int]:
-        """Return drafted tokens after ``text``, which extends the text of the last call."""
+        """Return the tokens that the lookup drafts after ``text``, which extends the text of the last call."""
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """Record how many of the last draft's tokens were accepted; not called if none was verified."""
+        """Record that the target accepted ``accepted`` of the last draft's ``drafted`` tokens. Not called if none was
+        verified.
+        """
 
 
 class Occurrences:
@@ -29,10 +31,9 @@ class Occurrences:
         self._ends = size  # end of the next n-gram to index
         self._starts: dict[tuple[int, ...], list[int]] = {}
 
-    def of_end(self, text: Sequence[int]) -> list[int]:
-        """Return all start positions of the last n-gram of ``text``, itself last.
-
-        The text may only grow between calls.
+    def of_last_ngram(self, text: Sequence[int]) -> list[int]:
+        """Return all start positions in ``text`` of its last n-gram, itself last. The text may only grow between
+        calls.
         """
         for end in range(self._ends, len(text) + 1):
             self._starts.setdefault(tuple(text[end - self._size : end]), []).append(end - self._size)
@@ -53,7 +54,7 @@ class NGramSimple:
         self._places = Occurrences(self._match)
 
     def draft(self, text: Sequence[int]) -> Sequence[int]:
-        starts, verified = self._places.of_end(text), len(text) - 1
+        starts, verified = self._places.of_last_ngram(text), len(text) - 1
         if verified <= self._match + self._draft + 1:
             return []
         start = next((start for start in reversed(starts[-3:]) if start <= verified - self._match - 1), 0)

@@ -20,7 +20,7 @@ class PromptLookUp:
 
     def draft(self, text: Sequence[int]) -> Sequence[int]:
         for size in self._sizes:
-            starts = self._positions[size].of_end(text)
+            starts = self._positions[size].of_last_ngram(text)
             if len(starts) > 1:
                 return text[starts[0] + size : starts[0] + size + self._draft]
         return []

@@ -29,7 +29,9 @@ class Prediction:
 
 
 def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
-    """Simulate greedy decoding of every document with ``look_up``, one request after another."""
+    """Simulate greedy decoding of every document with an n-gram lookup, and count drafted and accepted tokens of each
+    pass.
+    """
     tokens, counts = 0, Counter[tuple[int, int]]()
     for document in documents:
         text = [*document.prompt, *document.answer]
@@ -49,7 +51,12 @@ def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
 
 
 def predict(drafts: Drafts, costs: StepCosts, verified: int | None = None) -> Prediction:
-    """Predict the speed of a simulated setting by ``costs``. ``verified``: the width of all passes if it is fixed."""
+    """Predict the speed of a simulated lookup by the engine's step costs.
+
+    Args:
+        drafts: passes of the simulation.
+        verified: width of all passes if it is fixed; None: a pass is as wide as its draft.
+    """
     tally = ShapeTally()
     tally.begin()  # passes are counted over all documents together
     for (drafted, _), passes in sorted(drafts.counts.items()):

@@ -71,14 +71,18 @@ class Settings:
 
     @property
     def line(self) -> str:
-        """The options as text for the engine's command line."""
+        """The options as text for the engine's command line; empty if vLLM is to decode plainly."""
         if self.engine == "vllm":
             return f"--speculative-config {shlex.quote(json.dumps(self.options))}" if self.options else ""
         return shlex.join(part for name, value in self.options.items() for part in (name, str(value)))
 
 
-def plainly(engine: EngineName, plain_ms: float) -> Settings:
-    """Return the settings of decoding without speculation."""
+def plain_settings(engine: EngineName, plain_ms: float) -> Settings:
+    """Return the settings by which an engine decodes without speculation.
+
+    Args:
+        plain_ms: milliseconds of a plain step.
+    """
     options: dict[str, Value] = {"--spec-type": "none"} if engine == "llama-server" else {}
     return Settings(engine, "none", options, Prediction(1.0, plain_ms, 1.0))
 
@@ -117,9 +121,10 @@ _NOT_SAID_OF_TEXT: dict[EngineName, tuple[str, ...]] = {
 
 
 def not_said(engine: EngineName, *, by_model: bool) -> tuple[str, ...]:
-    """Return features of the plan that the engine has no option for, or that were not tried.
+    """Return sentences on features of the plan that the engine has no option for, or that were not tried.
 
-    ``by_model``: whether a draft model or head drafts.
+    Args:
+        by_model: a draft model or head drafts, not an n-gram lookup.
     """
     if not by_model:
         return _NOT_SAID[engine] + _NOT_SAID_OF_TEXT[engine]

@@ -18,7 +18,7 @@ from yggdrasil.drafters.statistics.drafter import table_origin
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.objective import objective_value
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.reports.folder import optional
+from yggdrasil.reports.folder import read_csv_if_any
 from yggdrasil.reports.reasons import considered, costs, reasons
 from yggdrasil.reports.search_facts import SearchFacts
 from yggdrasil.scheduling.plan import Plan
@@ -42,7 +42,7 @@ class Facts:
 
     @classmethod
     def load(cls, plan_path: Path) -> "Facts":
-        """Load a plan, its predictor and its profile.
+        """Load a plan with its predictor and its profile (measured times), the data of a report.
 
         Raises:
             ArtifactError: the plan or the predictor is missing or damaged.
@@ -50,12 +50,12 @@ class Facts:
         plan = Plan.load(plan_path)
         predictor = plan_path.parent / plan.predictor
         profile = profile_of_plan(plan_path, predictor)
-        trees = optional(profile / "example_trees.csv", "example-trees", TREE_COLUMNS)
+        trees = read_csv_if_any(profile / "example_trees.csv", "example-trees", TREE_COLUMNS)
         learned = None if plan.drafter is None or plan.is_provisional else Learned.load(predictor)
         return cls(plan, learned, profile, predictor, trees)
 
     @property
-    def lack(self) -> str | None:
+    def missing_profile(self) -> str | None:
         """A sentence that the profile, the source of most tables, is missing; None if it exists."""
         if self.profile.is_dir() or self.plan.is_provisional:
             return None
@@ -66,26 +66,26 @@ class Facts:
 
     @property
     def table(self) -> str | None:
-        """A line about the n-gram table if another calibration built it, else None."""
+        """A line about the n-gram table if another calibration built it; None otherwise."""
         return table_origin(self.predictor)
 
     def reasons(self) -> list[str]:
-        """Return sentences that explain the choice of the plan."""
+        """Return sentences that explain why the plan was chosen."""
         return reasons(self.plan)
 
     @cached_property
     def lengths(self) -> AcceptedLengths:
-        """Accepted lengths of the drafter's tree shapes; needs a plan whose drafter is a model."""
+        """Accepted lengths of the drafter's tree shapes. Only for a plan with a draft model or head."""
         assert self.learned is not None, "no pass drafts here"
         return AcceptedLengths(self.learned.mean_survival, self.learned.ratios, self.plan.shapes.verify_widths)
 
     @cached_property
     def search(self) -> SearchFacts:
-        """Tables of the plan's schedule search, empty if it was not searched."""
+        """Tables of the plan's schedule search; they are empty if the plan was not searched."""
         return SearchFacts(self.plan.search, None if self.plan.search is None else self.lengths, self.profile)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Return all tables by name, in the order of the page."""
+        """Return all tables of the report by name, in the order of the page."""
         return {
             "considered": considered(self.plan),
             "costs": costs(self.plan),
@@ -105,8 +105,12 @@ class Facts:
         }
 
     def latency(self) -> pd.DataFrame:
-        """Return the time of a step in milliseconds by model, context and width: median, 10th and 90th percentile."""
-        frame = optional(self.profile / "stage_samples.csv", "stage-samples", SAMPLE_COLUMNS)
+        """Return measured step times, one row per model, context and width.
+
+        Columns: model ("target" or "drafter"), context (tokens in the cache), width (rows of the step: 1 for a plain
+        step, else the verify or draft width), median ms, p10_ms, p90_ms and number of samples.
+        """
+        frame = read_csv_if_any(self.profile / "stage_samples.csv", "stage-samples", SAMPLE_COLUMNS)
         if frame.empty:
             return pd.DataFrame(columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
         frame = without_drift(frame)
@@ -123,11 +127,16 @@ class Facts:
         return pd.DataFrame(rows, columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
 
     def roofline(self) -> pd.DataFrame:
-        """Return step times and lower bounds from `scripts/profile_steps.py`, in milliseconds."""
-        return optional(self.profile / "roofline.csv", "roofline", ("model", "width", "context", "ms", "least_ms"))
+        """Return step times with lower bounds, as `scripts/profile_steps.py` stored them: model, width, context, ms,
+        least_ms.
+        """
+        return read_csv_if_any(
+            self.profile / "roofline.csv", "roofline", ("model", "width", "context", "ms", "least_ms")
+        )
 
     def iterations(self) -> pd.DataFrame:
-        """Return milliseconds per iteration by stage.
+        """Return the milliseconds of each stage per iteration: stage, ms_an_iteration and, usually, share of the
+        iteration.
 
         They come from the search's chosen plan, else from whole requests, else from the profile's mixed tree shapes.
         """
@@ -136,10 +145,10 @@ class Facts:
         if not own.empty:
             spent = (own["end_ms"] - own["start_ms"]).astype(float)
             return pd.DataFrame({"stage": own["stage"], "ms_an_iteration": spent, "share": spent / spent.sum()})
-        found = optional(self.profile / "iterations.csv", "iterations", ("stage", "ms_an_iteration"))
+        found = read_csv_if_any(self.profile / "iterations.csv", "iterations", ("stage", "ms_an_iteration"))
         if not found.empty:
             return found
-        frame = optional(self.profile / "stage_samples.csv", "stage-samples", SAMPLE_COLUMNS)
+        frame = read_csv_if_any(self.profile / "stage_samples.csv", "stage-samples", SAMPLE_COLUMNS)
         if frame.empty:
             return pd.DataFrame(columns=["stage", "ms_an_iteration", "share"])
         drafted = trees_of(frame[frame["context"] == frame["context"].min()])
@@ -149,7 +158,14 @@ class Facts:
         return table
 
     def benchmarks(self) -> pd.DataFrame:
-        """Return the results of `yggdrasil bench` stored in the profile (bench-*.json)."""
+        """Return the results of `yggdrasil bench` that the profile has (bench-*.json), one row per prompt set.
+
+        Columns: prompts, matched, aal, plain_ms and ours_ms (per token), speedup with quartiles low and high,
+        predicted_speedup, and repeats, the share of repeated tokens.
+
+        Raises:
+            YggdrasilError: a file is not the result of a benchmark.
+        """
         rows = []
         for path in sorted(self.profile.glob("bench-*.json")):
             try:
@@ -176,7 +192,10 @@ class Facts:
         return pd.DataFrame(rows)
 
     def objective(self) -> pd.DataFrame:
-        """Return AAL, milliseconds and speed-up over a plain step (equation 3 with overhead) of every drafted shape."""
+        """Return predicted AAL, iteration_ms, ms_per_token and speedup over plain decoding of every drafted tree shape.
+
+        The shape's columns are width, depth and verify_width.
+        """
         costs = self.plan.costs[0].steps()
         rows = []
         for width in () if self.learned is None else self.lengths.draft_widths:
@@ -190,7 +209,9 @@ class Facts:
         return pd.DataFrame(rows, columns=names)
 
     def best_tree(self) -> TreeShape:
-        """Return the shape that the search chose, else the fastest predicted one that verifies more than the root."""
+        """Return the tree shape that the search chose, else the fastest predicted one that verifies more than the
+        root.
+        """
         search = self.plan.search
         chosen = search.entry(search.chosen) if search is not None else None
         if chosen is not None and chosen.shape[1]:
@@ -200,7 +221,9 @@ class Facts:
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
 
     def best_pruned_tree(self) -> TreeShape:
-        """Return the fastest shape that drafts at least twice as many nodes as it verifies, else ``best_tree``."""
+        """Return the fastest tree shape that drafts at least twice as many nodes as it verifies; the fastest of all
+        without one.
+        """
         table = self.objective().sort_values("ms_per_token")
         pruned = table[(table["verify_width"] > 1) & (table["width"] * table["depth"] >= 2 * table["verify_width"])]
         if pruned.empty:
@@ -209,15 +232,19 @@ class Facts:
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
 
     def predictor_scores(self) -> pd.DataFrame:
-        """Return AUC and Brier score of the depth predictor and the baselines by depth, on held-out documents."""
-        return optional(self.predictor / "report.csv", "predictor-report", PREDICTOR_COLUMNS, REPORT_VERSION)
+        """Return AUC and Brier score of the depth predictor and of the baselines by depth, on held-out documents."""
+        return read_csv_if_any(self.predictor / "report.csv", "predictor-report", PREDICTOR_COLUMNS, REPORT_VERSION)
 
     def calibration(self) -> pd.DataFrame:
-        """Return the depth predictors' calibration curves on held-out documents: predicted and actual share per bin."""
-        return optional(self.predictor / "calibration.csv", "predictor-calibration", CURVE_COLUMNS)
+        """Return the depth predictors' calibration curves on held-out documents: predicted and reached share of each
+        bin.
+        """
+        return read_csv_if_any(self.predictor / "calibration.csv", "predictor-calibration", CURVE_COLUMNS)
 
     def acceptance(self) -> pd.DataFrame:
-        """Return the fitted map from drafter probability to acceptance probability, one row per knot."""
+        """Return the fitted map from drafter_probability to acceptance, one row per knot; empty without a draft model
+        or head.
+        """
         if self.learned is None:
             return pd.DataFrame(columns=["drafter_probability", "acceptance"])
         knots = np.asarray(self.learned.acceptance.knots, dtype=np.float64)

@@ -21,7 +21,9 @@ STAGE_COLOURS = {
 
 
 def latency(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw step time over width W for target and drafter: median, 10-90 % band and roofline bound per context."""
+    """Draw step time over width for target and drafter: median, 10-90 % band and roofline bound per context; None if
+    empty.
+    """
     table, limits = tables["latency"], tables["roofline"]
     models = [model for model in ("target", "drafter") if model in set(table["model"]) | set(limits["model"])]
     if not models:
@@ -121,9 +123,12 @@ def benchmarks(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | None) -> Figure | None:
-    """Draw heatmaps of speed-up by depth and verify width, one per draft width.
+    """Draw heatmaps of speed-up by depth and verify width, one per draft width; None if there are no shapes.
 
-    Marks the latency-optimal shape, the AAL-optimal one, and ``chosen``, the shape of the search.
+    Args:
+        tables: all tables of the report, by name.
+        chosen: (draft width, depth, verify width) of the search, which is marked as are the shapes with the lowest
+            latency and with the highest AAL. None: not searched.
     """
     table = tables["objective"]
     if table.empty:

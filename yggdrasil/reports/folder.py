@@ -8,13 +8,25 @@ from yggdrasil.artifacts import read_csv, write_atomic
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
 
-def optional(path: Path, kind: str, columns: tuple[str, ...], version: int = 1) -> pd.DataFrame:
-    """Load a CSV table of ``kind``; an empty table if the file is missing. Raises ArtifactError if it is damaged."""
+def read_csv_if_any(path: Path, kind: str, columns: tuple[str, ...], version: int = 1) -> pd.DataFrame:
+    """Read a CSV table with a checksum; an empty table with ``columns`` if the file is missing.
+
+    Args:
+        kind: the expected kind of the file, such as "stage-samples".
+        version: the expected version of its format.
+
+    Raises:
+        ArtifactError: the file is damaged or of another kind or version.
+    """
     return read_csv(path, kind, version, columns) if path.exists() else pd.DataFrame(columns=list(columns))
 
 
 def write_tables(tables: dict[str, pd.DataFrame], folder: Path) -> None:
-    """Write each table as ``NAME.csv`` in ``folder``. Raises YggdrasilError if that fails."""
+    """Write each table as ``NAME.csv`` in ``folder``.
+
+    Raises:
+        YggdrasilError: a file cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():

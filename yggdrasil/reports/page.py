@@ -64,21 +64,25 @@ footer { color: var(--soft); font-size: 13px; padding: 4px 0 40px; }
 
 
 def check_plotly() -> None:
-    """Raise YggdrasilError if plotly, which a page needs, is not installed."""
+    """Check that plotly, which an HTML report needs, is installed.
+
+    Raises:
+        YggdrasilError: it is not.
+    """
     if find_spec("plotly") is None:
         raise YggdrasilError("the HTML report needs plotly; install yggdrasil-decode[report], or use --text")
 
 
 def build_page(facts: Facts) -> str:
-    """Return the HTML of the whole page."""
+    """Return a report as the text of one self-contained HTML page."""
     tables, charts = facts.tables(), Charts()
     sections = [section for section in _sections(facts, tables, charts) if section.parts]
     plan = facts.plan
     title = f"Yggdrasil report: {plan_name(plan.target.source) if plan.is_provisional else plan.name}"
     versions = ", ".join(f"{name} {version}" for name, version in plan.versions.items())
     remarks = [] if facts.table is None else [f"{facts.table[0].upper()}{facts.table[1:]}."]
-    if facts.lack is not None:
-        remarks.append(f"{facts.lack[0].upper()}{facts.lack[1:]}.")
+    if facts.missing_profile is not None:
+        remarks.append(f"{facts.missing_profile[0].upper()}{facts.missing_profile[1:]}.")
     remarked = "".join(f"<p>{html.escape(remark)}</p>" for remark in remarks)
     links = "".join(f'<a href="#{section.anchor}">{section.link}</a>' for section in sections)
     body = "\n".join(section.html() for section in sections)

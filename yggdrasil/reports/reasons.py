@@ -6,9 +6,10 @@ from yggdrasil.scheduling.plan import Expectation, Plan
 
 
 def considered(plan: Plan) -> pd.DataFrame:
-    """Return a table of the chosen and all other simulated policies, with their time per token over the chosen one's.
+    """Return a table of the policies that a calibration simulated: the chosen one, then the others, fastest first.
 
-    It is empty for the provisional plan of a model's first use, for which nothing was simulated.
+    Columns: policy, speedup, aal, ms_a_token, time_over_chosen (its time per token over the chosen one's), chosen.
+    Empty for the provisional plan of a model's first use, for which nothing was simulated.
     """
     rows = [] if plan.is_provisional else [_row(plan, plan.predicted, chosen=True)]
     rows += [_row(plan, other, chosen=False) for other in sorted(plan.rejected, key=lambda each: each.tpot_ms)]
@@ -27,7 +28,7 @@ def _row(plan: Plan, found: Expectation, *, chosen: bool) -> dict[str, object]:
 
 
 def reasons(plan: Plan) -> list[str]:
-    """Return explaining sentences, the most important first."""
+    """Return sentences that explain why a plan was chosen, the most important first."""
     if plan.is_provisional:
         found = [
             "This plan was made at the first use of the model: step times were measured for a few seconds, acceptance "
@@ -53,7 +54,9 @@ def reasons(plan: Plan) -> list[str]:
 
 
 def costs(plan: Plan) -> pd.DataFrame:
-    """Return the plan's costs: milliseconds of a target pass by context and width."""
+    """Return the costs of a target pass in a plan: context, width (rows), ms, and over_one_row, the ratio to one
+    row.
+    """
     rows = [
         (entry.context, width, ms, ms / entry.verify_ms[1])
         for entry in plan.costs

@@ -5,14 +5,19 @@ from yggdrasil.scheduling.stages import Schedule
 
 
 def changed_variants(entry: Searched) -> str:
-    """Return the stage variants in which a plan differs from the default schedule, or "default"."""
+    """Return the stages in which a searched plan differs from the default schedule, such as "accept=host, verify=late".
+
+    "default" if there are none. A stage of an iteration (draft, verify, …) has variants of when and where it runs.
+    """
     default = Schedule.of({}).variants
     variants = Schedule.parse(entry.stages).variants
     return ", ".join(f"{name}={variant}" for name, variant in variants.items() if variant != default[name]) or "default"
 
 
 def verdict(result: SearchResult) -> list[str]:
-    """Return sentences on the prediction error, its regret, and the chosen plan's speed relative to named plans."""
+    """Return sentences on a search: the prediction's error, its regret, and the chosen plan's speed over named
+    plans.
+    """
     chosen = result.entry(result.chosen)
     measured = [entry for entry in result.entries if entry.measured_ms_per_token and entry.shape[1]]
     if chosen is None or not measured or not chosen.measured_ms_per_token:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from yggdrasil.artifacts import shown
 from yggdrasil.calibration.measurement.schedules import PLAN_COLUMNS, at_profiles_speed
-from yggdrasil.reports.folder import optional
+from yggdrasil.reports.folder import read_csv_if_any
 from yggdrasil.reports.schedules import changed_variants
 from yggdrasil.scheduling.costs import COLUMNS as COST_COLUMNS
 from yggdrasil.scheduling.costs import LOOP, StageCosts
@@ -33,11 +33,15 @@ class SearchFacts:
     def _costs(self) -> StageCosts | None:
         """Costs of the stage variants from the search's samples; None if there are no samples."""
         path = self._profile / "schedule_samples.csv"
-        frame = optional(path, "schedule-samples", COST_COLUMNS, version=2)
+        frame = read_csv_if_any(path, "schedule-samples", COST_COLUMNS, version=2)
         return None if frame.empty else StageCosts.from_samples(frame, shown(path))
 
     def prediction(self) -> pd.DataFrame:
-        """Return predicted and measured times of every plan that the search measured."""
+        """Return predicted and measured times of every plan that the search measured, one row per plan.
+
+        Columns: plan, predicted_iteration_ms, measured_iteration_ms, error (their ratio minus 1),
+        predicted_ms_per_token, measured_ms_per_token.
+        """
         columns = ["plan", "predicted_iteration_ms", "measured_iteration_ms", "error", "predicted_ms_per_token",
                    "measured_ms_per_token"]  # fmt: skip
         rows = [
@@ -52,13 +56,16 @@ class SearchFacts:
         return pd.DataFrame(rows, columns=columns)
 
     def timelines(self) -> pd.DataFrame:
-        """Return start and end of each stage of an iteration, for the naive and chosen plan, predicted and measured."""
+        """Return start_ms and end_ms of each stage of one iteration of the naive and the chosen plan.
+
+        Further columns: plan, kind ("predicted" or "measured"), stage, resource.
+        """
         columns = ["plan", "kind", "stage", "resource", "start_ms", "end_ms"]
         search, lengths, costs = self._result, self._lengths, self._costs
         if search is None or lengths is None or costs is None:
             return pd.DataFrame(columns=columns)
         rows: list[tuple[Any, ...]] = []
-        measured = optional(self._profile / "schedule_measured.csv", "schedule-measured", PLAN_COLUMNS)
+        measured = read_csv_if_any(self._profile / "schedule_measured.csv", "schedule-measured", PLAN_COLUMNS)
         for title, entry in (("naive", search.entry("naive")), ("chosen", search.entry(search.chosen))):
             if entry is None:
                 continue
@@ -71,7 +78,12 @@ class SearchFacts:
         return pd.DataFrame(rows, columns=columns)
 
     def ranking(self) -> pd.DataFrame:
-        """Return all plans of the search by rank, with predicted and measured values."""
+        """Return all plans of the search by rank, one row per plan, best prediction first.
+
+        Columns: rank, plan, chosen, differs_in (changed stage variants), width, depth, verify_width, predicted_aal,
+        measured_aal, predicted_ms_per_token, measured_ms_per_token, measured_speedup (over plain decoding). Measured
+        values are missing for plans that were only predicted.
+        """
         rows = []
         for place, entry in enumerate(self._entries, start=1):
             width, depth, verify_width = entry.shape
@@ -94,7 +106,11 @@ class SearchFacts:
         return pd.DataFrame(rows)
 
     def variants(self) -> pd.DataFrame:
-        """Return the predicted iteration time of the chosen plan with each stage variant whose costs are known."""
+        """Return the predicted time of the chosen plan's iteration with each stage variant in turn, if its costs are
+        known.
+
+        Columns: stage, variant, chosen, iteration_ms, and the difference to the chosen plan in ms and as a share.
+        """
         columns = ["stage", "variant", "chosen", "iteration_ms", "against_chosen_ms", "against_chosen"]
         search, lengths, costs = self._result, self._lengths, self._costs
         chosen = search.entry(search.chosen) if search is not None else None

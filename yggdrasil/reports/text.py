@@ -30,7 +30,7 @@ _STYLES = {"root": "bold", "accepted": "bold green", "verified": "yellow", "draf
 
 
 def show(facts: Facts, console: Console | None = None) -> None:
-    """Print every table except the acceptance map, which has one row per knot."""
+    """Print a report's tables in the terminal, except the acceptance map, which has one row per knot."""
     console = console or Console()
     plan = facts.plan
     console.print(plan.describe(), style="bold", markup=False)
@@ -38,8 +38,8 @@ def show(facts: Facts, console: Console | None = None) -> None:
         console.print(reason, markup=False)
     if facts.table is not None:
         console.print(facts.table, markup=False)
-    if facts.lack is not None:
-        console.print(facts.lack, markup=False)
+    if facts.missing_profile is not None:
+        console.print(facts.missing_profile, markup=False)
     tables = facts.tables()
     if not tables["objective"].empty:
         tables["objective"] = _best_shapes(tables["objective"])

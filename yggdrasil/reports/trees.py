@@ -13,10 +13,13 @@ from yggdrasil.reports.facts import TREE_COLUMNS
 def record_trees(
     decoder: Decoder, prompts: Sequence[str | Sequence[int]], each: int = 2, max_new_tokens: int = 32
 ) -> pd.DataFrame:
-    """Decode ``prompts`` with the decoder's policy, and return the ``each`` trees per prompt with most accepted tokens.
+    """Decode prompts and return the ``each`` draft trees per prompt with most accepted tokens, one row per node.
 
-    The table has one row per node and the columns ``TREE_COLUMNS``. Roles are root, accepted, verified (but rejected by
-    the target) and drafted (but pruned before verification).
+    The columns are ``TREE_COLUMNS``. Roles of a node are root, accepted, verified (but rejected by the target) and
+    drafted (but pruned before verification).
+
+    Args:
+        prompts: texts or token ids.
     """
     rows: list[tuple[object, ...]] = []
     for number, prompt in enumerate(prompts):

@@ -31,16 +31,18 @@ class EagleRecipe:
         self._embedding = target_embedding(loaded).float()
 
     def initial(self) -> EagleHead:
-        """Return an untrained head in float32; the same in every call."""
+        """Return the untrained head in float32, initialised from the target; the same in every call."""
         return initial_head(self._loaded, self._settings, self.vocabulary)
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
-        """Yield the logits of ``count`` draft steps (see ``unroll``)."""
+        """Yield the logits of ``count`` draft steps of the head on a batch of training text."""
         assert isinstance(model, EagleHead)
         return unroll(model, self._embedding, batch, count)
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """Write weights in bfloat16, the token tables ``d2t`` and ``t2d``, and the configuration to ``folder``."""
+        """Write a trained head to ``folder``: weights in bfloat16, the token tables ``d2t`` and ``t2d``, and
+        config.json.
+        """
         settings = self._settings
         tensors = {
             name: tensor.detach() if name == "d2t" else tensor.detach().bfloat16().contiguous()
@@ -54,7 +56,12 @@ class EagleRecipe:
 
 
 def config_of(settings: HeadSettings, layers: tuple[int, ...], num_layers: int) -> dict[str, Any]:
-    """Return the config.json of an EAGLE-3 head in the format that vLLM and SGLang load."""
+    """Return the content of config.json of an EAGLE-3 head, in the format that vLLM and SGLang load.
+
+    Args:
+        layers: the target's layers whose outputs the head reads.
+        num_layers: number of the target's layers.
+    """
     rope = {name: value for name, value in settings.rope.items() if name != "rope_theta"}
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3"],

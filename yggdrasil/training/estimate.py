@@ -26,9 +26,10 @@ class Estimate:
     is_reckoned: bool  # whether the draft pass's cost is derived from the drafter's size, not measured
 
     def describe(self, agreement: Sequence[float]) -> str:
-        """Describe the speed-up of chains of the best length in one line.
+        """Return one line with the speed-up over plain decoding by chains of the best length.
 
-        ``agreement``: for each draft step, the share of argmax tokens that equal the target's.
+        Args:
+            agreement: for each draft step, the share of the head's argmax tokens that equal the target's.
         """
         length, speedup = max(enumerate(self.speedups(agreement)), key=lambda each: each[1])
         guesses = {0: "no guess", 1: "one guess"}.get(length, f"{length} guesses")
@@ -38,7 +39,12 @@ class Estimate:
         )
 
     def speedups(self, agreement: Sequence[float]) -> list[float]:
-        """Return the speed-up of chains of 0, 1, 2, ... drafted tokens; a token is accepted if all up to it agree."""
+        """Return the speed-up over plain decoding by chains of 0, 1, 2, ... drafted tokens.
+
+        Args:
+            agreement: for each draft step, the share of the head's argmax tokens that equal the target's. A token is
+                accepted if all tokens up to it agree.
+        """
         costs = self.costs
         kept = accumulate(accumulate(agreement, mul), initial=1.0)
         return [
@@ -50,11 +56,19 @@ class Estimate:
         return min((width for width in self.costs.verify_widths if width >= rows), key=self.costs.verify_ms.__getitem__)
 
 
-def estimate_for(fingerprint: str, weights: Weights, device: DeviceName, share: float) -> Estimate | None:
-    """Return an estimate by the newest plan of a target on this machine, or None if it has no plan.
+def estimate_from_plans(fingerprint: str, weights: Weights, device: DeviceName, share: float) -> Estimate | None:
+    """Return an estimator of the speed-up that a head in training gives, by the step costs of one of the target's
+    plans.
 
-    Plans with ``weights`` are preferred, then those with a head of the trained kind. ``share`` is the number of bytes
-    that a drafter pass reads, divided by the target's; it gives the cost of a draft pass if no plan has measured it.
+    Of the target's plans on this machine it is one with ``weights`` if possible, among these one with an EAGLE-3 head
+    if possible, among these the newest. None if the target has no plan.
+
+    Args:
+        fingerprint: of the target's checkpoint.
+        weights: the target's weight format.
+        device: device of the plan.
+        share: bytes that a drafter pass reads divided by bytes that a target pass reads. It gives the cost of a draft
+            pass if the plan has measured none.
     """
     plans = sorted(
         _plans_of(fingerprint, device), key=lambda plan: (plan.target.weights == weights, _kind(plan) == _KIND)

@@ -39,7 +39,7 @@ class Kept(NamedTuple):
 
 
 def shards(windows: Sequence[Window]) -> list[list[Window]]:
-    """Split windows into shards of at most ``SHARD``, dealt out over stretches of the text.
+    """Split training windows into shards of at most 64, dealt out over stretches of the text.
 
     More windows at the end leave the full stretches' shards unchanged.
     """
@@ -57,11 +57,11 @@ class Features:
         self._loaded, self._layers, self._folder = loaded, tuple(layers), folder
 
     def has(self, name: str, windows: Sequence[Window]) -> bool:
-        """Return whether a features file for ``name`` and ``windows`` exists on disk."""
+        """Return whether the hidden states of ``windows`` are stored on disk under ``name``."""
         return self._file(name, windows).exists()
 
-    def of(self, name: str, windows: Sequence[Window]) -> list[Kept]:
-        """Load the states of ``windows`` from disk, or compute and store them.
+    def load_or_compute(self, name: str, windows: Sequence[Window]) -> list[Kept]:
+        """Return the target's hidden states over ``windows``, from disk, or computed and stored there.
 
         The file's name has ``name``, the number of windows and their total length.
         """
@@ -138,8 +138,12 @@ def _note(module: nn.Module, captured: dict[int, Tensor], layer: int) -> Any:
     return module.register_forward_hook(note).remove
 
 
-def side_by_side(items: Sequence[Kept], *, learns_prompts: bool = False) -> Batch:
-    """Stack windows into one batch, padded on the right. ``learns_prompts``: also train on the cached prompt tokens."""
+def stack_windows(items: Sequence[Kept], *, learns_prompts: bool = False) -> Batch:
+    """Stack windows into one batch, padded on the right.
+
+    Args:
+        learns_prompts: also train on the stored prompt tokens.
+    """
     longest = max(len(item.tokens) for item in items)
 
     def padded(part: str) -> Tensor:

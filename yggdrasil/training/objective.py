@@ -28,16 +28,18 @@ class Teacher:
 
     @classmethod
     def of(cls, loaded: LoadedModel, vocabulary: Tensor) -> Self:
-        """Return the teacher of the target ``loaded`` for the draft vocabulary ``vocabulary`` [Vd]."""
-        return cls(target_head(loaded).of(vocabulary), vocabulary, loaded.vocab_size)
+        """Return the LM head of the target ``loaded`` restricted to the draft vocabulary ``vocabulary``, [Vd] token
+        ids.
+        """
+        return cls(target_head(loaded).restricted_to(vocabulary), vocabulary, loaded.vocab_size)
 
-    def laws(self, batch: Batch) -> Tensor:
-        """Return the target's probabilities for each trained token, over the draft vocabulary alone, [A, Vd]."""
+    def probabilities(self, batch: Batch) -> Tensor:
+        """Return the target's probabilities at each trained token, over the draft vocabulary alone, [A, Vd]."""
         windows, positions = batch.places
         return self._head.logits(batch.last[windows, positions]).softmax(-1)
 
     def choices(self, batch: Batch) -> Tensor:
-        """Return each trained token's index in the draft vocabulary, [A]; -1 if it is not in it."""
+        """Return the index of each trained token in the draft vocabulary, [A] int64; -1 if it is not in it."""
         windows, positions = batch.places
         return self._drafted[batch.tokens[windows, positions + 1]]
 
@@ -66,12 +68,12 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def loss_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch) -> Tensor:
-    """Return the weighted mean cross entropy to the target's distribution over all draft ``steps``.
+    """Return the weighted mean cross entropy to the target's distribution over all draft steps, a scalar.
 
-    Only tokens of the draft vocabulary count; the loss is 0 without any.
+    Only tokens of the draft vocabulary count; the loss is 0 without any. A step weighs 0.8 of the one before.
     """
     with torch.no_grad():
-        laws, drafted = teacher.laws(batch), teacher.choices(batch) >= 0
+        laws, drafted = teacher.probabilities(batch), teacher.choices(batch) >= 0
     total, weights = torch.zeros(()), 0.0
     for step, (logits, reached) in enumerate(steps):
         counted = drafted[reached].float()
@@ -84,8 +86,11 @@ def loss_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch) -> Tens
 
 
 @torch.no_grad()
-def hits_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch, best: int = 4) -> Tensor:
-    """Count per draft step: argmax tokens equal to the target's, target tokens in the top ``best``, all, [steps, 3]."""
+def count_hits(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch, best: int = 4) -> Tensor:
+    """Count agreement with the target per draft step, [steps, 3] float32.
+
+    Columns: argmax tokens equal to the target's, target tokens in the top ``best``, all tokens.
+    """
     choices = teacher.choices(batch)
     rows = []
     for logits, reached in steps:

@@ -15,7 +15,12 @@ _MARK = "A drafter for"  # the text by which our model cards are recognised
 
 
 def publish(recipe: EagleRecipe, model: nn.Module, facts: Mapping[str, str], look: Look | None, out: Path) -> None:
-    """Write the drafter in its published format and its model card to ``out``, atomically."""
+    """Write a trained drafter in its published format, with its model card, to the folder ``out``, atomically.
+
+    Args:
+        facts: rows of the model card, by name.
+        look: the last evaluation; None: the card has none.
+    """
     with atomic_directory(out) as folder, raising_os_errors():
         recipe.write(model, folder)
         (folder / CARD).write_text(_card(recipe.title, facts, look), encoding="utf-8")
@@ -27,7 +32,7 @@ def is_free(folder: Path) -> bool:
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether ``publish`` wrote ``folder``."""
+    """Return whether ``folder`` holds a drafter that ``yggdrasil train`` wrote, by its model card."""
     card = folder / CARD
     return card.is_file() and _MARK in card.read_text(encoding="utf-8", errors="replace")
 

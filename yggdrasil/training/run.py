@@ -16,12 +16,12 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.eagle import EagleRecipe
-from yggdrasil.training.estimate import estimate_for
-from yggdrasil.training.features import Features, Kept, shards, side_by_side
-from yggdrasil.training.objective import Teacher, hits_of, loss_of
+from yggdrasil.training.estimate import estimate_from_plans
+from yggdrasil.training.features import Features, Kept, shards, stack_windows
+from yggdrasil.training.objective import Teacher, count_hits, loss_of
 from yggdrasil.training.publish import publish
 from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
-from yggdrasil.training.start import begun_head
+from yggdrasil.training.start import load_start_head
 from yggdrasil.training.state import KeptTraining, Look, Progress, Training
 from yggdrasil.training.unroll import Batch
 from yggdrasil.training.vocabulary import coverage, draft_vocabulary
@@ -55,7 +55,7 @@ class TrainingRun:
         self._settings, self._teller, self._parts = settings, teller, parts
         size, begun = loaded.vocab_size, None
         if kept is None and settings.start is not None:
-            begun = begun_head(settings.start, loaded)
+            begun = load_start_head(settings.start, loaded)
         if kept is not None:
             vocabulary = kept.vocabulary(size)
         elif begun is not None:
@@ -73,7 +73,7 @@ class TrainingRun:
             self._training.load(kept)
         self._progress = Progress(source.fingerprint()) if kept is None else kept.progress
         if settings.start is not None and begun is not None:
-            self._training.begin_as(begun)
+            self._training.start_from(begun)
             self._progress.began_as = settings.start.name
             self._progress.began_with = model_fingerprint(settings.start)
         self._teacher = Teacher.of(loaded, vocabulary)
@@ -89,7 +89,7 @@ class TrainingRun:
         if self._progress.began_as:
             written = "; the mean of it and of what was learned is written" if self._training.begun else ""
             self._facts["began as"] = self._progress.began_as + written
-        self._estimate = estimate_for(
+        self._estimate = estimate_from_plans(
             source.fingerprint(),
             usual_weights(source, "bfloat16", settings.device),
             settings.device,
@@ -110,13 +110,13 @@ class TrainingRun:
         read = target * _FULL if source.gguf is None else source.gguf.stat().st_size
         return drafter * _DRAFTER / read
 
-    def go(self, deadline: float) -> None:
-        """Train until ``deadline`` (``monotonic`` seconds) or until nothing improves.
+    def train_until(self, deadline: float) -> None:
+        """Train until ``deadline`` (seconds of ``monotonic``) or until nothing improves.
 
         Raises:
             KeyboardInterrupt: the run was interrupted; its state is saved first.
         """
-        self._held_out = self._features.of("held-out", self._parts.held_out[:_MOST_HELD_OUT])
+        self._held_out = self._features.load_or_compute("held-out", self._parts.held_out[:_MOST_HELD_OUT])
         if self._estimate is None:
             target = self._settings.target
             self._teller.tell(
@@ -153,7 +153,7 @@ class TrainingRun:
             self._progress.passes, self._progress.place = self._progress.passes + 1, 0
 
     def _of_shard(self, number: int, lots: Sequence[Sequence[Window]]) -> Iterator[Batch]:
-        kept = self._features.of(_name(number), lots[number])
+        kept = self._features.load_or_compute(_name(number), lots[number])
         yield from _batches_of(kept, self._batch_size, self._progress.steps, learns_prompts=True)
 
     def _step(self, batch: Batch) -> None:
@@ -168,7 +168,7 @@ class TrainingRun:
         nn.utils.clip_grad_norm_(training.head.parameters(), _CLIP)
         training.optimizer.step()
         training.optimizer.zero_grad()
-        training.follow(progress.steps)
+        training.update_average(progress.steps)
         progress.steps += 1
         progress.tokens += int(batch.learned.sum())
         progress.seconds = self._earlier + monotonic() - self._began
@@ -197,7 +197,7 @@ class TrainingRun:
         result, progress = self._training.result(), self._progress
         held_out = (batch.to(self._device) for batch in _batches_of(self._held_out, self._batch_size, 0))
         with torch.autocast(self._device.type, torch.bfloat16):
-            hits = sum(hits_of(self._recipe.steps(result, batch, SHOWN), self._teacher, batch) for batch in held_out)
+            hits = sum(count_hits(self._recipe.steps(result, batch, SHOWN), self._teacher, batch) for batch in held_out)
         assert isinstance(hits, torch.Tensor)
         shares = hits[:, :2] / hits[:, 2:].clamp(min=1.0)
         look = Look(progress.seconds, progress.tokens, self._loss, shares[:, 0].tolist(), shares[:, 1].tolist())
@@ -230,7 +230,7 @@ def _batches_of(kept: Sequence[Kept], size: int, seed: int, *, learns_prompts: b
     ordered = sorted(kept, key=lambda item: len(item.tokens))
     lots = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     random.Random(seed).shuffle(lots)
-    return [side_by_side(lot, learns_prompts=learns_prompts) for lot in lots]
+    return [stack_windows(lot, learns_prompts=learns_prompts) for lot in lots]
 
 
 def _has_settled(looks: Sequence[Look]) -> bool:

@@ -26,7 +26,7 @@ class TrainSettings:
 
     @property
     def work(self) -> Path:
-        """Folder with the state from which an interrupted or repeated training resumes."""
+        """Folder with the state from which an interrupted or repeated training resumes: ``OUT.training``."""
         return self.out.with_name(self.out.name + ".training")
 
 
@@ -34,7 +34,7 @@ class Teller(Protocol):
     """Receives progress and messages."""
 
     def phase(self, title: str) -> Callable[[float], None]:
-        """Begin a phase; returns a function that takes the fraction done, 0 to 1."""
+        """Begin a phase called ``title``, and return a function that takes the fraction done, 0 to 1."""
 
     def tell(self, line: str) -> None:
         """Print a line above the progress bar."""

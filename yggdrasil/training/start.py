@@ -27,7 +27,7 @@ _NORMS = {"hidden_norm": "input_layernorm", "post_attention_layernorm": "post_at
 
 
 def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
-    """Return settings of a head with the target's hidden size, attention heads and rotary embedding."""
+    """Return the settings of an EAGLE-3 head with the target's hidden size, attention heads and rotary embedding."""
     text = loaded.model.config.get_text_config()
     key_heads, head_size = loaded.outline.attention
     activation = getattr(text, "hidden_act", None)
@@ -56,7 +56,11 @@ def _rope_for(target: Mapping[str, Any], head_size: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor) -> EagleHead:
-    """Return a head initialised from the target, in float32; parts of another shape are initialised at random."""
+    """Return an EAGLE-3 head in float32, initialised from the target; parts of another shape are initialised at random.
+
+    Args:
+        vocabulary: [Vd] int64 token ids that the head drafts.
+    """
     torch.manual_seed(0)
     head, model = EagleHead(settings), loaded.model
     hidden = settings.hidden_size
@@ -74,8 +78,8 @@ def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor
     return head
 
 
-def begun_head(folder: Path, loaded: LoadedModel) -> EagleHead:
-    """Load the EAGLE-3 head in ``folder``, in float32, from which to continue training for this target.
+def load_start_head(folder: Path, loaded: LoadedModel) -> EagleHead:
+    """Load the EAGLE-3 head in ``folder``, in float32, from which a training for this target starts.
 
     Raises:
         YggdrasilError: there is no EAGLE-3 head, or its settings differ from those of a head for the target.

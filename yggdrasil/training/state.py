@@ -64,7 +64,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(head.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
         self.begun: dict[str, Tensor] = {}  # parameters of the initial drafter (--start), if any
 
-    def begin_as(self, other: nn.Module) -> None:
+    def start_from(self, other: nn.Module) -> None:
         """Start from the weights of ``other``, a drafter of the same shape."""
         for module in (self.head, self.average):
             module.load_state_dict(other.state_dict())
@@ -72,9 +72,9 @@ class Training:
 
     @torch.no_grad()
     def result(self) -> nn.Module:
-        """Return the module to save: the moving average, or its mean with the initial drafter (arXiv 2109.01903).
+        """Return the drafter to publish: the moving average of the weights, or its mean with the initial drafter.
 
-        The mean keeps more of what the initial drafter had learned from other text.
+        The mean keeps more of what the initial drafter had learned from other text (arXiv 2109.01903).
         """
         if not self.begun:
             return self.average
@@ -84,13 +84,15 @@ class Training:
         return mean
 
     @torch.no_grad()
-    def follow(self, steps: int) -> None:
-        """Update the moving average after step ``steps``, with a decay that rises to ``_MOST_AVERAGED``."""
+    def update_average(self, steps: int) -> None:
+        """Update the moving average of the weights after step number ``steps``, with a decay that rises to
+        ``_MOST_AVERAGED``.
+        """
         share = 1 - min(_MOST_AVERAGED, (1 + steps) / (10 + steps))
         torch._foreach_lerp_(list(self.average.parameters()), list(self.head.parameters()), share)
 
     def save(self, work: Path, progress: Progress) -> None:
-        """Write everything that is needed to resume to ``work``."""
+        """Write weights, optimiser and progress to the folder ``work``, so that training can resume."""
         tensors: dict[str, Tensor] = {}
         for prefix, module in (("head", self.head), ("average", self.average)):
             tensors |= {f"{prefix}.{name}": tensor for name, tensor in _own(module).items()}
@@ -104,7 +106,7 @@ class Training:
 
     @torch.no_grad()
     def load(self, kept: "KeptTraining") -> None:
-        """Restore weights and optimiser from what ``save`` wrote.
+        """Restore weights and optimiser from the state of an earlier run.
 
         Raises:
             YggdrasilError: the state is of a drafter of another shape.
@@ -156,10 +158,14 @@ class KeptTraining:
 
     @classmethod
     def read(cls, work: Path, identity: str, tell: Callable[[str], None]) -> "KeptTraining | None":
-        """Load the training in ``work``; None if there is none, or a damaged one, which ``tell`` reports.
+        """Load the state of the training in the folder ``work``; None if there is none, or a damaged one.
+
+        Args:
+            identity: fingerprint of the target.
+            tell: gets a sentence about a damaged state.
 
         Raises:
-            YggdrasilError: its identity differs, the file cannot be read, or another version wrote it.
+            YggdrasilError: the state is of another target, cannot be read, or was written by another version.
         """
         file = work / _FILE
         if not file.exists():
@@ -193,7 +199,7 @@ class KeptTraining:
             raise _of_another_version(file, str(error).removeprefix(f"{shown(file)}: ")) from error
 
     def vocabulary(self, size: int) -> Tensor:
-        """Return the tokens that the head drafts, [Vd] int64; all ``size`` of them without a draft vocabulary."""
+        """Return the token ids that the head drafts, [Vd] int64; all ``size`` of them without a draft vocabulary."""
         table = self.tensors.get("head.d2t")
         return torch.arange(size) if table is None else table + torch.arange(len(table))
 

@@ -20,13 +20,13 @@ class TargetHead(NamedTuple):
     bias: Tensor | None = None  # [V]
     bound: float = inf  # soft cap: logits become bound * tanh(logits / bound); inf: none
 
-    def of(self, tokens: Tensor) -> Self:
-        """Return the head restricted to the rows of ``tokens`` [Vd], in float32."""
+    def restricted_to(self, tokens: Tensor) -> Self:
+        """Return the LM head with the rows of ``tokens`` [Vd] only, in float32."""
         bias = None if self.bias is None else self.bias[tokens].float()
         return type(self)(self.rows[tokens].float(), bias, self.bound)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of ``states`` [..., H], [..., V] float32."""
+        """Return the logits of hidden states ``states`` [..., H], [..., V] float32."""
         logits = (states @ self.rows.T).float()
         if self.bias is not None:
             logits = logits + self.bias
@@ -48,7 +48,7 @@ def target_head(loaded: LoadedModel) -> TargetHead:
 
 
 def target_embedding(loaded: LoadedModel) -> Tensor:
-    """Return the target's token embedding, [V, H].
+    """Return the target's token embedding, [V, H], which shares the target's memory.
 
     Raises:
         YggdrasilError: its weight is not [V, H].

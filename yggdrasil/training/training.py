@@ -20,7 +20,7 @@ from yggdrasil.runtime.loading import load_model
 from yggdrasil.training.publish import is_free, is_ours
 from yggdrasil.training.run import TrainingRun
 from yggdrasil.training.settings import Teller, TrainSettings
-from yggdrasil.training.start import begun_head
+from yggdrasil.training.start import load_start_head
 from yggdrasil.training.state import KeptTraining
 from yggdrasil.training.windows import split
 
@@ -30,7 +30,7 @@ _MOST_TEXT = 2 / 3  # of one run's time, so that some is left to train
 
 
 def train(settings: TrainSettings, teller: Teller) -> Path:
-    """Train until the time is up or nothing improves, and return the drafter's folder.
+    """Train an EAGLE-3 head until the time is up or nothing improves, and return the head's folder.
 
     If ``settings.work`` has the state of an earlier run, training resumes from it.
 
@@ -59,7 +59,7 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
                 "than those that calibrations judge drafters by"
             )
         loaded = load_model(source, torch.bfloat16, device, torch.get_num_threads(), pack=False)
-        TrainingRun(loaded, source, settings, parts, kept, teller).go(deadline)
+        TrainingRun(loaded, source, settings, parts, kept, teller).train_until(deadline)
     return settings.out
 
 
@@ -110,7 +110,7 @@ def _own_text(
     weights, device = usual_weights(source, "bfloat16", settings.device), open_device(settings.device)
     loaded = load_model(source, torch.bfloat16, device, torch.get_num_threads(), weights=weights)
     if settings.start is not None:
-        begun_head(settings.start, loaded)  # raises now rather than after the text is written
+        load_start_head(settings.start, loaded)  # raises now rather than after the text is written
     settings.work.mkdir(parents=True, exist_ok=True)
     writer = OwnText(loaded, tokenizer, prompts, text_file(source.fingerprint(), weights))
     spent = settings.work / "own-text.json"

@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
     @property
     def places(self) -> tuple[Tensor, Tensor]:
-        """Window and position of every trained token's predecessor, [A] int64 each."""
+        """Window and position of the token before each trained token, [A] int64 each."""
         windows, positions = self.learned.nonzero(as_tuple=True)
         return windows, positions
 
@@ -70,7 +70,13 @@ class _Unrolled:
 
 
 def unroll(head: EagleHead, embedding: Tensor, batch: Batch, steps: int) -> Iterator[StepOutput]:
-    """Yield the logits of each of ``steps`` draft steps at the trained positions that the step reaches."""
+    """Run a head on its own outputs for several draft steps, and yield each step's logits at the trained positions.
+
+    Args:
+        embedding: [V, H] token embedding of the target.
+        batch: windows of training text.
+        steps: number of draft steps.
+    """
     windows, positions = batch.places
     attention = _Unrolled()
     features = head.feature(batch.states[:, :-1])

@@ -9,12 +9,12 @@ from yggdrasil.training.windows import Window
 
 
 def draft_vocabulary(windows: Sequence[Window], vocab_size: int, most: int = DRAFT_VOCABULARY) -> Tensor:
-    """Return at most ``most`` frequent tokens, [Vd] int64 ascending; all of them if the vocabulary is small."""
+    """Return the ``most`` most frequent tokens of the training text, [Vd] int64 ascending; all if there are no more."""
     return Vocabulary.of(map(_text, windows), vocab_size, most).tokens
 
 
 def coverage(windows: Sequence[Window], vocabulary: Tensor) -> float:
-    """Return the share of answers' tokens in ``vocabulary`` [Vd]; it is an upper bound of agreement."""
+    """Return the share of the answers' tokens that are in ``vocabulary`` [Vd], 0 to 1, an upper bound of agreement."""
     return Vocabulary(vocabulary).coverage(map(_text, windows))
 
 

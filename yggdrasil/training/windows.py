@@ -18,7 +18,7 @@ class Window(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens whose states are stored."""
+        """Number of tokens whose hidden states are stored."""
         return len(self.tokens) - self.start
 
     @property
@@ -35,16 +35,19 @@ class Split(NamedTuple):
 
 
 def window_of(document: Document) -> Window:
-    """Return the window of a document: its answer and at most ``CONTEXT`` tokens of its prompt are stored."""
+    """Return the training window of a document: its answer and at most ``CONTEXT`` tokens of its prompt."""
     prompt, answer = document
     start = max(0, len(prompt) - CONTEXT)
     return Window([*prompt, *answer], start, len(prompt) - start)
 
 
 def split(documents: Sequence[Document], judges: Collection[tuple[int, ...]] = ()) -> Split:
-    """Split documents with an answer into training and held-out windows; equal prompts go to the same side.
+    """Split documents into training and held-out windows; equal prompts go to the same side.
 
-    ``judges``: ends of prompts (``prompt_key``) whose documents are left out.
+    Documents with an answer of one token are left out.
+
+    Args:
+        judges: keys of prompts (``prompt_key``) on which drafters are evaluated, whose documents are left out.
     """
     found = Split([], [])
     sides: dict[tuple[int, ...], list[Window]] = {}
