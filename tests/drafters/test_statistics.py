@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from integrity import check_tree
 from toy_target import decode, plain_decode, wandering_target
 
-from yggdrasil.calibration.statistics.scorer_fit import Candidates, fit, surprise
+from yggdrasil.calibration.statistics.scorer_fit import Candidates, fit, mean_loss
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics.best_first import BRANCHES
@@ -297,7 +297,7 @@ def test_what_never_varies_moves_no_weight_and_a_callers_inference_mode_is_none_
     with torch.inference_mode():
         places = Candidates(np.stack([row] * 50), np.arange(50), np.ones(50, dtype=bool))
         found = [fit(places, usual) for _ in range(2)]
-        assert surprise(found[0], places) == pytest.approx(surprise(usual, places), abs=0.5)
+        assert mean_loss(found[0], places) == pytest.approx(mean_loss(usual, places), abs=0.5)
     for name in SHAPES:
         ours, again = (getattr(each, name) for each in found)
         assert np.abs(ours - getattr(usual, name)).max() < 1.0

@@ -46,7 +46,7 @@ class Gain(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """Whether decoding is faster with the drafter by more than 3 % plus one standard error."""
+        """Whether decoding with the drafter takes less time than without by more than 3 % plus one standard error."""
         return self.drafting.tpot_ms < (MAX_TIME_WITH_DRAFTER - self.error) * self.without.tpot_ms
 
 
@@ -87,7 +87,11 @@ class _PolicyReplays:
         self._trees = RecordedTrees(traces, costs, model_free)
 
     def by(self, policy: ObjectivePolicy, source: DepthSource = MEAN) -> Totals:
-        """Return the totals of decoding with ``policy``, whose depth comes from ``source``."""
+        """Simulate decoding of the recorded documents with ``policy``, and return tokens, iterations and milliseconds.
+
+        Args:
+            source: how the policy predicts the draft depth.
+        """
         return replay(
             self.documents, policy, costs=self.costs, trees=self._trees, model_free=self.model_free, context=CONTEXT,
             is_head_first=source == "head",

@@ -135,9 +135,12 @@ class _Simulation:
         )
 
     def step(self, index: int, truth: Sequence[int], remaining: int) -> _Step:
-        """Return the decision at row ``index`` and its accepted tokens.
+        """Simulate one iteration: return the policy's decision and the number of accepted drafted tokens.
 
-        ``truth`` has the tokens that follow; at most ``remaining`` more may be generated.
+        Args:
+            index: row of the traces, the position of the tree's root.
+            truth: tokens of the text after the root.
+            remaining: tokens that may still be generated.
         """
         model_free, depth = None, min(remaining, self._costs.verify_widths[-1]) - 1
         if self._shadow is not None and self._wants_model_free and depth > 0:
@@ -221,7 +224,10 @@ def replay(
 
 
 def begin_text(model_free: DrafterGroup | None, document: Document) -> None:
-    """Begin a document in the model-free drafters: its prompt, and the answer's first token, which is committed."""
+    """Begin a document in the model-free drafters: its prompt, and the answer's first token, which is committed.
+
+    None has no drafters.
+    """
     if model_free is not None:
         model_free.begin(document.prompt)
         extend_text(model_free, document.answer[:1])

@@ -78,16 +78,17 @@ class _Subject(NamedTuple):
 
     @property
     def is_captured(self) -> bool:
-        """Whether its steps are captured, as on a GPU."""
+        """Whether the plan's steps are captured CUDA graphs."""
         return self.plan.device == "cuda"
 
     @property
     def backend(self) -> str:
-        """The name of the backend in search results."""
+        """Name of the step builder in search results: "cudagraph" or "inductor"."""
         return "cudagraph" if self.is_captured else "inductor"
 
     @property
     def executor(self) -> ExecutorKind:
+        """Which stages share a resource: "captured" on a GPU, else "in-order"."""
         return "captured" if self.is_captured else "in-order"
 
     @property

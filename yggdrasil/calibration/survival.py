@@ -149,7 +149,14 @@ class _ModelFreeTrees:
             self._shadow = ShadowTree(model_free, self._tree, costs.verify_widths, shares_tree=True)
 
     def here(self, truth: Sequence[int]) -> tuple[float, float, int]:
-        """Return expected and accepted tokens before ``truth``, bonus included, and the verify width's index."""
+        """Return expected tokens and given tokens of the best model-free tree, bonus token included, and its verify
+        width's index.
+
+        (1.0, 1.0, 0) without a tree.
+
+        Args:
+            truth: tokens of the text after the tree's root.
+        """
         if self._shadow is not None:
             depth = self._costs.verify_widths[-1] - 1
             expected = self._shadow.grow(depth, self._policy.bound(0))

@@ -97,7 +97,7 @@ class _Printer:
         self._as_json, self._is_alone = as_json, is_alone
 
     def try_decode(self, item: "Prompt | BadLine") -> bool:
-        """Print the answer or the error, and return whether the prompt could be decoded."""
+        """Print the answer to a prompt or its error, and return whether the prompt could be decoded."""
         from yggdrasil.prompts import BadLine
 
         try:
@@ -115,7 +115,7 @@ class _Printer:
         return True
 
     def decode(self, item: "Prompt") -> None:
-        """Print the answer.
+        """Print the answer to a prompt as it is generated.
 
         Raises:
             YggdrasilError: the prompt cannot be decoded.

@@ -223,7 +223,7 @@ def show_table(title: str, frame: "pd.DataFrame") -> None:
 
 
 def wide_console() -> "Console":
-    """Return a console on standard output; a pipe gets a width of 180, so that no number is cut."""
+    """Return a rich console on standard output. A pipe gets a width of 180, so that no number is cut."""
     from rich.console import Console
 
     console = Console()

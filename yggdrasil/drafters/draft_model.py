@@ -240,7 +240,7 @@ class Guesses(NamedTuple):
         return cls(integers(rows), integers(rows), edges, integers(rows, candidates))
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors in field order."""
+        """Return the tensors of the table of possible roots: nodes, tokens, edges, candidates."""
         return list(self)
 
 

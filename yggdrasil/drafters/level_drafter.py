@@ -128,7 +128,9 @@ class LevelDrafter(ABC):
         self.grow(budget.width, budget.depth)
 
     def head_once(self) -> None:
-        """Run the head draft unless it has run for the current root. Call this before the tree grows."""
+        """Run the head draft (the first draft step) unless it has run for the current root. Call this before the tree
+        grows.
+        """
         if self._headed != self._num_certain:
             self.head()
         self._headed = None

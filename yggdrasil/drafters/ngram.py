@@ -86,15 +86,19 @@ class _Pool:
 
     @property
     def length(self) -> int:
-        """Return the number of tokens of the current text."""
+        """Number of tokens of the current request's text."""
         return len(self._text) - self._start
 
     def begins(self, tokens: Sequence[int]) -> bool:
-        """Return whether the current text is not empty and is a prefix of ``tokens``."""
+        """Return whether the text of the current request is not empty and is a prefix of ``tokens``."""
         return self._is_sound and self.length > 0 and self._text[self._start :] == list(tokens[: self.length])
 
     def open_text(self, rest: Sequence[int]) -> None:
-        """Begin another text. A private pool is cleared; a public pool first gets the ``rest`` of the last text."""
+        """Begin the text of another request. A private pool is cleared; a public pool first gets ``rest``.
+
+        Args:
+            rest: committed tokens of the last text that are not in the pool yet.
+        """
         if not self._options.is_public_pool or not self._is_sound:
             self._clear()
         elif self._start:
@@ -103,7 +107,7 @@ class _Pool:
         self._start = len(self._text)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add committed tokens to the text, with two dictionary lookups per token and n-gram size."""
+        """Add committed tokens to the text and to the n-gram index."""
         self._is_sound = False
         for token in tokens:
             self._note_continuation(token)
@@ -113,7 +117,11 @@ class _Pool:
         self._is_sound = True
 
     def continuations(self, length: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield (match size, candidate of at most ``length`` tokens), best first. Candidates may repeat."""
+        """Yield the continuations of the text's last tokens as (tokens that match, continuation), best first.
+
+        Args:
+            length: most tokens of a continuation. Continuations may repeat.
+        """
         for key in self._suffixes():
             for position in self._ranked(self._positions.get(key, [])):
                 yield len(key), self._continuation(position, length)
@@ -207,7 +215,11 @@ class _Trie:
         self._left_over = [1.0]  # residual probability of each node
 
     def add(self, tokens: Sequence[int], probabilities: Sequence[float]) -> None:
-        """Add one continuation. ``probabilities`` (below 1) are its tokens' shares of the residual probability."""
+        """Add one continuation to the tree of continuations.
+
+        Args:
+            probabilities: share (below 1) of the residual probability that each token takes at its node.
+        """
         node, is_new = 0, False
         for token, probability in zip(tokens, probabilities, strict=True):
             child = self._children.get((node, token))

@@ -203,7 +203,7 @@ class DrafterGroup:
 
 
 def group_of(drafters: Sequence[Drafter]) -> DrafterGroup | None:
-    """Return the group of ``drafters``; None if the sequence is empty."""
+    """Return a drafter that lets each of ``drafters`` add nodes to the same tree; None without drafters."""
     return DrafterGroup(drafters) if drafters else None
 
 

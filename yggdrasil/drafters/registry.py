@@ -52,7 +52,7 @@ def is_model_free_name(name: str) -> bool:
 
 
 def is_own(name: str) -> bool:
-    """Return whether ``name`` is ``module:Class`` of a user's drafter."""
+    """Return whether ``name`` names a user's drafter class: ``module:Class``."""
     return not name.startswith(PREFIX) and is_own_class(name)
 
 

@@ -120,8 +120,14 @@ class ObjectivePolicy:
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return the tree shape of the next iteration, or None to be called again with ``features`` (see
-        ``Policy.choose``).
+        """Return the tree shape of the next iteration with the highest objective value.
+
+        None if ``features`` are needed to tell: the caller computes them and calls again.
+
+        Args:
+            context: tokens in the target's cache.
+            model_free: the tree that n-gram statistics have drafted, or None if there is none.
+            features: input of the depth predictor; None in the first call.
         """
         self._here = bisect_left(self._borders, context)
         plain = Decision(PLAIN_STEP, 1.0, self._plain_ms)
@@ -224,8 +230,12 @@ class ObjectivePolicy:
         self._steps, self._drafter_lags = 0, True
 
     def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """Update latency scales, acceptance correction and regret budgets by one finished iteration (see
-        ``Policy.observe``).
+        """Update latency scales, acceptance correction and regret budgets by one finished iteration.
+
+        Args:
+            decision: the iteration's decision.
+            tokens: tokens that the iteration added to the text, bonus token included.
+            milliseconds: time of the whole iteration.
         """
         shape, kind, plain_ms = decision.shape, decision.kind, self._plain_ms
         has_read = kind == "drafted" and (self._drafter_lags or not shape.depth)  # besides what was predicted

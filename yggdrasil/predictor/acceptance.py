@@ -40,7 +40,7 @@ class AcceptanceCalibration:
 
     @classmethod
     def identity(cls) -> AcceptanceCalibration:
-        """Return the map whose acceptance estimate is the draft probability itself, clipped at both ends."""
+        """Return the calibration whose acceptance estimate is the draft probability itself, clipped at both ends."""
         return cls(_clip_increasing(KNOT_LOG_PROBABILITY))
 
     @classmethod

@@ -43,7 +43,7 @@ class DepthPredictor:
 
     @property
     def num_features(self) -> int:
-        """F, the number of input features."""
+        """F, the number of the depth predictor's input features."""
         return len(self.mean)
 
     @property

@@ -87,8 +87,10 @@ class RepetitionFigures:
             self._followed = self._followed + 1 if is_hit else NGRAM * (self.repetition.period > 0)
 
     def read(self) -> Float32Array:
-        """Return [R] float32: log1p of the repetition's length, its period and tokens since a miss; the fast and the
-        slow hit rate; 1 if a repetition is going on.
+        """Return the numbers on how the end of the text repeats an earlier part, [R] float32.
+
+        They are log1p of the repetition's length, of its distance (period) and of the tokens since the last token that
+        it did not predict; a fast and a slow moving rate of predicted tokens; and 1 if a repetition is going on.
         """
         period = self.repetition.period
         return np.array(
@@ -115,7 +117,9 @@ def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
 
 
 def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Array:
-    """Clip log-probabilities from below at -12, the lowest knot of the acceptance calibration."""
+    """Clip the drafter's log-probabilities from below at -12, the lowest knot of the acceptance calibration; returns
+    float32.
+    """
     bounded: Float32Array = np.maximum(log_probabilities, _NO_GUESS, dtype=np.float32)
     return bounded
 

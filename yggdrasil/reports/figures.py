@@ -62,7 +62,7 @@ def _band(figure: Figure, part: pd.DataFrame, context: str, colour: str, column:
 
 
 def iterations(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw the stages of an iteration as one stacked bar, in milliseconds."""
+    """Draw the stages of an iteration as one stacked bar, in milliseconds; None if the table "iterations" is empty."""
     table = tables["iterations"]
     if table.empty:
         return None
@@ -79,7 +79,7 @@ def iterations(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw predicted over measured iteration times, with the diagonal and a 7 % band."""
+    """Draw predicted over measured iteration times, with the diagonal and a 7 % band; None if "prediction" is empty."""
     table = tables["prediction"]
     if table.empty:
         return None
@@ -106,7 +106,9 @@ def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def benchmarks(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw measured and predicted speed-up over plain decoding by prompt set."""
+    """Draw measured and predicted speed-up over plain decoding by prompt set; None if the table "benchmarks" is
+    empty.
+    """
     table = tables["benchmarks"]
     if table.empty:
         return None
@@ -175,7 +177,10 @@ def _shape(table: pd.DataFrame) -> tuple[int, int, int]:
 
 
 def predictor(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw AUC and Brier score of depth predictor and baselines, calibration curves, and the acceptance map."""
+    """Draw AUC and Brier score of depth predictor and baselines, calibration curves, and the map to acceptance.
+
+    None if the tables are empty.
+    """
     scores, curve = tables["predictor"], tables["acceptance"]
     if scores.empty and curve.empty:
         return None
@@ -230,7 +235,10 @@ def _reader(reads: str) -> str:
 
 
 def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw Gantt bars of an iteration: predicted and measured, for the naive and the chosen plan."""
+    """Draw when each stage of an iteration runs, predicted and measured, for the naive and the chosen plan.
+
+    None if the table "timelines" is empty.
+    """
     table = tables["timelines"]
     if table.empty:
         return None
@@ -255,7 +263,9 @@ def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def variants(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw how much each stage variant would add to the chosen plan's iteration time, or save."""
+    """Draw the milliseconds that each stage variant would add to the chosen plan's iteration; None if "variants" is
+    empty.
+    """
     table = tables["variants"]
     if table.empty:
         return None

@@ -95,7 +95,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM with ``handle_exit`` while the block runs."""
+        """Within the block, let SIGINT and SIGTERM shut the server down."""
         before = {sig: signal.signal(sig, self.handle_exit) for sig in HANDLED_SIGNALS}
         try:
             yield
@@ -105,7 +105,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Replace uvicorn's handling, which raises the captured signals again after shutdown."""
+        """Do nothing in place of uvicorn's method, which raises the captured signals again after shutdown."""
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

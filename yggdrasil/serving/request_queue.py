@@ -51,7 +51,7 @@ class RequestQueue:
             return position
 
     def is_quiet(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` and return whether the queue is open and still empty."""
+        """Wait up to ``seconds`` for a request, and return whether the queue is open and still empty."""
         with self._changed:
             if not self._clients and not self._is_closed:
                 self._changed.wait(seconds)

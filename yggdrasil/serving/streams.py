@@ -18,12 +18,12 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def frame(data: dict[str, Any]) -> bytes:
-    """Encode ``data`` as one server-sent event. ASCII, because U+2028 and the like may be read as line ends."""
+    """Encode ``data`` as one server-sent event, in ASCII, because some clients take U+2028 for a line end."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n\n"
 
 
 def named_frame(data: dict[str, Any]) -> bytes:
-    """Encode ``data`` as one server-sent event whose ``event`` line is the ``type`` of ``data``."""
+    """Encode ``data`` as one server-sent event with an ``event`` line, the value of ``data["type"]``."""
     return f"event: {data['type']}\n".encode("ascii") + frame(data)
 
 

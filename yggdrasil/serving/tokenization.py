@@ -135,7 +135,7 @@ class Texts:
             return apply_template(self.tokenizer, messages, functions, continues=continues, variables=variables)
 
     def check(self, tokens: Sequence[int]) -> list[int]:
-        """Return ``tokens`` as a prompt of the decoder.
+        """Return ``tokens``, token ids of a prompt, as a list of int that the decoder can decode.
 
         Raises:
             Fault: the prompt is too long for the context.
@@ -179,7 +179,7 @@ class Texts:
         return twice[len(once) :] if twice.startswith(once) else once
 
     def token_text(self, token: int) -> str:
-        """Return the text of one token. Incomplete UTF-8 is written ``bytes:\\xNN``, as OpenAI does."""
+        r"""Return the text of one token. Incomplete UTF-8 is written as ``bytes:\xNN``, as OpenAI's API does."""
         data = self.token_bytes(token)
         try:
             return data.decode()
@@ -199,7 +199,9 @@ class Texts:
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Convert chat messages to the dictionaries that chat templates take."""
+    """Return chat messages as the dictionaries that chat templates take: role, content, and tool calls if there are
+    any.
+    """
     return [_turn(number, message) for number, message in enumerate(messages)]
 
 

@@ -87,7 +87,7 @@ class Worker:
         self.line.close(ends_begun=True)
 
     def stop(self) -> None:
-        """Stop the worker and wait for the current iteration, at most ``_PATIENCE_SECONDS``."""
+        """End all requests, stop the decoder's thread, and wait for its current iteration, at most 10 s."""
         self.give_up()
         if self.decoder is not None:  # opening cannot be interrupted: do not wait for it
             self._thread.join(_PATIENCE_SECONDS)

@@ -37,4 +37,4 @@ class Teller(Protocol):
         """Begin a phase called ``title``, and return a function that takes the fraction done, 0 to 1."""
 
     def tell(self, line: str) -> None:
-        """Print a line above the progress bar."""
+        """Print ``line`` above the progress bar."""

@@ -50,7 +50,12 @@ class _Unrolled:
         self._values: list[Tensor] = []
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Append a step's keys and values, and return its attention output, [B, T, heads, head size]."""
+        """Append one draft step's keys and values, and return the attention output of its queries, [B, T, heads, head
+        size].
+
+        Args:
+            query, key, value: [B, heads, T, head size]; keys and values may have fewer heads.
+        """
         groups = query.shape[1] // key.shape[1]
         self._keys.append(key.repeat_interleave(groups, dim=1))
         self._values.append(value.repeat_interleave(groups, dim=1))

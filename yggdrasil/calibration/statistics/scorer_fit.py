@@ -157,13 +157,16 @@ class _Network:
         self.nothing = torch.from_numpy(start.nothing).float()
 
     def weights(self) -> list[Tensor]:
-        """Return the trained tensors but the bias."""
+        """Return the trained tensors of the network except the bias of its hidden layer."""
         return [self.layer, self.out, self.nothing]
 
     def mean_loss(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:
-        """Return the mean negative log-likelihood at positions whose candidates are ``rows``.
+        """Return the mean negative log-likelihood of the true next tokens over some positions, a scalar.
 
-        ``of`` is each candidate's position, ``is_right`` whether it is the target's token.
+        Args:
+            rows: indices of the positions' candidates.
+            of: position of each candidate, from 0 without gaps.
+            is_right: whether the candidate is the target's token.
         """
         hidden = relu(self._features[rows] @ self.layer + self.bias)
         numbers = hidden @ self.out
@@ -176,7 +179,7 @@ class _Network:
         return (most + torch.log(whole) - chosen - (1.0 - hit) * nothing).mean()
 
     def scorer(self) -> NGramScorer:
-        """Return the scorer over raw features."""
+        """Return the trained network as an n-gram scorer of features that are not standardised."""
         layer = (self.layer / self._deviation[:, None]).detach()
         by_count, totals, by_share = layer.split(NUM_CONTEXTS)
         weights = {

@@ -34,7 +34,7 @@ class Vocabulary:
 
     @classmethod
     def whole(cls, vocab_size: int) -> "Vocabulary":
-        """Return the vocabulary of all ``vocab_size`` tokens."""
+        """Return the draft vocabulary of all ``vocab_size`` tokens."""
         return cls(torch.arange(vocab_size))
 
     @classmethod

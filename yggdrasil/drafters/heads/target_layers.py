@@ -80,7 +80,7 @@ def rows_of(output: nn.Module, tokens: Tensor, dtype: torch.dtype) -> nn.Linear:
 
 
 def table(weight: Tensor) -> nn.Module:
-    """Return an embedding that shares the memory of ``weight`` [V, H]."""
+    """Return a torch embedding layer that shares the memory of ``weight`` [V, H]."""
     embedding: nn.Module = nn.Embedding.from_pretrained(weight)
     return embedding
 

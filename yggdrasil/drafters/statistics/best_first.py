@@ -40,7 +40,7 @@ class OpenGuesses:
         return self._guesses[0] if self._guesses else None
 
     def pop(self) -> None:
-        """Remove the best candidate."""
+        """Remove the candidate with the highest score from the queue."""
         heapq.heappop(self._guesses)
 
     def add(self, node: int, score: float, children: Sequence[tuple[float, int]]) -> None:
@@ -96,7 +96,7 @@ class Nodes:
         ancestors[node, node] = True
 
     def clear(self) -> None:
-        """Clear the buffers from node ``size`` on, which may have nodes of an earlier tree."""
+        """Clear the tree's buffers after its last node, where nodes of an earlier tree may be."""
         self._buffers[3][self.size :] = NO_SCORE
         ancestors = self._buffers[5]
         ancestors[self.size :] = torch.eye(self.capacity, dtype=torch.bool)[self.size :]

@@ -190,11 +190,18 @@ class _NativeStatistics:
         return getattr(self._counts, name)
 
     def grow_in(self, *buffers: Tensor) -> None:
-        """Do what ``PortableStatistics.grow_in`` does."""
+        """Set the tree buffers that ``grow`` writes: tokens, parents, depths, scores, edges, ancestors."""
         self._counts.grow_in(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:
-        """Do what ``PortableStatistics.grow`` does."""
+        """Count the committed tokens ``certain``, grow a tree below the text's last token, and return its number of
+        nodes.
+
+        Args:
+            depth: the most levels.
+            root: position of the tree's root in the request's text.
+            bound: early-stopping bound of the policy.
+        """
         numbers = self._mail.numbers
         if bound is not self._bound:
             self._counts.grow_for(*bound.buffer_info())
@@ -210,11 +217,19 @@ class _NativeStatistics:
         return size
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """Do what ``PortableStatistics.fill_in`` does."""
+        """Set the tree buffers that ``fill`` writes: those of ``grow_in``, then the candidate pool's tokens and
+        scores.
+        """
         self._counts.fill_in(*buffers, self._fill_mail.tensor)
 
     def fill(self, depth: int, root: int, bound: StoppingBound) -> int:
-        """Do what ``PortableStatistics.fill`` does."""
+        """Extend a tree that another drafter has grown with the best continuations, and return its number of nodes.
+
+        Args:
+            depth: the most levels.
+            root: position of the tree's root in the request's text.
+            bound: early-stopping bound of the policy.
+        """
         numbers = self._fill_mail.numbers
         numbers[0], numbers[1], (numbers[2], numbers[3]) = depth, root, bound.buffer_info()
         if (size := self._fill()) < 0:

@@ -97,7 +97,7 @@ class PortableStatistics:
         self._text.clear()
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append committed tokens to the text and count them."""
+        """Append committed tokens to the request's text and add them to the n-gram counts."""
         for token in tokens:
             end = len(self._text)
             for length in range(1, min(LONGEST, end) + 1):

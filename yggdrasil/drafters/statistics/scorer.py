@@ -52,7 +52,9 @@ class NGramScorer:
 
     @classmethod
     def none(cls) -> NGramScorer:
-        """Return a scorer with zero weights: each candidate, and all other tokens together, are equally probable."""
+        """Return an n-gram scorer with zero weights: each candidate, and all other tokens together, are equally
+        probable.
+        """
         return cls(**{name: np.zeros(shape) for name, shape in SHAPES.items()})
 
     @classmethod

@@ -74,7 +74,7 @@ class _Completion:
         return cls(body, service, identity, jobs)
 
     def reply(self, finished: list[Finished]) -> Completion:
-        """Return the reply with all answers."""
+        """Return the reply to a completion request with all its answers."""
         results = [self._kept(each.result) for each in finished]
         return Completion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(finished)],
@@ -84,7 +84,7 @@ class _Completion:
 
     @property
     def warnings(self) -> list[str]:
-        """Return one sentence per ignored field, and one for a repeated BOS token."""
+        """One sentence for each field of the request that was ignored, and one for a repeated BOS token."""
         told = self.body.warnings
         begin = self.service.decoder.tokenizer.bos_token_id
         if begin is not None and any(list(job.prompt[:2]) == [begin] * 2 for job in self.jobs):
@@ -124,7 +124,7 @@ class _Completion:
         return CompletionLogprobsWriter(self.service.texts, has_prompt=True, unshown=unshown)
 
     async def chunks(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yield the chunks of the answers: text as it becomes final, then the finish reason."""
+        """Yield the chunks of a streamed completion: text as it becomes final, then the finish reason."""
         numbers = range(len(self.jobs))
         writers, echoed = [self._writer(i) for i in numbers], [self._echoed(i) for i in numbers]
         chunks, results = self._chunks(), list[Generation]()
@@ -141,7 +141,7 @@ class _Completion:
 
     @property
     def frame(self) -> TextFrames | None:
-        """Return the encoder of text chunks; None unless the stream has only the text of one answer."""
+        """Encoder of text chunks; None unless the stream has only the text of one answer."""
         if len(self.jobs) > 1 or self.body.logprobs is not None:
             return None
         writer = self._chunks()

@@ -42,7 +42,7 @@ class _Writer:
         self._number = -1
 
     def whole(self, result: Generation) -> dict[str, Any]:
-        """Return the response object of a finished answer."""
+        """Return the ``response`` object (OpenAI's responses API) of a finished answer."""
         content, calls = self._chat.parse(result.text)
         message = [self._message(content)] if content or not calls else []
         return self._object(result, [*message, *map(_call, calls)])
@@ -82,7 +82,7 @@ class _Writer:
         return {**message, "status": status, "content": content}
 
     async def events(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yield the events of the answer in OpenAI's order."""
+        """Yield the events of a streamed answer in the order of OpenAI's responses API."""
         answer, told = AnswerStream(self._chat, 0), ""
         begun = self._object(None, [])
         yield [self._event("created", response=begun), self._event("in_progress", response=begun)]

@@ -103,7 +103,14 @@ class _Cache:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, offsets: Tensor, mask: Tensor, window: int
     ) -> Tensor:
-        """Write keys and values, and attend as ``torch.ops.yggdrasil.tree_attention`` does."""
+        """Write keys and values of new rows to the KV cache of layer ``layer``, and return the attention output of
+        ``query``.
+
+        Args:
+            offsets: [2] int64: number of slots before the mask, first slot written.
+            mask: [W, T] bool over the slots from ``offsets[0]`` on.
+            window: attention window in keys; 0: unlimited.
+        """
         output: Tensor = torch.ops.yggdrasil.tree_attention(
             query[None], key[None], value[None], self._keys[layer], self._values[layer], offsets, mask,
             query.shape[-1] ** -0.5, window, 0.0, None, self._num_threads,

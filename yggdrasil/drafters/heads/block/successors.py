@@ -38,7 +38,8 @@ class SuccessorHead(nn.Module):
     def forward(
         self, logits: Tensor, drafted: Tensor, before: Tensor, outputs: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return (logits [W, M] of the candidates after ``before``, the state [W, R] for the next depth).
+        """Return the candidates' logits given the token before them, [W, M], and the path states for the next depth,
+        [W, R].
 
         Args:
             logits: [W, M] of the candidates, from the block pass.
