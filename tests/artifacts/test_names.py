@@ -166,6 +166,7 @@ def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (checkout / "plans").mkdir(parents=True)
     monkeypatch.chdir(work)
     monkeypatch.setattr(names, "_PACKAGE_ROOT", checkout)
+    monkeypatch.delenv("YGGDRASIL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     user = cache / "yggdrasil" / "artifacts"
     assert search_roots() == [checkout, user]
@@ -179,6 +180,9 @@ def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert search_roots()[-1] == tmp_path / ".cache" / "yggdrasil" / "artifacts"
+
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "own"))
+    assert search_roots()[-1] == tmp_path / "own" / "artifacts"
 
 
 def test_installed_packages_are_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

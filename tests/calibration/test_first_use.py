@@ -41,6 +41,7 @@ def models(tmp_path_factory):
 def user_cache(tmp_path, monkeypatch):
     """An empty cache of plans; nothing is found elsewhere."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("YGGDRASIL_CACHE", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

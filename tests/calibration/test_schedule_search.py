@@ -42,6 +42,7 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "220")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("YGGDRASIL_CACHE", raising=False)
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["yggdrasil", *map(str, arguments)])

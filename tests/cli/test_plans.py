@@ -15,6 +15,7 @@ from yggdrasil.scheduling.plan import ModelRef, Plan
 def run(monkeypatch, capsys, tmp_path):
     """Run the program where two plans are; returns (exit code, stdout, stderr)."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("YGGDRASIL_CACHE", raising=False)
     monkeypatch.setattr("yggdrasil.artifacts.names._PACKAGE_ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     write_artifacts(tmp_path, "mine", target=ModelRef("/models/qwen.gguf", "0", 1))

@@ -62,6 +62,7 @@ def test_plans_of_other_drafters_are_made_once_and_decoded_beside_the_models_own
     monkeypatch.setattr(script, "_run", lambda command, **_: begun.append(command) or "ngram" not in command)
     monkeypatch.setattr(script, "ROOT", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("YGGDRASIL_CACHE", raising=False)
     monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: Namespace(returncode=1))
     asked = ["smollm2=text", "smollm2=ngram", "smollm2=yggdrasil:mine,table"]
     models = ["--models", "smollm2=models/x", "--prompts", str(prompts), "--beside", *asked]

@@ -25,6 +25,7 @@ def head(tmp_path):
 def save(tmp_path, monkeypatch):
     """Saves plans of a target, each a second after the one before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("YGGDRASIL_CACHE", raising=False)
     times = iter(range(1000, 2000))
 
     def save(name, drafter=None, **changes):

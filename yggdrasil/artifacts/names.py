@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yggdrasil.artifacts.atomic import shown
-from yggdrasil.artifacts.homes import expanded, user_cache
+from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts.homes import expanded
 from yggdrasil.artifacts.machine import Machine
 from yggdrasil.artifacts.parsing import close_match, parse_dataclass
 from yggdrasil.artifacts.plain import parse_yaml
@@ -72,7 +73,7 @@ def search_roots() -> list[Path]:
     New files are written to the first one.
     """
     roots = [root for root in (Path.cwd(), _PACKAGE_ROOT) if (root / "plans").is_dir() and not _is_installed(root)]
-    roots.append(user_cache() / "yggdrasil" / "artifacts")
+    roots.append(cache_root() / "artifacts")
     return list(dict.fromkeys(roots))
 
 
