@@ -15,12 +15,12 @@ from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
-NATIVE = Path("yggdrasil", "native")
+LIBRARY, NATIVE = Path("yggdrasil", "library"), Path("yggdrasil", "native")
 
 
 def _load(name: str) -> ModuleType:
     """A module of the package that needs nothing else: its dependencies are not here while it is built."""
-    spec = importlib.util.spec_from_file_location(f"_yggdrasil_{name}", Path(__file__).parent / NATIVE / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"_yggdrasil_{name}", Path(__file__).parent / LIBRARY / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -12,7 +12,7 @@ import yggdrasil
 PACKAGE = Path(yggdrasil.__file__).parent
 # From low to high: a room may import itself and those before it.
 ROOMS = (
-    "errors", "artifacts", "native", "checkpoints", "compiler", "runtime", "tree", "predictor",
+    "errors", "artifacts", "library", "native", "checkpoints", "compiler", "runtime", "tree", "predictor",
     "policy", "acceptance", "drafters", "profiling", "scheduling", "engine",
     "calibration", "training", "export", "in_transformers", "pretrained", "serving", "reports", "bench", "cli",
     "__main__",
@@ -27,7 +27,8 @@ LEAVES = {
 WITHOUT_TORCH = (
     "yggdrasil", "yggdrasil.artifacts", "yggdrasil.prompts", "yggdrasil.scheduling.stages", "yggdrasil.scheduling.plan",
     "yggdrasil.scheduling.timeline", "yggdrasil.scheduling.search", "yggdrasil.policy.policy",
-    "yggdrasil.policy.fixed", "yggdrasil.profiling.tally",
+    "yggdrasil.policy.fixed", "yggdrasil.profiling.tally", "yggdrasil.checkpoints.gguf.packing",
+    "yggdrasil.checkpoints.source",
 )  # fmt: skip
 
 

@@ -75,15 +75,6 @@ def test_an_embedding_gives_the_rows_as_numbers(form, shape):
 
 
 @EVERY_FORMAT
-def test_a_mapped_weight_is_packed_in_parts_to_the_same_bytes(form, monkeypatch):
-    monkeypatch.setattr("yggdrasil.checkpoints.formats.rows._PART_BYTES", 1)
-    rows = random_rows(form, 75, 2)
-    whole = rows.pack(Arena())
-
-    assert torch.equal(rows.pack(Arena(), is_mapped=True).packed, whole.packed)
-
-
-@EVERY_FORMAT
 @DTYPES
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_linear_multiplies_rounded_rows_with_exact_weights(form, dtype, shape):

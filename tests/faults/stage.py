@@ -65,8 +65,8 @@ class Stage:
     @cached_property
     def library(self) -> Path:
         """The kernels as they are compiled by ``compiler``."""
-        from yggdrasil.native.compiling import library_name
-        from yggdrasil.native.levels import chosen_levels
+        from yggdrasil.library.compiling import library_name
+        from yggdrasil.library.levels import chosen_levels
 
         return self.cache / "kernels" / library_name(chosen_levels()[0])
 
@@ -116,7 +116,7 @@ class Stage:
     def _compile(self) -> None:
         from yggdrasil import native
         from yggdrasil.artifacts.cache import cache_root
-        from yggdrasil.native.build import INSTALLED
+        from yggdrasil.library.build import INSTALLED
 
         assert native.is_native(), "faults are injected into native kernels: install g++"
         (self.cache / "kernels").mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from yggdrasil.errors import ArtifactError
-from yggdrasil.native import build, compiling, levels
+from yggdrasil.library import build, compiling, levels
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from yggdrasil.native import compiling, levels
+from yggdrasil.library import compiling, levels
 
 ROOT = Path(__file__).parents[2]
 _COMPILER = '#!/bin/sh\nfor last; do :; done\necho "$*" > "$last"\n'  # a library is the command that made it

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, MambaConfig
 
 import yggdrasil
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.checkpoints.gguf import packing
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
@@ -70,6 +71,8 @@ def resident_bytes(file):
 def test_packing_holds_one_weight_of_the_file_and_one_copy_of_all(tmp_path, monkeypatch):
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(loading, "Arena", CountingArena)
+    regions, new_region = [], packing.new_region
+    monkeypatch.setattr(packing, "new_region", lambda size: regions.append(size) or new_region(size))
     model = tiny_model("llama", hidden_size=256, intermediate_size=512, num_hidden_layers=4)
     file = write_gguf(tmp_path / "model.gguf", model, kind=Kind.Q8_0)
     held, add = [], loading._Packer.add
@@ -84,8 +87,9 @@ def test_packing_holds_one_weight_of_the_file_and_one_copy_of_all(tmp_path, monk
     assert loaded is not None
     assert max(held) <= 4 * os.sysconf("SC_PAGE_SIZE") * len(held), "edges of weights share pages with others"
     assert max(held) < file.stat().st_size / 4
-    assert CountingArena.num_bytes <= 1.15 * file.stat().st_size
-    assert sum(tensor.nbytes for tensor in loaded.tensors.values()) == CountingArena.num_bytes
+    num_bytes = CountingArena.num_bytes + sum(regions)
+    assert num_bytes <= 1.15 * file.stat().st_size
+    assert 0.99 * num_bytes <= sum(tensor.nbytes for tensor in loaded.tensors.values()) <= num_bytes
 
 
 class CountingArena(loading.Arena):

@@ -69,7 +69,7 @@ def current_machine() -> Machine:
         cpu_family=cpu_family,
         architecture=platform.machine(),
         isa=isa,
-        cores=_usable_cores(),
+        cores=usable_cores(),
         memory_gib=_memory_gib(),
         accelerator=_accelerator(),
         os=f"{platform.system()} {platform.release()}",
@@ -112,7 +112,7 @@ def _cpu() -> tuple[str, str, tuple[str, ...]]:
     return name or platform.processor() or platform.machine(), family, isa
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
     has_affinity = hasattr(os, "sched_getaffinity")
     allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     quota = parse_cpu_quota(_read_text(Path("/sys/fs/cgroup/cpu.max")))
@@ -127,10 +127,15 @@ def _memory_gib() -> int:
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)
 
 
+def may_have_accelerator() -> bool:
+    """Return False if PyTorch sees no accelerator here; found out without its import."""
+    return sys.platform != "darwin" and (
+        sys.platform != "linux" or any(Path(node).exists() for node in _ACCELERATOR_NODES)
+    )
+
+
 def _accelerator() -> str | None:
-    if sys.platform == "darwin":
-        return None
-    if sys.platform == "linux" and not any(Path(node).exists() for node in _ACCELERATOR_NODES):
+    if not may_have_accelerator():
         return None
     import torch
 

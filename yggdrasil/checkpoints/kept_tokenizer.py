@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from yggdrasil.artifacts import parse_json, write_atomic
+from yggdrasil.artifacts.ahead import Ahead
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.fork import ends_within
 from yggdrasil.checkpoints.tokenizer import Tokenizer, render_chat, try_template
@@ -37,16 +38,13 @@ _BUILT = "built_tokenizer.json"  # the record that ``write_tokenizer`` writes
 _THEIRS = "transformers."  # a class named in the cache is imported only from these modules
 
 
-_ahead: dict[tuple[Path, int], Tokenizer] = {}  # (folder, its inode) -> what ``open_tokenizer`` will return
+_ahead: dict[tuple[Path, int], Ahead[Tokenizer | None]] = {}  # (folder, its inode) -> its tokenizer
 
 
-def open_ahead(folder: Path) -> None:
-    """Open the tokenizer of ``folder`` now, so that the next ``open_tokenizer`` returns it at once.
-
-    Nothing happens if it can only be opened with transformers.
-    """
-    if (found := _by_record(folder)[0]) is not None:
-        _ahead[folder, folder.stat().st_ino] = found
+def open_ahead(folder: Path) -> Ahead[Tokenizer | None]:
+    """Return what opens the tokenizer of ``folder`` for a later ``open_tokenizer``, if that needs no transformers."""
+    found = _ahead[folder, folder.stat().st_ino] = Ahead(lambda: _by_record(folder)[0])
+    return found
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
@@ -58,8 +56,9 @@ def open_tokenizer(folder: Path) -> Tokenizer:
         YggdrasilError: the files crash the parser, or take too much time or memory.
         Exception: any exception of ``AutoTokenizer``.
     """
-    if (ahead := _ahead.pop((folder, folder.stat().st_ino), None)) is not None:
-        return ahead
+    ahead = _ahead.pop((folder, folder.stat().st_ino), None)
+    if ahead is not None and (opened := ahead()) is not None:
+        return opened
     found, record = _by_record(folder)
     if found is None and record is None:
         kept = _kept_file(folder)

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from yggdrasil.checkpoints.formats.rows import QuantisedRows
+from yggdrasil.checkpoints.formats.rows import PackedRows
 from yggdrasil.checkpoints.gaps import is_ignored, refuse_gaps
 from yggdrasil.checkpoints.packable import release
 
@@ -48,9 +48,12 @@ class MappedSafetensors:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def blocks(self, name: str) -> QuantisedRows | None:
-        """Return None: no weight of a safetensors file is stored in quantised blocks."""
+    def packed(self, name: str) -> PackedRows | None:
+        """Return None: safetensors weights are not stored in quantised blocks."""
         return None
+
+    def stop_packing(self) -> None:
+        """Do nothing: no thread packs these weights."""
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return the weight ``name`` in ``dtype``. If that is the stored dtype, it is a view of the file's mapping."""

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from yggdrasil.artifacts import model_fingerprint, shown, tokenizer_fingerprint
 from yggdrasil.artifacts.fork import in_fork
@@ -19,6 +18,9 @@ from yggdrasil.artifacts.homes import expanded
 from yggdrasil.checkpoints.hub import hub_folder
 from yggdrasil.checkpoints.prepared import MARKER, is_whole, prepare, prepared_root
 from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    import torch
 
 _LAYOUT = 5  # version of the prepared folders
 _FINGERPRINT = (
@@ -74,7 +76,7 @@ class Source:
         """Return the fingerprint of the tokenizer's content, 16 hexadecimal digits."""
         return tokenizer_fingerprint(self.folder) if self.gguf is None else (self.folder / _FINGERPRINT).read_text()
 
-    def checkpoint(self, dtype: torch.dtype, *, keeps_blocks: bool = False) -> Path:
+    def checkpoint(self, dtype: "torch.dtype", *, keeps_blocks: bool = False) -> Path:
         """Return the checkpoint folder to load the model's weights from.
 
         The weights of a GGUF file are dequantised to ``dtype`` on the first call and stored in the user's cache. With
@@ -102,7 +104,7 @@ def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
 
 
 @lru_cache(maxsize=8)
-def _gguf_weights(path: Path, facts: Path, dtype: torch.dtype, keeps_blocks: bool) -> Path:
+def _gguf_weights(path: Path, facts: Path, dtype: "torch.dtype", keeps_blocks: bool) -> Path:
     """Return the cached folder with the weights of a GGUF file in ``dtype``, see ``Source.checkpoint``."""
     name = str(dtype).removeprefix("torch.") + ("-beside-blocks" if keeps_blocks else "")
 

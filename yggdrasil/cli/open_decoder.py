@@ -3,8 +3,9 @@
 import sys
 from typing import TYPE_CHECKING
 
+from yggdrasil.artifacts.machine import may_have_accelerator
 from yggdrasil.cli.shared_options import Dtype
-from yggdrasil.cli.start_up import open_tokenizer_ahead, reserve_memory, without_collections
+from yggdrasil.cli.start_up import without_collections, work_ahead
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -58,9 +59,7 @@ def open_decoder(
         grow_table: add counts of the answers to the model's n-gram table; None: only if it has one.
     """
     check_source(source, chat=chat)
-    if device != "cuda":
-        reserve_memory(source)
-    open_tokenizer_ahead(source)
+    work_ahead(source, packs=device == "cpu" or (device is None and not may_have_accelerator()))
     with without_collections():
         from yggdrasil.cli.progress import PhaseProgress
         from yggdrasil.pretrained import Decoder

@@ -3,13 +3,21 @@
 import ctypes
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
+from yggdrasil.artifacts import parse_json
+from yggdrasil.artifacts.memory import reserve
+from yggdrasil.artifacts.models import packed_bytes
 from yggdrasil.errors import YggdrasilError
+
+if TYPE_CHECKING:
+    from yggdrasil.checkpoints.gguf.packing import GgufPacker
+    from yggdrasil.checkpoints.source import Source
 
 _LAZY = 1  # RTLD_LAZY
 _SHARE = 15 / 16  # of the weights' bytes in the file; packed weights take at least so many
@@ -28,25 +36,49 @@ def load_torch_libraries() -> None:
             Thread(target=ctypes.CDLL(None).dlopen, args=(library, _LAZY), daemon=True).start()
 
 
-def open_tokenizer_ahead(source: str) -> None:
-    """Open the tokenizer of a known model while a thread loads PyTorch's libraries.
+def work_ahead(source: str, *, packs: bool) -> None:
+    """Load PyTorch's libraries, and open the tokenizer of a model and with ``packs`` pack its weights, in threads.
 
-    Args:
-        source: a model's folder or GGUF file. Errors are left to the loader.
+    The facts of a GGUF file are prepared first if they are not known.
     """
     from yggdrasil.artifacts.gguf import is_gguf
     from yggdrasil.artifacts.homes import expanded
-    from yggdrasil.artifacts.models import model_fingerprint
     from yggdrasil.checkpoints.kept_tokenizer import open_ahead
-    from yggdrasil.checkpoints.prepared import prepared_root
+    from yggdrasil.checkpoints.source import Source
 
-    folder = expanded(source)
+    model = expanded(source)
+    if not is_before_torch() or not (is_gguf(model) or (model / "config.json").is_file()):
+        return
     with suppress(OSError, YggdrasilError):  # the loader raises what is wrong
-        if is_gguf(folder):
-            folder = prepared_root() / model_fingerprint(folder) / "facts"
-        if is_before_torch() and (folder / "config.json").is_file():
-            load_torch_libraries()
-            open_ahead(folder)
+        found = Source.find(model)
+        work: list[Callable[[], object]] = [open_ahead(found.folder)]
+        if packs and found.gguf is None:
+            reserve(int(_SHARE * packed_bytes(model)))
+        elif packs and (packer := _packer(found)) is not None:
+            work.insert(0, packer.pack_all)
+        load_torch_libraries()
+        Thread(target=_do, args=(work,), daemon=True).start()
+
+
+def _packer(source: "Source") -> "GgufPacker | None":
+    """Return what packs the weights of a GGUF file; None if the loader will not pack them from the file."""
+    from yggdrasil.artifacts.gguf import read_gguf_layout
+    from yggdrasil.checkpoints.gguf.packing import begin_packing
+    from yggdrasil.library.build import load_native
+    from yggdrasil.runtime.native_steps.families import FAMILIES, with_defaults
+
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        config = with_defaults(parse_json((source.folder / "config.json").read_bytes()))
+        if config is not None and FAMILIES[config["model_type"]].is_mapped and load_native():
+            heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
+            return begin_packing(read_gguf_layout(source.gguf), heads)
+    return None
+
+
+def _do(work: "Sequence[Callable[[], object]]") -> None:
+    for each in work:
+        with suppress(OSError, RuntimeError):  # whoever needs the result does it again, and raises
+            each()
 
 
 def is_before_torch() -> bool:
@@ -71,20 +103,3 @@ def without_collections() -> Iterator[None]:
         gc.freeze()
         if was_on:
             gc.enable()
-
-
-def reserve_memory(source: str) -> None:
-    """Begin to make memory for the weights of a model resident in a thread.
-
-    Args:
-        source: GGUF file or checkpoint folder. Errors are left to the loader.
-    """
-    from yggdrasil.artifacts.gguf import is_gguf
-    from yggdrasil.artifacts.homes import expanded
-    from yggdrasil.artifacts.memory import reserve
-    from yggdrasil.artifacts.models import packed_bytes
-
-    model = expanded(source)
-    with suppress(OSError, YggdrasilError):  # the loader raises what is wrong
-        if is_before_torch() and (model.is_dir() or is_gguf(model)):
-            reserve(int(_SHARE * packed_bytes(model)))

@@ -196,7 +196,6 @@ class Decoder:
         """
         settings = RequestSettings.of(options)
         with self._preparing:  # threads may start requests concurrently
-            self._table.load_once()  # not when it is set: ``grow_table`` may replace it before the first request
             tokens = self.encode(prompt)
             eos = (frozenset() if settings.ignore_eos else self.eos_tokens) | frozenset(settings.stop_tokens)
             stream = TextStream(
@@ -205,7 +204,11 @@ class Decoder:
             )  # fmt: skip
             prepared = self._prepare(tokens, settings.sampling, settings.speculation, eos)
         on_end = self._use_finished if settings.speculation.is_lossless else None
-        return Request(self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch, on_end=on_end)
+        # The table is loaded behind the first token, which needs none; ``grow_table`` may replace it until then.
+        return Request(
+            self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch,
+            on_begin=self._table.load_once, on_end=on_end,
+        )  # fmt: skip
 
     def _use_finished(self, prompt: list[int], answer: list[int], trace: Trace) -> None:
         """Update n-gram table and estimates by a finished request with a lossless rule."""

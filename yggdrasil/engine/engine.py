@@ -73,7 +73,9 @@ class Engine:
             if isinstance(drafter, LevelDrafter | StatisticsDrafter):
                 drafter.follow_draws(seed, temperature)
 
-    def decode(self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace) -> Iterator[str]:
+    def decode(
+        self, prompt: Sequence[int], stream: TextStream, policy: Policy, trace: Trace
+    ) -> Generator[str, None, None]:
         """Decode one request, and yield each piece of text as soon as no later token can change it.
 
         KV entries of the prefix shared with the last request's text are reused. The caller may stop at any piece, but

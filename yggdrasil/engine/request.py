@@ -1,7 +1,7 @@
 """One running request of a decoder, and its result."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from threading import Lock, get_ident
@@ -81,6 +81,7 @@ class Request:
         *,
         wait: bool,
         watch: Watch | None = None,
+        on_begin: Callable[[], object] = lambda: None,
         on_end: Callable[[list[int], list[int], Trace], None] | None = None,
     ) -> None:
         self._turns = turns
@@ -88,6 +89,7 @@ class Request:
         self._stream = stream
         self._prepared = prepared
         self._wait = wait
+        self._on_begin = on_begin  # called after the first piece, before more is drafted
         self._on_end = on_end  # called with prompt, answer and trace at the end, also after errors
         self._trace = Trace(watch=watch)
         self._has_begun = False
@@ -105,8 +107,12 @@ class Request:
             self._has_begun = True
             prepared = self._prepared
             prepared.begin()
+            decoding = prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
             try:
-                yield from prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
+                with closing(decoding):
+                    yield next(decoding, "")
+                    self._on_begin()
+                    yield from decoding
             finally:
                 if self._on_end is not None:
                     self._on_end(self._prompt, self._stream.tokens, self._trace)

@@ -1,8 +1,8 @@
 """The operators of static-shape steps, registered as ``torch.ops.yggdrasil``.
 
 Each operator has a schema, a shape function and a portable implementation in PyTorch for any device. On CPUs, functions
-of the native library replace the portable ones (``build.py``, ``calls.py``); without a library and a compiler the
-slower portable ones are used. On CUDA devices, Triton kernels replace some of them (``cuda.py``). Operators over
+of the native library replace the portable ones (``yggdrasil.library``, ``calls.py``); without a library and a compiler
+the slower portable ones are used. On CUDA devices, Triton kernels replace some of them (``cuda.py``). Operators over
 quantised weights have only native implementations on CPUs; without these, models are loaded with full weights.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from .build import load_native
+from yggdrasil.library.build import Native, load_native
+
 from .calls import SCHEMAS, SHAPES
 from .operators import native_functions, native_operators
 from .portable import PORTABLE, keep_rows, reweigh
@@ -59,7 +60,7 @@ _library.impl("keep_rows", keep_rows, "CPU")
 for _name, _shape in SHAPES.items():
     torch.library.register_fake(f"yggdrasil::{_name}", _shape, lib=_library)
 
-_native = load_native()
+_native = Native.library is not None or load_native()
 if _native:
     for _name, _function in {**native_operators(), "reweigh": reweigh}.items():
         _library.impl(_name, _function, "CPU")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yggdrasil.native.build import Native
+from yggdrasil.library.build import Native, error_sentence
 
 _MOST_DIMS = 6
 _DTYPES = {
@@ -101,21 +101,6 @@ def call_of(name: str, schema: Any, shape: Callable[..., Any] | None, *, threads
         return number.value
 
     return count if returned == ["int"] else call
-
-
-def check(code: int) -> None:
-    """Raise RuntimeError with the native library's message if ``code``, the result of a C call, is negative."""
-    if code < 0:
-        raise RuntimeError(error_sentence())
-
-
-def error_sentence() -> str:
-    """Return the native library's error message of this thread's last failed call."""
-    assert Native.library is not None
-    function = Native.library.yggdrasil_error
-    function.restype = ctypes.c_char_p
-    found: bytes = function()
-    return found.decode(errors="replace")
 
 
 def numbers_of(numbers: Sequence[int]) -> bytes:

@@ -13,8 +13,8 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from yggdrasil.native.build import Native
-from yggdrasil.native.calls import check, error_sentence, numbers_of, view_of, views_of
+from yggdrasil.library.build import Native, check, error_sentence
+from yggdrasil.native.calls import numbers_of, view_of, views_of
 
 
 class Mailbox:

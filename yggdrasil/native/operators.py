@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yggdrasil.native.build import Native
-from yggdrasil.native.calls import SCHEMAS, SHAPES, call_of, check
+from yggdrasil.library.build import Native, check
+from yggdrasil.library.packing import PANELS, pair_bytes
+from yggdrasil.native.calls import SCHEMAS, SHAPES, call_of
 
 _PANEL, _TILE_PAIRS = 16, 16  # outputs per panel; bfloat16 panels are padded to a multiple of this many input pairs
 _WITHOUT_RESULT_SHAPES = ("pack_linear", "pack_quantised", "move_rows", "rank_nodes", "read_words", "commit_states")
@@ -76,12 +77,7 @@ def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
     It is [pairs of panels, bytes per pair]; a panel is 16 rows. ``form`` is the GGUF type number of the blocks, and
     ``inputs`` the number of weights of a row.
     """
-    assert Native.library is not None
-    function = Native.library.yggdrasil_pair_bytes
-    function.restype = ctypes.c_int64
-    size = function(ctypes.c_int64(form), ctypes.c_int64(inputs))
-    check(size)
-    return [-(-rows.shape[0] // (2 * _PANEL)), size]
+    return [-(-rows.shape[0] // PANELS), pair_bytes(form, inputs)]
 
 
 def has_byte_products() -> bool:

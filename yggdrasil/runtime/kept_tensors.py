@@ -22,6 +22,7 @@ from yggdrasil.artifacts import check_weights, current_machine
 from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.memory import drop_reserved
 from yggdrasil.checkpoints.formats.names import Weights
+from yggdrasil.checkpoints.gguf.packing import drop_begun
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.prepared import is_whole, prepare, prepared_root
 from yggdrasil.checkpoints.source import Source
@@ -80,6 +81,7 @@ def open_model(
         if described is not None:
             return described
     drop_reserved()
+    drop_begun()
     if not is_on_cpu or not _is_kept(found, weights):
         return load()
     folder = _folder(found, dtype, weights)

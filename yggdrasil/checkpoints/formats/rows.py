@@ -7,13 +7,9 @@ import torch
 from torch import Tensor
 
 from yggdrasil.checkpoints.formats.kinds import BLOCKS, Format
-from yggdrasil.checkpoints.packable import release
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native.arena import Arena
 from yggdrasil.native.portable_quantised import FORMATS
-
-_PAIR = 32  # rows of a pair of panels
-_PART_BYTES = 16 << 20  # bytes of a mapped weight that are packed before their pages are dropped
 
 
 class QuantisedRows(NamedTuple):
@@ -38,24 +34,14 @@ class QuantisedRows(NamedTuple):
             raise YggdrasilError(f"no kernel for GPUs reads weights of {self.format.name}; take --weights full")
         return PackedRows(int(self.format), self.blocks.shape[0], self.num_inputs, self.blocks.to(device))
 
-    def pack(self, arena: Arena, *, is_mapped: bool = False) -> "PackedRows":
-        """Pack the rows of blocks into the layout of the CPU's kernels, in memory of ``arena``.
-
-        With ``is_mapped`` the blocks are in a mapped file, whose pages are dropped from memory soon after they are
-        read.
-        """
+    def pack(self, arena: Arena) -> "PackedRows":
+        """Pack the rows of blocks into the layout of the CPU's kernels, in memory of ``arena``."""
         *experts, num_outputs, num_bytes = self.blocks.shape
         matrices = self.blocks.view(-1, num_outputs, num_bytes)
         shape = torch.ops.yggdrasil.quantised_shape(matrices[0], int(self.format), self.num_inputs)
         packed = arena.zeros((*experts, *shape), torch.uint8)
         for matrix, place in zip(matrices, packed.view(-1, *shape), strict=True):
-            count = max(_PART_BYTES // num_bytes // _PAIR, 1) * _PAIR if is_mapped else num_outputs
-            for start in range(0, num_outputs, count):
-                rows, pairs = matrix[start : start + count], place[start // _PAIR :]
-                pairs = pairs[: -(-rows.shape[0] // _PAIR)]
-                torch.ops.yggdrasil.pack_quantised(rows, int(self.format), self.num_inputs, pairs)
-                if is_mapped:
-                    release(rows)
+            torch.ops.yggdrasil.pack_quantised(matrix, int(self.format), self.num_inputs, place)
         return PackedRows(int(self.format), num_outputs, self.num_inputs, packed)
 
 

@@ -3,24 +3,21 @@
 Translates tensor names and row orders of llama.cpp's conversion, for decoders with standard layers.
 """
 
-import mmap
 import re
 from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
-from yggdrasil.checkpoints.formats.kinds import FORMATS, Format
-from yggdrasil.checkpoints.formats.rows import QuantisedRows
+from yggdrasil.checkpoints.formats.kinds import FORMATS
+from yggdrasil.checkpoints.formats.rows import PackedRows
+from yggdrasil.checkpoints.gguf.packing import packer_of
 from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.errors import YggdrasilError
 
 ROPE_FACTORS = "rope_freqs.weight"
-_INTERLEAVED_ROTARY = ("llama", "smollm3", "granite")  # query and key rows are stored for rotary pairs (2i, 2i + 1)
 _ADDS_ONE = ("gemma", "gemma2", "gemma3")  # the file stores norm weights plus 1
 _PLACES = {
     "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm",
@@ -59,27 +56,29 @@ class MappedGguf:
         Raises:
             YggdrasilError: if a tensor is missing, unknown or has another shape.
         """
-        self._header, self._heads, self._shapes = header, heads, shapes
+        self._header, self._shapes = header, shapes
+        self._packer = packer_of(header, heads)
         self._places = _places(header, shapes)
-        with header.path.open("rb") as file:
-            # ACCESS_COPY: torch.frombuffer warns about read-only memory; nothing writes to it.
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
-    def blocks(self, name: str) -> QuantisedRows | None:
-        """Return the weight ``name`` [N, K] as rows of GGUF blocks, in the model's row order.
+    def packed(self, name: str) -> PackedRows | None:
+        """Return the weight ``name`` [N, K] packed, in the model's row order.
 
         None if it is not stored in a quantised format that the kernels read.
         """
         place = self._places[name]
-        if place.kind not in FORMATS or len(place.shape) != 2:
+        found = self._packer.packed(place)
+        if found is None:
             return None
-        rows = self._bytes(place).view(place.shape[0], -1)
-        order = self._order(place)
-        # Indexed by NumPy: PyTorch would wake threads that spin on the cores that packing runs on.
-        return QuantisedRows(Format(place.kind), rows if order is None else torch.from_numpy(rows.numpy()[order]))
+        region, begin, *shape = found
+        packed = torch.frombuffer(region, dtype=torch.uint8, count=shape[0] * shape[1], offset=begin)
+        return PackedRows(place.kind, *place.shape, packed.view(*shape))
+
+    def stop_packing(self) -> None:
+        """Let a thread that packs the weights end: they are not wanted packed."""
+        self._packer.stop()
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return a dequantised copy of the weight ``name`` in ``dtype``, in the model's row order."""
@@ -88,7 +87,7 @@ class MappedGguf:
             values = self._bytes(place).view(_DTYPES[place.kind]).view(place.shape)
         else:
             values = torch.from_numpy(values_of(self._header, place))
-        order = self._order(place)
+        order = self._packer.order(place)
         values = values if order is None else values[torch.from_numpy(order)]
         if self._header.architecture in _ADDS_ONE and place.name.endswith("norm.weight"):
             values = values.float() - 1
@@ -97,23 +96,12 @@ class MappedGguf:
     def release(self, name: str) -> None:
         """Drop the memory pages of the mapped weight ``name``; a later access reads the file again."""
         place = self._places[name]
-        begin = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
-        size = (place.start + place.num_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
-        if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self._data.madvise(mmap.MADV_DONTNEED, begin, size)
+        self._packer.release(place.start, place.num_bytes)
 
     def _bytes(self, place: GgufTensor) -> Tensor:
         """Return a uint8 view [num_bytes] of the mapped tensor."""
-        with memoryview(self._data) as view, view[place.start : place.start + place.num_bytes] as part:
+        with memoryview(self._packer.data) as view, view[place.start : place.start + place.num_bytes] as part:
             return torch.frombuffer(part, dtype=torch.uint8)
-
-    def _order(self, place: GgufTensor) -> npt.NDArray[np.int64] | None:
-        """Return the permutation [N] with ``model_rows = file_rows[permutation]``; None if it is the identity."""
-        part = place.name.rpartition(".")[0].rpartition(".")[2]
-        if self._header.architecture not in _INTERLEAVED_ROTARY or part not in ("attn_q", "attn_k"):
-            return None
-        heads = self._heads[part == "attn_k"]
-        return np.arange(place.shape[0]).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
 
 
 def _places(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, GgufTensor]:

@@ -12,7 +12,7 @@ from yggdrasil.artifacts.gguf import read_gguf_layout
 from yggdrasil.artifacts.memory import take_reserved
 from yggdrasil.checkpoints.facts import MOST_LAYERS, load_config, refuse_unverifiable
 from yggdrasil.checkpoints.formats.names import Weights
-from yggdrasil.checkpoints.formats.rows import PackedRows, QuantisedRows
+from yggdrasil.checkpoints.formats.rows import PackedRows
 from yggdrasil.checkpoints.gguf.mapped import MappedGguf
 from yggdrasil.checkpoints.head_copy import copy_in_8_bits, is_copy_faster
 from yggdrasil.checkpoints.mapped import MappedSafetensors
@@ -34,7 +34,8 @@ class _Mapped(Protocol):
     """Memory-mapped weights by name: ``MappedGguf`` or ``MappedSafetensors``."""
 
     def __contains__(self, name: str) -> bool: ...
-    def blocks(self, name: str) -> QuantisedRows | None: ...
+    def packed(self, name: str) -> PackedRows | None: ...
+    def stop_packing(self) -> None: ...
     def values(self, name: str, dtype: torch.dtype) -> Tensor: ...
     def release(self, name: str) -> None: ...
 
@@ -148,14 +149,16 @@ class _Packer:
         self.tensors: dict[str, Tensor] = {}
         self.formats: dict[str, int] = {}
         self._mapped, self._dtype, self._keeps_blocks = mapped, dtype, keeps_blocks
+        if not keeps_blocks:
+            mapped.stop_packing()
         self._reserved = take_reserved()
         self._arena = Arena(None if self._reserved is None else self._reserved.region)
 
     def add(self, name: str, *, is_linear: bool) -> None:
         """Pack the weight ``name`` into the arena if it is linear; copy a full embedding, norm, convolution or bias."""
         stem = name.rpartition(".")[0]
-        if (is_linear or name == EMBEDDING) and (blocks := self._blocks(name)) is not None:
-            self._keep(stem, blocks.pack(self._arena, is_mapped=True))
+        if (is_linear or name == EMBEDDING) and (rows := self._rows(name)) is not None:
+            self._keep(stem, rows)
         elif is_linear:
             self.tensors[f"{stem}.packed"] = self._packed(self._mapped.values(name, self._dtype))
         else:
@@ -173,9 +176,9 @@ class _Packer:
         if not own and is_tied and "model.embed_tokens.packed" in self.tensors:
             return
         source = HEAD if own else EMBEDDING
-        blocks = self._blocks(source)
-        if blocks is not None:
-            self._keep("lm_head", blocks.pack(self._arena, is_mapped=True))
+        rows = self._rows(source)
+        if rows is not None:
+            self._keep("lm_head", rows)
         else:
             values = self._mapped.values(HEAD, self._dtype) if own else self.tensors[EMBEDDING]
             self.tensors["lm_head.packed"] = self._packed(values)
@@ -190,8 +193,8 @@ class _Packer:
             self._reserved.stop()
             self._arena.free_rest()
 
-    def _blocks(self, name: str) -> QuantisedRows | None:
-        return self._mapped.blocks(name) if self._keeps_blocks else None
+    def _rows(self, name: str) -> PackedRows | None:
+        return self._mapped.packed(name) if self._keeps_blocks else None
 
     def _keep(self, stem: str, rows: PackedRows) -> None:
         self.tensors[f"{stem}.packed"], self.formats[stem] = rows.packed, rows.format

@@ -16,11 +16,11 @@ from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.leftovers import remove_leftovers_once, temporary_folder
 from yggdrasil.artifacts.lock import locked, tell
 from yggdrasil.errors import ArtifactError, first_line
-from yggdrasil.native.compiling import compile_library, digest_file, digest_of, find_compiler, library_name
-from yggdrasil.native.levels import Level, chosen_levels
+from yggdrasil.library.compiling import compile_library, digest_file, digest_of, find_compiler, library_name
+from yggdrasil.library.levels import Level, chosen_levels
 
 # Folder of the libraries in the package; the environment variable sets another one.
-INSTALLED = Path(os.environ.get("YGGDRASIL_LIBRARIES") or Path(__file__).parent / "lib")
+INSTALLED = Path(os.environ.get("YGGDRASIL_LIBRARIES") or Path(__file__).parents[1] / "native" / "lib")
 
 
 class Native:
@@ -29,6 +29,21 @@ class Native:
     library: ctypes.CDLL | None = None  # calls release the GIL
     held: ctypes.PyDLL | None = None  # the same library; calls hold the GIL
     level: str = "none"
+
+
+def check(code: int) -> None:
+    """Raise RuntimeError with the library's message if ``code``, returned by a call, is negative."""
+    if code < 0:
+        raise RuntimeError(error_sentence())
+
+
+def error_sentence() -> str:
+    """Return the library's message for this thread's last failed call."""
+    assert Native.library is not None
+    function = Native.library.yggdrasil_error
+    function.restype = ctypes.c_char_p
+    found: bytes = function()
+    return found.decode(errors="replace")
 
 
 def load_native() -> bool:

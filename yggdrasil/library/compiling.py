@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parents[1] / "native"
 _UNITS = ("programs", "quantised", "ops", "trees", "recurrence")  # the slowest to compile first
 _FLAGS = ("-O3", "-pthread", "-std=c++20", "-fPIC", "-fvisibility=hidden")
 

@@ -1,0 +1,48 @@
+"""Pack rows of quantised blocks by the native library alone, which works before PyTorch is imported."""
+
+import ctypes
+import struct
+from typing import NamedTuple
+
+from yggdrasil.library.build import Native, check
+
+PANELS = 32  # rows of a pair of panels, the unit of the packed layout
+_VIEW = struct.Struct("=Qii2q32x2q32x")  # common/tensor.h: address, dtype, dimensions, sizes, strides
+_BYTE = 0  # number of the dtype uint8
+
+
+class Matrix(NamedTuple):
+    """A contiguous matrix of bytes in memory."""
+
+    address: int
+    rows: int
+    columns: int
+
+    def view(self) -> bytes:
+        """Return the C struct ``YggdrasilTensor``."""
+        return _VIEW.pack(self.address, _BYTE, 2, self.rows, self.columns, self.columns, 1)
+
+
+def pair_bytes(form: int, inputs: int) -> int:
+    """Return the bytes of a packed pair of panels of format ``form`` with so many inputs. The library must be loaded.
+
+    Raises:
+        RuntimeError: if the library does not read the format, or not with so many inputs.
+    """
+    assert Native.library is not None
+    function = Native.library.yggdrasil_pair_bytes
+    function.restype = ctypes.c_int64
+    size: int = function(ctypes.c_int64(form), ctypes.c_int64(inputs))
+    check(size)
+    return size
+
+
+def pack_blocks(rows: Matrix, form: int, inputs: int, packed: Matrix, num_threads: int) -> None:
+    """Pack ``rows`` of GGUF blocks into ``packed``, which is zeros, one row for each pair of panels.
+
+    Raises:
+        RuntimeError: if the sizes do not fit the format.
+    """
+    assert Native.library is not None
+    numbers = ctypes.c_int64(form), ctypes.c_int64(inputs)
+    check(Native.library.yggdrasil_pack_quantised(rows.view(), *numbers, packed.view(), ctypes.c_int64(num_threads)))
