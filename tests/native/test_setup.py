@@ -40,4 +40,4 @@ def test_without_a_compiler_a_package_is_built_and_says_so(tmp_path):
 
     assert not folder.exists()
     assert "no C++ compiler was found" in said
-    assert (folder.parent / "build.py").exists()
+    assert (folder.parent / "calls.py").exists()
