@@ -96,4 +96,4 @@ def test_a_command_packs_and_opens_the_tokenizer_before_it_imports_pytorch(file)
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
 
-    assert done.stdout.split() == [str(len(byte_tokenizer().get_vocab()) + 1), "False"], done.stderr  # and a token for the end
+    assert done.stdout.split() == [str(len(byte_tokenizer().get_vocab()) + 1), "False"], done.stderr
