@@ -28,7 +28,6 @@ HYBRID = (
     "lfm2", "qwen3_5", "bamba", "falcon_h1", "falcon_scaled", "granite_dense", "nemotron_dense", "lfm2_moe",
     "qwen3_5_moe", "granite_moe",
 )  # fmt: skip
-FLIPPING = (*MIXTURES, "lfm2_moe", "qwen3_5_moe", "granite_moe")
 KINDS = [(torch.float32, "full"), (torch.bfloat16, "full"), (torch.float32, "q8_0"), (torch.bfloat16, "q4_0")]
 CONTEXT = tuple(torch.randint(1, VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(1)).tolist())
 PARENTS = (-1, 0, 0, 1, 1, 2, 5)
@@ -38,6 +37,7 @@ BOUNDS = {
     (torch.float32, "full"): 1e-5, (torch.bfloat16, "full"): 0.03, (torch.float32, "q8_0"): 0.03,
     (torch.bfloat16, "q4_0"): 0.06,
 }  # fmt: skip
+NEAR_TIE = 0.015  # of a router's logits in bfloat16; three rows of these tests are tied so: by 0.001, 0.010 and 0.014
 families = pytest.mark.parametrize("family", COVERED + MIXTURES + HYBRID)
 kinds = pytest.mark.parametrize(("dtype", "weights"), KINDS, ids=["f32", "bf16", "f32-q8_0", "bf16-q4_0"])
 
@@ -180,13 +180,33 @@ def test_the_cache_after_a_commit_is_that_of_a_fresh_prefill(family, dtype, weig
 @kinds
 def test_logits_stay_near_those_of_the_models_own_code(family, dtype, weights):
     native, eager = new_runner(family, dtype, weights), new_runner(family, dtype, weights, "eager")
+    leads = watched_routers(loaded_model(family, dtype, weights).model, config_of(family))
 
-    for found, expected in ((read(native, 0, CONTEXT), read(eager, 0, CONTEXT)), (verify(native), verify(eager))):
+    for step in (lambda runner: read(runner, 0, CONTEXT), verify):
+        found, expected = step(native), step(eager)
         scale = float(expected.logits.amax() - expected.logits.amin())
-        apart = (found.logits - expected.logits).abs().amax(1).sort().values
-        # A router's near tie, rounded otherwise, gives a row another expert: of a mixture one row may be far off.
-        may_flip = family in FLIPPING and dtype == torch.bfloat16
-        assert float(apart[-2 if may_flip else -1]) <= BOUNDS[dtype, weights] * scale
+        apart = (found.logits - expected.logits).abs().amax(1)
+        if leads and dtype == torch.bfloat16:  # where two experts are nearly equal, rounding decides which one runs
+            apart = apart[torch.stack(leads).amin(0) >= NEAR_TIE]
+        assert float(apart.max()) <= BOUNDS[dtype, weights] * scale
+        leads.clear()
+
+
+def watched_routers(model, config):
+    """Return a list to which each router of ``model`` adds, for each row, the lead of its last expert over the next."""
+    leads, places = [], getattr(config, "num_experts_per_tok", 0)
+
+    def watch(router, inputs, _):
+        own = getattr(router, "layer", router)
+        logits = torch.nn.functional.linear(inputs[0].flatten(0, -2), own.weight, getattr(own, "bias", None))
+        best = logits.float().sort(1, descending=True).values
+        leads.append(best[:, places - 1] - best[:, places])
+
+    for name, module in model.named_modules():
+        if name.endswith((".router", ".mlp.gate", ".block_sparse_moe.gate", ".feed_forward.gate")):
+            module._forward_hooks.clear()  # of an earlier test: models are shared
+            module.register_forward_hook(watch)
+    return leads
 
 
 @families

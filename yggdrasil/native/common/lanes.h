@@ -1,4 +1,4 @@
-// Vectors of 16 float32: one 512-bit register or two of 256 bits, with bitwise equal results.
+// Vectors of 16 float32: one 512-bit register or two of 256 bits, with bitwise equal results; elsewhere an array.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,15 @@
 #include "common/simd.h"
 
 namespace yggdrasil {
+
+// One rounding where the processor has such an instruction.
+inline float multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
 #ifdef YGG_AVX512
 using Lanes = __m512;
@@ -185,6 +194,38 @@ template <typename Operation>
 inline Lanes quads_of(Lanes a, Lanes b, Lanes c, Lanes d, const Operation& both) {
   return {quads_of(a.low, b.low, c.low, d.low, both), quads_of(a.high, b.high, c.high, d.high, both)};
 }
+#else
+struct Lanes {
+  float at[16];
+};
+
+// Sixteen results of an operation.
+inline Lanes lanes_of(const auto& operation) {
+  Lanes all;
+  for (int i = 0; i < 16; ++i) all.at[i] = operation(i);
+  return all;
+}
+inline Lanes operator-(Lanes a, Lanes b) {
+  return lanes_of([&](int i) { return a.at[i] - b.at[i]; });
+}
+inline Lanes operator*(Lanes a, Lanes b) {
+  return lanes_of([&](int i) { return a.at[i] * b.at[i]; });
+}
+inline Lanes zeros() { return {}; }
+inline Lanes spread(float value) {
+  return lanes_of([&](int) { return value; });
+}
+inline Lanes fused(Lanes a, Lanes b, Lanes c) {
+  return lanes_of([&](int i) { return multiply_add(a.at[i], b.at[i], c.at[i]); });
+}
+inline Lanes load_first(const float* p, int64_t count) {
+  return lanes_of([&](int i) { return i < count ? p[i] : 0.0f; });
+}
+inline Lanes load16(const float* p) { return load_first(p, 16); }
+inline void store_first(float* to, Lanes values, int64_t count) {
+  for (int i = 0; i < count; ++i) to[i] = values.at[i];
+}
+inline void store16(float* to, Lanes values) { store_first(to, values, 16); }
 #endif
 
 #ifdef YGG_AVX2

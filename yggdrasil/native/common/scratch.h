@@ -8,7 +8,7 @@ namespace yggdrasil {
 
 // Uses of scratch memory. Values that a program keeps between stages are separate from memory of a single chunk of
 // work, because the thread that runs the program also runs chunks.
-enum class Scratch { work, rows, values, carried, experts };
+enum class Scratch { work, rows, values, carried, experts, columns };
 
 // Returns this thread's memory for one use, aligned to a cache line. A later call for the same use may move it.
 template <Scratch Use = Scratch::work>

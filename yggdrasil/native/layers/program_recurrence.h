@@ -90,8 +90,9 @@ class ProgramRecurrence : public ProgramExperts<T> {
 
   RecurrentLayer<T> recurrence_of(const RecurrenceWork& work) const {
     const RecurrenceCode& code = work.code;
-    float *queries = reinterpret_cast<float*>(memory_), *betas = queries + rows_ * work.sizes.key_heads * work.sizes.key_size, *rows = betas + rows_ * work.sizes.heads;
-    const TreeRecurrence of{work.sizes, work.tree, &work.buffers, queries, code.beta < 0 ? nullptr : betas, floats_at(code.state), floats_at(code.keys), floats_at(code.decays),
+    float *queries = reinterpret_cast<float*>(memory_), *overlaps = queries + rows_ * work.sizes.key_heads * work.sizes.key_size;
+    float *betas = overlaps + rows_ * work.sizes.heads, *rows = betas + rows_ * work.sizes.heads;
+    const TreeRecurrence of{work.sizes, work.tree, &work.buffers, queries, overlaps, code.beta < 0 ? nullptr : betas, floats_at(code.state), floats_at(code.keys), floats_at(code.decays),
                             static_cast<float*>(result_at(code.updates)), rows};
     return {of, at(code.mixed), at(code.decay), at(code.beta), at(code.gate), floats_at(code.bias), floats_at(code.rate), floats_at(code.skip),
             norm_at(code.norm, 0, code.eps), code.norm_first != 0, static_cast<float>(code.least), static_cast<float>(code.most), static_cast<T*>(result_at(work.value))};

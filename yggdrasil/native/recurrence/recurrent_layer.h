@@ -20,8 +20,8 @@ struct RecurrentLayer {
   float least, most;                    // Mamba-2: of time steps
   T* out;                               // [W, Hv * Dv]
 
-  // Words of memory: queries, betas, and values that become outputs.
-  static int64_t words(int64_t rows, int64_t queries, int64_t heads, int64_t values) { return rows * (queries + heads + values); }
+  // Words of memory: queries, their overlaps, betas, and values that become outputs.
+  static int64_t words(int64_t rows, int64_t queries, int64_t heads, int64_t values) { return rows * (queries + 2 * heads + values); }
 
   // `work` does prepare(), recur() and finish() when the stages run.
   template <typename Work>
@@ -46,6 +46,7 @@ struct RecurrentLayer {
       } else {
         for (int64_t i = 0; i < of.key_size; ++i) own_keys[i] = widen(from[values + at + i]), asked[i] = widen(from[values + keys + at + i]);
       }
+      const_cast<float*>(of.overlaps)[unit] = dot(asked, own_keys, of.key_size);
       for (int64_t own = head * group; own < (head + 1) * group; ++own) {
         const int64_t place = row * of.heads + own;
         const float time = time_of(place, own), factor = beta ? 1.0f : time;
@@ -90,7 +91,7 @@ struct RecurrentLayer {
       for (int64_t c = head * of.value_size; c < (head + 1) * of.value_size; ++c) rows[c] += skip[group * count + head] * widen(inputs[c]);
     if (!norm_first) apply_gate(gates, size, rows);
     if (norm.weight) {
-      const float factor = 1.0f / std::sqrt(sum_of_squares(rows, size) / static_cast<float>(size) + norm.eps);
+      const float factor = 1.0f / std::sqrt(dot(rows, rows, size) / static_cast<float>(size) + norm.eps);
       for (int64_t c = 0; c < size; ++c) rows[c] = widen(norm.weight[first + c]) * (rows[c] * factor);
     }
     if (norm_first) apply_gate(gates, size, rows);
@@ -113,20 +114,8 @@ struct RecurrentLayer {
     }
   }
 
-  template <typename Number>
-  static float sum_of_squares(const Number* from, int64_t size) {
-    constexpr int64_t kSums = 16;
-    float sums[kSums] = {}, sum = 0.0f;
-    int64_t i = 0;
-    for (; i + kSums <= size; i += kSums)
-      for (int64_t j = 0; j < kSums; ++j) sums[j] = multiply_add(widen(from[i + j]), widen(from[i + j]), sums[j]);
-    for (; i < size; ++i) sums[0] += widen(from[i]) * widen(from[i]);
-    for (const float some : sums) sum += some;
-    return sum;
-  }
-
   void normalise(const T* from, float scale, float* to) const {
-    const float factor = 1.0f / std::sqrt(sum_of_squares(from, recurrence.key_size) + 1e-6f);
+    const float factor = 1.0f / std::sqrt(dot(from, from, recurrence.key_size) + 1e-6f);
     for (int64_t i = 0; i < recurrence.key_size; ++i) to[i] = widen(from[i]) * factor * scale;
   }
 };

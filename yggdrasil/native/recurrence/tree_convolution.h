@@ -30,15 +30,6 @@ struct TreeSlots {
   int64_t slot(int64_t row) const { return (start + row) % slots; }
 };
 
-// One rounding where the processor has such an instruction.
-inline float multiply_add(float a, float b, float c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
 // Dims: W rows, C channels, K taps, M slots. Sums go from the newest input to the oldest.
 template <typename T>
 struct TreeConvolution {

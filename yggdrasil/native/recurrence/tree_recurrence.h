@@ -1,10 +1,12 @@
 // Linear recurrence with a matrix state along the paths of a tree, for gated delta networks and Mamba-2.
 //
-// A head's state S [Dk, Dv] is updated by every token: S = S * exp(decay) + key x update; the output is query . S. The
-// update is the value, or with the delta rule beta * (value - key . S). Columns of S are independent, so a thread processes
-// a few columns for the whole tree: the text's state is read once, and the nodes' states exist only as these columns in the
-// processor's cache. Only the factors key, update and decay of each node are stored; `commit_state` applies those of the
-// accepted path to the state. Both use the same operations in the same order, so results equal those of plain steps.
+// A head's state S [Dk, Dv] is updated by every token: S = S * exp(decay) + key x update. The update is the value, or with
+// the delta rule beta * (value - exp(decay) * key . S). The output is query . S with the new S; it is computed from the old
+// one, exp(decay) * query . S + (query . key) * update, so a node without children has no state. Columns of S are
+// independent, so a thread processes a few columns for the whole tree: the text's state is read once, and the nodes' states
+// exist only as these columns in the processor's cache. Only the factors key, update and decay of each node are stored;
+// `commit_state` applies those of the accepted path to the state. Both use the same operations in the same order, so results
+// equal those of plain steps.
 //
 // Dims: W rows, Hk key heads, Hv value heads (a multiple of Hk), Dk and Dv their sizes, M slots.
 #pragma once
@@ -12,83 +14,95 @@
 #include <cmath>
 #include <vector>
 
+#include "common/scratch.h"
 #include "recurrence/tree_convolution.h"
 
 namespace yggdrasil {
 
 constexpr int64_t kColumns = 32;  // of a state that go through the tree together
 
-// Buffers for the columns of nodes, as few as the tree's shape allows: a node's last child takes over its parent's.
+// Buffers for the columns of nodes with children, as few as the tree's shape allows: a node's last child may take over its
+// parent's.
 struct ColumnBuffers {
-  std::vector<int64_t> of_row;
+  std::vector<int64_t> of_row;  // -1 without children
   int64_t count = 0;
 
-  explicit ColumnBuffers(Ints parents) : of_row(parents.size()) {
-    std::vector<int64_t> children(parents.size()), free;
+  explicit ColumnBuffers(Ints parents) : of_row(parents.size(), -1) {
+    std::vector<int64_t> left(parents.size()), free;
     for (const int64_t parent : parents)
-      if (parent >= 0) ++children[parent];
-    std::vector<int64_t> left = children;
+      if (parent >= 0) ++left[parent];
     for (size_t row = 0; row < parents.size(); ++row) {
-      const int64_t parent = parents[row];
-      if (parent >= 0 && --left[parent] == 0) {
-        of_row[row] = of_row[parent];
-      } else if (free.empty()) {
-        of_row[row] = count++;
-      } else {
-        of_row[row] = free.back();
-        free.pop_back();
-      }
-      if (!children[row]) free.push_back(of_row[row]);
+      const bool has_children = left[row] > 0;
+      if (parents[row] >= 0 && --left[parents[row]] == 0) free.push_back(of_row[parents[row]]);
+      if (!has_children) continue;
+      if (free.empty()) free.push_back(count++);
+      of_row[row] = free.back(), free.pop_back();
     }
   }
 };
 
-// One token of one head, over `n` columns of its state.
+template <typename Number>
+float dot(const Number* a, const Number* b, int64_t size) {
+  constexpr int64_t kSums = 16;
+  float sums[kSums] = {}, sum = 0.0f;
+  int64_t i = 0;
+  for (; i + kSums <= size; i += kSums)
+    for (int64_t j = 0; j < kSums; ++j) sums[j] = multiply_add(widen(a[i + j]), widen(b[i + j]), sums[j]);
+  for (; i < size; ++i) sums[0] += widen(a[i]) * widen(b[i]);
+  for (const float some : sums) sum += some;
+  return sum;
+}
+
+// One token of one head, over kColumns columns of its state; not `Whole`: over the first `count` of them.
+template <bool Whole>
 struct TokenStep {
   const float *key, *query, *value;
   float decay;        // a factor
+  float overlap;      // query . key
   const float* beta;  // null: no delta rule
   float *update, *out;
+  int64_t count;
 
-  // `from` and `to` may be the same; rows of `from` are `stride` apart, those of `to` kColumns.
-  template <int64_t N>
-  void run(const float* from, int64_t stride, float* to, int64_t key_size, int64_t given) const {
-    const int64_t n = N ? N : given;
-    float seen[kColumns] = {}, sum[kColumns] = {}, added[kColumns];
-    for (int64_t i = 0; i < key_size; ++i) {
-      const float factor = key[i];
-      const float* __restrict__ old = from + i * stride;
-      float faded[kColumns];
-      for (int64_t c = 0; c < n; ++c) faded[c] = old[c] * decay;
-      for (int64_t c = 0; c < n; ++c) seen[c] = multiply_add(faded[c], factor, seen[c]);
-      std::copy_n(faded, n, to + i * kColumns);
+  // The state before the token is `from`, whose rows are `stride` apart; the state after it goes to `to`, whose rows are
+  // kColumns apart. `to` is null if no row follows, and may be `from`.
+  void run(const float* from, int64_t stride, float* to, int64_t key_size) const {
+    const Lanes fade = spread(decay);
+    Lanes seen[kParts], sum[kParts], added[kParts];
+    for (int64_t j = 0; j < kParts; ++j) seen[j] = sum[j] = zeros(), added[j] = load(value, j);
+    for (int64_t i = 0; i < key_size; ++i)
+      for (int64_t j = 0; j < kParts; ++j) {
+        const Lanes old = load(from + i * stride, j);
+        if (beta) seen[j] = fused(old, spread(key[i]), seen[j]);
+        sum[j] = fused(old, spread(query[i]), sum[j]);
+      }
+    for (int64_t j = 0; j < kParts; ++j) {
+      if (beta) added[j] = fused(seen[j], spread(-decay), added[j]) * spread(*beta);
+      store(update, added[j], j), store(out, fused(added[j], spread(overlap), sum[j] * fade), j);
     }
-    for (int64_t c = 0; c < n; ++c) added[c] = beta ? (value[c] - seen[c]) * *beta : value[c];
-    std::copy_n(added, n, update);
-    for (int64_t i = 0; i < key_size; ++i) {
-      const float factor = key[i], asked = query[i];
-      float next[kColumns];
-      std::copy_n(to + i * kColumns, n, next);
-      for (int64_t c = 0; c < n; ++c) next[c] = multiply_add(factor, added[c], next[c]);
-      for (int64_t c = 0; c < n; ++c) sum[c] = multiply_add(next[c], asked, sum[c]);
-      std::copy_n(next, n, to + i * kColumns);
-    }
-    std::copy_n(sum, n, out);
+    if (!to) return;
+    for (int64_t i = 0; i < key_size; ++i)
+      for (int64_t j = 0; j < kParts; ++j) store16(to + i * kColumns + 16 * j, fused(spread(key[i]), added[j], load(from + i * stride, j) * fade));
+  }
+
+ private:
+  static constexpr int64_t kParts = kColumns / 16;
+
+  int64_t left(int64_t part) const { return std::clamp<int64_t>(count - 16 * part, 0, 16); }
+  Lanes load(const float* from, int64_t part) const { return Whole ? load16(from + 16 * part) : load_first(from + 16 * part, left(part)); }
+  void store(float* to, Lanes values, int64_t part) const {
+    if (Whole) store16(to + 16 * part, values);
+    else store_first(to + 16 * part, values, left(part));
   }
 };
 
-// The columns from `first` on of one head: what each row of the tree adds and gives.
-template <int64_t N>
-void run_columns(Ints parents, const ColumnBuffers& buffers, const float* state, int64_t key_size, int64_t value_size,
-                 int64_t first, const auto& step_of) {
-  static thread_local std::vector<float> memory;
+// Some columns of one head: what each row of the tree adds and gives. The rows of `state` are `stride` apart.
+inline void run_columns(Ints parents, const ColumnBuffers& buffers, const float* state, int64_t stride, int64_t key_size, const auto& step_of) {
   const int64_t size = key_size * kColumns;
-  if (int64_t(memory.size()) < buffers.count * size) memory.resize(buffers.count * size);
-  for (size_t row = 0; row < parents.size(); ++row) {
+  auto* memory = reinterpret_cast<float*>(scratch_words<Scratch::columns>(buffers.count * size));
+  const auto columns_of = [&](int64_t row) { return buffers.of_row[row] < 0 ? nullptr : memory + buffers.of_row[row] * size; };
+  for (int64_t row = 0; row < int64_t(parents.size()); ++row) {
     const int64_t parent = parents[row];
-    const float* from = parent < 0 ? state + first : memory.data() + buffers.of_row[parent] * size;
-    const TokenStep step = step_of(int64_t(row));
-    step.run<N>(from, parent < 0 ? value_size : kColumns, memory.data() + buffers.of_row[row] * size, key_size, value_size - first);
+    step_of(row).run(parent < 0 ? state : columns_of(parent), parent < 0 ? stride : kColumns, columns_of(row), key_size);
   }
 }
 
@@ -112,7 +126,8 @@ struct RecurrenceSizes {
 struct TreeRecurrence : RecurrenceSizes {
   TreeSlots tree;
   const ColumnBuffers* buffers;
-  const float *query, *beta, *state;  // [W, Hk, Dk]; [W, Hv] or null; [Hv, Dk, Dv]
+  const float *query, *overlaps;      // [W, Hk, Dk]; [W, Hk], with the row's keys
+  const float *beta, *state;          // [W, Hv] or null; [Hv, Dk, Dv]
   const float *keys, *decays;         // [M, Hk, Dk]; [M, Hv], logarithms
   float *updates, *rows;              // [M, Hv, Dv]; [W, Hv, Dv], values that become outputs
 
@@ -121,22 +136,24 @@ struct TreeRecurrence : RecurrenceSizes {
   // Some columns of some heads each.
   void recur(int64_t begin, int64_t end) const {
     for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t head = unit / parts(), first = unit % parts() * kColumns, group = heads / key_heads;
-      const auto step_of = [&](int64_t row) {
-        const int64_t slot = tree.slot(row), own = head / group;
-        float* values = rows + (row * heads + head) * value_size + first;
-        return TokenStep{keys + (slot * key_heads + own) * key_size, query + (row * key_heads + own) * key_size, values,
-                         std::exp(decays[slot * heads + head]), beta ? beta + row * heads + head : nullptr,
-                         updates + (slot * heads + head) * value_size + first, values};
-      };
-      const float* own = state + head * key_size * value_size;
-      if (value_size - first >= kColumns) run_columns<kColumns>(tree.parents, *buffers, own, key_size, value_size, first, step_of);
-      else run_columns<0>(tree.parents, *buffers, own, key_size, value_size, first, step_of);
+      const int64_t head = unit / parts(), first = unit % parts() * kColumns;
+      const float* columns = state + head * key_size * value_size + first;
+      const bool whole = value_size - first >= kColumns;
+      if (whole) run_columns(tree.parents, *buffers, columns, value_size, key_size, [&](int64_t row) { return step_of<true>(row, head, first); });
+      else run_columns(tree.parents, *buffers, columns, value_size, key_size, [&](int64_t row) { return step_of<false>(row, head, first); });
     }
   }
 
  private:
   int64_t parts() const { return (value_size + kColumns - 1) / kColumns; }
+
+  template <bool Whole>
+  TokenStep<Whole> step_of(int64_t row, int64_t head, int64_t first) const {
+    const int64_t slot = tree.slot(row), own = head / (heads / key_heads);
+    float* values = rows + (row * heads + head) * value_size + first;
+    return {keys + (slot * key_heads + own) * key_size, query + (row * key_heads + own) * key_size, values, std::exp(decays[slot * heads + head]),
+            overlaps[row * key_heads + own], beta ? beta + row * heads + head : nullptr, updates + (slot * heads + head) * value_size + first, values, value_size - first};
+  }
 };
 
 // `query`, `key` [W, Hk, Dk], `value` [W, Hv, Dv], `decay` [W, Hv] (a logarithm), `beta` [W, Hv] or none, `state`
@@ -160,7 +177,10 @@ inline void tree_recurrence(const Tensor& query, const Tensor& key, const Tensor
     std::copy_n(g.const_data_ptr<float>() + row * heads, heads, decays_ + slot * heads);
   }
   std::copy_n(v.const_data_ptr<float>(), v.numel(), out_);
-  const TreeRecurrence all{sizes, tree, &buffers, q.const_data_ptr<float>(),
+  std::vector<float> overlaps(rows * sizes.key_heads);
+  for (size_t i = 0; i < overlaps.size(); ++i)
+    overlaps[i] = dot(q.const_data_ptr<float>() + i * sizes.key_size, k.const_data_ptr<float>() + i * sizes.key_size, sizes.key_size);
+  const TreeRecurrence all{sizes, tree, &buffers, q.const_data_ptr<float>(), overlaps.data(),
                            b.defined() ? b.const_data_ptr<float>() : nullptr, state.const_data_ptr<float>(), keys_, decays_,
                            updates.mutable_data_ptr<float>(), out_};
   parallel(all.units(), num_threads, [&](int64_t begin, int64_t end) { all.recur(begin, end); });

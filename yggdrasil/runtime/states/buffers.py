@@ -113,4 +113,5 @@ def parents_of(tree_mask: Tensor) -> Tensor:
     ``tree_mask`` [W, W] bool marks each row's ancestors; the parent is the last of them.
     """
     rows = torch.arange(1, tree_mask.shape[0] + 1, device=tree_mask.device)
-    return (tree_mask.tril(-1) * rows).amax(1) - 1
+    # NOTE: no ``tril``, whose OpenMP threads wait awake after it and slow down the native threads of the pass.
+    return ((tree_mask & (rows < rows[:, None])) * rows).amax(1) - 1
