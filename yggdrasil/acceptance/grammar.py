@@ -18,6 +18,7 @@ from torch import Tensor
 
 from yggdrasil.acceptance.sampling import Constraint
 from yggdrasil.artifacts.fork import ends_within
+from yggdrasil.checkpoints.token_bytes import TokenBytes
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.errors import YggdrasilError, one_line
 
@@ -144,11 +145,13 @@ class GrammarCompiler:
             )
         if not eos:
             raise YggdrasilError("a constraint needs an end-of-text token, which this model does not name")
-        from llguidance import LLTokenizer
+        from llguidance import LLTokenizer, TokenizerWrapper
 
         self._lock, self._checked = Lock(), deque[Constraint](maxlen=_NUM_CHECKED)
         self._eos = sorted(eos)
-        self._tokenizer = LLTokenizer(_spelling(tokenizer), n_vocab=vocab_size, eos_token=self._eos)
+        vocabulary = _Vocabulary(tokenizer, vocab_size, self._eos[0])
+        self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=self._eos)
+        vocabulary.tokens.clear()  # llguidance has copied them
 
     def check(self, constraint: Constraint) -> None:
         """Compile ``constraint`` on trial in a forked process with limits of processor time and memory. Any thread may
@@ -215,26 +218,26 @@ def _backend(tokenizer: Tokenizer) -> Any:
     return backend
 
 
-def _spelling(tokenizer: Tokenizer) -> str:
-    """Return the tokenizer's JSON for llguidance, in which every added token is either special or ordinary.
+class _Vocabulary:
+    """The first ``size`` tokens as llguidance reads them; the text of a control token is no way to write it."""
 
-    llguidance maps the text of an added token to that token alone and then disallows it: text that contains
-    ``<tool_call>`` (Qwen) or ``<b>`` (Gemma) could not be generated. Here, control tokens that are not special are
-    renamed to a string that no text contains; other added tokens become ordinary.
-    """
-    controls = control_tokens(tokenizer)
-    data = json.loads(_backend(tokenizer).to_str())
-    added, vocabulary = [], data["model"].get("vocab")
-    for token in data["added_tokens"]:
-        name = token["content"]
-        if name in controls and not token["special"]:
-            token |= {"special": True, "content": f"\ufdd0{token['id']}"}
-            if isinstance(vocabulary, dict) and name in vocabulary:
-                vocabulary[token["content"]] = vocabulary.pop(name)
-        if name in controls:
-            added.append(token)
-    data["added_tokens"], data["padding"], data["truncation"] = added, None, None
-    return json.dumps(data)
+    def __init__(self, tokenizer: Tokenizer, size: int, eos: int) -> None:
+        self._backend = _backend(tokenizer)
+        bytes_of = TokenBytes(tokenizer, self._backend)
+        self.eos_token_id, self.bos_token_id = eos, None
+        self.special_token_ids = sorted(control_tokens(tokenizer).values())
+        # No text has the byte 255, with which llguidance marks special tokens.
+        self.tokens = [data if data[:1] != b"\xff" else b"" for data in map(bytes_of, range(size))]
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the token ids of ``text``, of the base vocabulary alone.
+
+        An added token would be forced where its text is wanted, and then be refused as a control token.
+        """
+        before, split = self._backend.normalizer, self._backend.pre_tokenizer
+        text = text if before is None else before.normalize_str(text)
+        words = [text] if split is None else [word for word, _ in split.pre_tokenize_str(text)]
+        return [token.id for word in words for token in self._backend.model.tokenize(word)]
 
 
 def _not_valid(constraint: Constraint, reason: object) -> YggdrasilError:

@@ -1,14 +1,11 @@
 """Thread-safe tokenization and detokenization for one decoder."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
-from tokenizers.decoders import ByteLevel
-from tokenizers.pre_tokenizers import ByteLevel as ByteLevelInput
-
 from yggdrasil.arguments import check_text
+from yggdrasil.checkpoints.token_bytes import TokenBytes
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
@@ -70,6 +67,7 @@ class Texts:
         self.limit = decoder.assembly.engine.max_length
         self._decoder = decoder
         self._lock = Lock()
+        self._token_bytes = TokenBytes(self.tokenizer, self.tokenizer.backend_tokenizer)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Tokenise a text of any length; any thread may call it.
@@ -163,20 +161,8 @@ class Texts:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that one token adds to a text. They may be part of a UTF-8 character."""
-        name = self.tokenizer.convert_ids_to_tokens(token)
-        if isinstance(name, str):
-            if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
-                return bytes.fromhex(name[3:5])
-            if self._bytes_of and all(character in self._bytes_of for character in name):
-                return bytes(self._bytes_of[character] for character in name)
-        return self._text_after_itself(token).encode()
-
-    def _text_after_itself(self, token: int) -> str:
-        """Detokenize ``token`` after itself, because some decoders strip the leading space of a text."""
-        decode = partial(self.tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
         with self._lock:
-            once, twice = str(decode([token])), str(decode([token, token]))
-        return twice[len(once) :] if twice.startswith(once) else once
+            return self._token_bytes(token)
 
     def token_text(self, token: int) -> str:
         r"""Return the text of one token. Incomplete UTF-8 is written as ``bytes:\xNN``, as OpenAI's API does."""
@@ -185,17 +171,6 @@ class Texts:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-    @cached_property
-    def _bytes_of(self) -> dict[str, int]:
-        """Return the map from byte-level BPE characters to bytes; empty for other tokenizers."""
-        if not isinstance(self.tokenizer.backend_tokenizer.decoder, ByteLevel):
-            return {}
-        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        others = [byte for byte in range(256) if byte not in printable]
-        letters = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-        assert set(letters) == set(ByteLevelInput.alphabet())
-        return letters
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

@@ -1,0 +1,56 @@
+"""The bytes that each token of a vocabulary adds to a text."""
+
+import json
+from functools import cached_property
+from typing import Any
+
+from tokenizers.decoders import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel as ByteLevelInput
+
+from yggdrasil.checkpoints.tokenizer import Tokenizer
+
+_SPACE = "\u2581"  # SentencePiece's symbol of a space
+
+
+class TokenBytes:
+    """Looks up the bytes of tokens; ``backend`` is the tokenizer of the ``tokenizers`` library."""
+
+    def __init__(self, tokenizer: Tokenizer, backend: Any) -> None:
+        self._backend = backend
+        self._added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+
+    def __call__(self, token: int) -> bytes:
+        """Return the bytes of ``token``, which may be part of a UTF-8 character; none for an unknown id."""
+        if token in self._added:
+            return self._added[token].encode()
+        name = self._backend.id_to_token(token)
+        if name is None:
+            return b""
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            return bytes.fromhex(name[3:5])
+        if self._bytes_of and all(character in self._bytes_of for character in name):
+            return bytes(self._bytes_of[character] for character in name)
+        return name.replace(_SPACE, " ").encode() if self._has_spaces else self._text_after_itself(token).encode()
+
+    def _text_after_itself(self, token: int) -> str:
+        """Detokenize ``token`` after itself, because some decoders strip the leading space of a text."""
+        once, twice = (str(self._backend.decode(each, skip_special_tokens=False)) for each in ([token], [token, token]))
+        return twice[len(once) :] if twice.startswith(once) else once
+
+    @cached_property
+    def _has_spaces(self) -> bool:
+        """Return whether the decoder does no more within a text than to replace SentencePiece's symbol by a space."""
+        decoder = {} if self._backend.decoder is None else json.loads(self._backend.decoder.__getstate__())
+        first = (decoder.get("decoders") or [{}])[0]
+        return bool(first.get("type") == "Replace" and first.get("pattern") == {"String": _SPACE})
+
+    @cached_property
+    def _bytes_of(self) -> dict[str, int]:
+        """Return the map from byte-level BPE characters to bytes; empty for other tokenizers."""
+        if not isinstance(self._backend.decoder, ByteLevel):
+            return {}
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = [byte for byte in range(256) if byte not in printable]
+        letters = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+        assert set(letters) == set(ByteLevelInput.alphabet())
+        return letters
