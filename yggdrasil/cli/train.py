@@ -24,6 +24,14 @@ def train(
             help="JSON lines with a prompt field, for the target to answer; can be repeated. Then it samples prompts.",
         ),
     ] = None,
+    texts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            callback=checks.input_file,
+            help="Existing text to train on: .jsonl with prompt and answer, or messages; or plain text. Can be "
+            "repeated. Then the target generates text only with --tokens or --prompts.",
+        ),
+    ] = None,
     start: Annotated[
         str | None,
         typer.Option(help="An EAGLE-3 head to start from, of a model of the same shape: a folder, or yggdrasil:NAME."),
@@ -39,7 +47,7 @@ def train(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of target and drafter.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, max=MOST_THREADS, help="Threads; 0: one per core.")] = 0,
 ) -> None:
-    """Train an EAGLE-3 head for a model on text that the model generates.
+    """Train an EAGLE-3 head for a model on text that the model generates or that exists.
 
     The same command resumes an interrupted training, or trains a finished one for more minutes.
     """
@@ -50,7 +58,9 @@ def train(
     from yggdrasil.training.training import train as run
 
     begun = None if start is None else expanded(resolve_shipped_head(start))
-    settings = TrainSettings(target, out.absolute(), tuple(prompts or ()), minutes, tokens, threads, begun, device)
+    settings = TrainSettings(
+        target, out.absolute(), tuple(prompts or ()), tuple(texts or ()), minutes, tokens, threads, begun, device
+    )
     try:
         with PhaseProgress() as progress:
             print(run(settings, progress))

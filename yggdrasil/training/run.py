@@ -81,7 +81,7 @@ class TrainingRun:
         self._facts = {
             "target": Path(settings.target).name,
             "target's fingerprint": source.fingerprint(),
-            "prompts": ", ".join(["the target's own", *(file.name for file in settings.prompts)]),
+            "text": ", ".join(["the target's own", *(file.name for file in (*settings.prompts, *settings.texts))]),
             "answers' tokens there are": str(sum(window.num_learned for window in parts.trained)),
             "of the held-out answers' tokens can be drafted": f"{coverage(parts.held_out, vocabulary):.1%}",
             "drafted tokens": f"{len(vocabulary)} of {loaded.vocab_size}",

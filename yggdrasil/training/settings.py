@@ -18,11 +18,17 @@ class TrainSettings:
     target: str  # a folder, .gguf file or hub id
     out: Path  # folder of the drafter
     prompts: tuple[Path, ...] = ()  # JSON lines; the target answers them
+    texts: tuple[Path, ...] = ()  # existing text to train on; then the target generates only if asked
     minutes: float = 60.0
     tokens: int | None = None  # of text to generate, in at most 2/3 of the time; None: as many as 1/3 of the time gives
     threads: int = 0  # 0: one per core
     start: Path | None = None  # an EAGLE-3 head from whose weights to start
     device: DeviceName = "cpu"  # of target and drafter
+
+    @property
+    def generates(self) -> bool:
+        """Whether the target generates text to train on: always without ``texts``, else with prompts or ``tokens``."""
+        return not self.texts or bool(self.prompts) or self.tokens is not None
 
     @property
     def work(self) -> Path:

@@ -1,4 +1,4 @@
-"""Trains a drafter end to end: loads an earlier state, generates the text to train on, and runs the loop."""
+"""Trains a drafter end to end: loads an earlier state, reads or generates the text to train on, and runs the loop."""
 
 from pathlib import Path
 from time import monotonic
@@ -8,7 +8,7 @@ import torch
 from yggdrasil.artifacts import check_writable, current_machine, model_fingerprint, shown
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration.calibration_settings import TextBudget
-from yggdrasil.calibration.own_text import Document, OwnText, prompt_key, seconds_spent, text_file
+from yggdrasil.calibration.own_text import Document, OwnText, prompt_key, read_documents, seconds_spent, text_file
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
@@ -22,7 +22,8 @@ from yggdrasil.training.run import TrainingRun
 from yggdrasil.training.settings import Teller, TrainSettings
 from yggdrasil.training.start import load_start_head
 from yggdrasil.training.state import KeptTraining
-from yggdrasil.training.windows import split
+from yggdrasil.training.texts import read_texts
+from yggdrasil.training.windows import Split, split
 
 _LEAST_DOCUMENTS = 8
 _TEXT_SHARE = 1 / 3  # of the whole training's time, for generating text
@@ -35,7 +36,8 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     If ``settings.work`` has the state of an earlier run, training resumes from it.
 
     Raises:
-        YggdrasilError: the target is unsupported, prompts cannot be read, or ``out`` has files of another origin.
+        YggdrasilError: the target is unsupported, prompts or texts cannot be read, or ``out`` has files of another
+            origin.
     """
     check_writable(settings.out, is_folder=True)
     if not (is_free(settings.out) or is_ours(settings.out)):
@@ -44,18 +46,20 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     deadline = monotonic() + settings.minutes * 60
     source = Source.find(settings.target)
     tokenizer = load_tokenizer(source)
-    prompts = _prompts(settings, tokenizer)
+    prompts, texts = _prompts(settings, tokenizer), read_texts(settings.texts, tokenizer)
     torch.set_num_threads(settings.threads or current_machine().cores)
     with locked(settings.work.with_name(settings.work.name + ".lock"), f"a training of {shown(settings.out)}"):
         kept = _kept(settings, source, teller)
         trained = 0.0 if kept is None else kept.progress.seconds
         documents, waited = _own_text(source, tokenizer, prompts, trained, settings, teller)
         deadline += waited
-        parts = split(documents, _judges(tokenizer))
+        judges = _judges(tokenizer)
+        given, own = split(texts, judges), split(documents, judges)
+        parts = Split(given.trained + own.trained, given.held_out + own.held_out)
         count = len(parts.trained) + len(parts.held_out)
         if count < _LEAST_DOCUMENTS or not parts.held_out or not parts.trained:
             raise YggdrasilError(
-                f"{settings.target} wrote {count} texts to train on, too few; give more --minutes, or --prompts other "
+                f"there are {count} texts to train on, too few; give more --minutes or --texts, or --prompts other "
                 "than those that calibrations judge drafters by"
             )
         loaded = load_model(source, torch.bfloat16, device, torch.get_num_threads(), pack=False)
@@ -102,12 +106,14 @@ def _own_text(
     settings: TrainSettings,
     teller: Teller,
 ) -> tuple[list[Document], float]:
-    """Generate more text of the target, and return all of its text with the seconds spent waiting for a lock.
+    """Generate more text of the target, if asked, and return all of its text with the seconds spent waiting for a lock.
 
     The text file is shared with calibrations of the target. The model is loaded with the weights that decoding uses,
     and freed before it is loaded again with full weights for training.
     """
     weights, device = usual_weights(source, "bfloat16", settings.device), open_device(settings.device)
+    if not settings.generates:
+        return read_documents(text_file(source.fingerprint(), weights), len(tokenizer)), 0.0
     loaded = load_model(source, torch.bfloat16, device, torch.get_num_threads(), weights=weights)
     if settings.start is not None:
         load_start_head(settings.start, loaded)  # raises now rather than after the text is written
