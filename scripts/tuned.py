@@ -63,6 +63,8 @@ NOT_PLAYED = {  # what else has a number there
         "VERSION": "a file's version",
         "PRIOR_PASSES": "traces have no pass times",
         "SECONDS": "seconds between writes of a file",
+        "BUSY": "traces have no pass times",
+        "LEAST_PASSES": "traces have no pass times",
     },
     "engine.text_stream": {"_FARTHEST": "affects streaming only"},
     "engine.plan_parts": {

@@ -27,7 +27,7 @@ from yggdrasil.drafters.statistics.shipped_table import LEAST_BYTES
 from yggdrasil.engine import decoder as engine
 from yggdrasil.engine.assembly import best_device
 from yggdrasil.engine.loading import DtypeName
-from yggdrasil.engine.online_estimates import restore_estimates
+from yggdrasil.engine.online_estimates import restore_estimates, was_busy
 from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.policy.costs import has_pause
@@ -109,9 +109,10 @@ class Decoder(engine.Decoder):
         decoder = cls.from_plan(
             path, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
         )
-        if decoder.plan is not None and decoder.plan.is_provisional and has_pause(decoder.plan.costs[0].verify_ms):
+        plan = decoder.plan
+        if plan is not None and plan.is_provisional and (has_pause(plan.costs[0].verify_ms) or was_busy(path)):
             _say("the machine was busy when the steps were timed; they are timed again")
-            _time_steps(decoder, decoder.plan, decoder.tokenizer, path, reporter)
+            _time_steps(decoder, plan, decoder.tokenizer, path, reporter)
         _keep_estimates(decoder, path, found)
         return decoder
 

@@ -20,7 +20,14 @@ from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
-from yggdrasil.engine.online_estimates import OnlineEstimates, refined_costs, state_file
+from yggdrasil.engine.online_estimates import (
+    BUSY,
+    LEAST_PASSES,
+    OnlineEstimates,
+    refined_costs,
+    state_file,
+    was_busy,
+)
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.pretrained import Decoder
@@ -148,6 +155,35 @@ def test_kept_costs_that_a_pause_explains_are_timed_again(models, user_cache, mo
     assert mended.verify_ms[8] == pytest.approx(18.0)
     monkeypatch.setattr(first_use, "timer_for", None)  # nothing is timed
     assert opened(models[0]).plan.costs == [mended]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_costs_that_answers_show_to_be_a_busy_machines_are_timed_again(models, user_cache, share):
+    """The timed costs of a width that no answer verified would stay wrong."""
+    plan = opened(models[0]).plan
+    (costs,) = plan.costs
+    narrow = sorted(costs.verify_ms)[:2]
+    estimates = OnlineEstimates(kept_plan(), plan, dict)
+    passes = [(width, share * costs.verify_ms[width]) for width in narrow]
+    estimates.add(traced(*passes * (LEAST_PASSES // 2 - 1)))
+    estimates.save()
+    assert not was_busy(kept_plan()), "too few passes"
+    estimates.add(traced(*passes * LEAST_PASSES))
+    estimates.add(traced(*[(width, costs.verify_ms[width]) for width in narrow] * LEAST_PASSES))
+    estimates.save()
+
+    assert was_busy(kept_plan()) == (share < BUSY)
+
+
+def test_a_plan_that_a_busy_machine_timed_is_timed_again(models, user_cache, monkeypatch, capsys):
+    with monkeypatch.context() as busy:
+        busy.setattr(first_use, "timer_for", lambda _: BusyMachine(range(100), 1e9))  # far slower than the passes are
+        opened(models[0]).generate(PROMPT, max_new_tokens=60, ignore_eos=True)
+    capsys.readouterr()
+    opened(models[0])
+
+    assert "they are timed again" in capsys.readouterr().err
+    assert Plan.load(kept_plan()).costs[0].plain_ms < 1000.0
 
 
 def test_what_answers_show_of_costs_is_kept_for_the_next_use(models, user_cache):

@@ -22,6 +22,8 @@ from yggdrasil.scheduling.plan import Costs, Plan
 VERSION = 2
 PRIOR_PASSES = 64.0  # passes as which a stored cost is weighted
 SECONDS = 30.0  # between writes; the last is when the decoder is deleted
+BUSY = 0.6  # share of the timed costs below which passes show that the machine was busy when it timed them
+LEAST_PASSES = 16  # of a request that shows it
 
 
 def refined_costs(costs: Costs, trace: Trace) -> Costs:
@@ -30,14 +32,13 @@ def refined_costs(costs: Costs, trace: Trace) -> Costs:
     A stored cost weighs as much as 64 passes. Costs of widths without passes, and of drafting, are scaled in
     proportion.
     """
-    timed = {width: count for width, count in trace.passes.items() if width in costs.verify_ms and count}
-    if not timed:
+    ratios = _ratios(costs, trace)
+    if not ratios:
         return costs
-    ratios = {width: trace.passes_ns[width] / 1e6 / count / costs.verify_ms[width] for width, count in timed.items()}
-    passes = sum(timed.values())
-    common = sum(timed[width] * ratio for width, ratio in ratios.items()) / passes
-    shift = _moved(common, passes)
-    factors = {width: _moved(ratios[width], timed[width]) if width in timed else shift for width in costs.verify_ms}
+    shift = _moved(*_mean(ratios, trace))
+    factors = {
+        width: _moved(ratios[width], trace.passes[width]) if width in ratios else shift for width in costs.verify_ms
+    }
     moved = {width: ms * factors[width] for width, ms in costs.verify_ms.items()}
     verify_ms = {width: ms for width, (ms, _) in lower_envelope(moved).items()}
     plain_ms = max(costs.plain_ms - costs.verify_ms[1], 0.0) + verify_ms[1]
@@ -45,6 +46,21 @@ def refined_costs(costs: Costs, trace: Trace) -> Costs:
     return replace(
         costs, verify_ms=verify_ms, plain_ms=plain_ms, draft_ms=draft_ms, head_ms=costs.head_ms * shift
     )  # fmt: skip
+
+
+def _ratios(costs: Costs, trace: Trace) -> dict[int, float]:
+    """Return the mean time of the passes of ``trace`` over their cost, by verify width."""
+    return {
+        width: trace.passes_ns[width] / 1e6 / count / costs.verify_ms[width]
+        for width, count in trace.passes.items()
+        if width in costs.verify_ms and count
+    }
+
+
+def _mean(ratios: Mapping[int, float], trace: Trace) -> tuple[float, int]:
+    """Return the mean of ``ratios``, weighted by the passes of each width, and the number of passes."""
+    passes = sum(trace.passes[width] for width in ratios)
+    return sum(trace.passes[width] * ratio for width, ratio in ratios.items()) / passes, passes
 
 
 def _moved(ratio: float, passes: int) -> float:
@@ -60,6 +76,7 @@ class OnlineEstimates:
     def __init__(self, path: Path, plan: Plan, state: Callable[[], Mapping[str, Any]]) -> None:
         self._path, self._plan, self._state = path, plan, state
         self._is_new, self._written = False, -SECONDS
+        self._timed, self._was_busy = plan.costs[0], False
 
     def add(self, trace: Trace) -> None:
         """Update the plan's step costs by the counts and times of a finished request.
@@ -69,6 +86,9 @@ class OnlineEstimates:
         if not trace.iterations:
             return
         self._plan = replace(self._plan, costs=[refined_costs(costs, trace) for costs in self._plan.costs])
+        if ratios := _ratios(self._timed, trace):
+            ratio, passes = _mean(ratios, trace)
+            self._was_busy |= ratio < BUSY and passes >= LEAST_PASSES
         self._is_new = True
         if monotonic() - self._written >= SECONDS:
             self.save()
@@ -82,8 +102,22 @@ class OnlineEstimates:
             return
         with suppress(ArtifactError):
             self._plan.save(self._path)
-            write_atomic(state_file(self._path), json.dumps({**_identity(self._plan), "state": self._state()}).encode())
+            write_atomic(state_file(self._path), json.dumps(self._record()).encode())
         self._is_new, self._written = False, monotonic()
+
+    def _record(self) -> dict[str, Any]:
+        return {**_identity(self._plan), "state": self._state(), "was_busy": self._was_busy}
+
+
+def was_busy(plan: Path) -> bool:
+    """Return whether answers showed that the machine was busy when it timed the steps of the provisional ``plan``.
+
+    Other programs slow wide passes down more than narrow ones, and a width that seems too slow is never tried. So
+    answers correct the costs of the widths that they use, but not those of the others.
+    """
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
+        return bool(json.loads(state_file(plan).read_bytes()).get("was_busy"))
+    return False
 
 
 def state_file(plan: Path) -> Path:
