@@ -248,7 +248,8 @@ def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def reweigh(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
     """Return log-probabilities [W, K] of drafted candidates, given the noise with which the target draws its tokens.
 
-    ``likely`` [W, K] is returned if the target is greedy. ``reweighed`` explains the arguments.
+    ``likely`` [W, K] is returned if the target is greedy, which takes no time on a CPU. The arguments are those of
+    ``reweighed``.
     """
     if likely.is_cpu and not float(weights[0]):
         return likely.clone()

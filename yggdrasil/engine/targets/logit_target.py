@@ -137,7 +137,10 @@ class LogitTarget:
         return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes, expected=expected)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Accept a path of the verified tree, as ``accept`` does, which also runs on the host."""
+        """Accept a path of the verified tree by the request's rule and sampler.
+
+        Return its tokens, rows and hidden states. It equals ``accept``, which also runs on the host.
+        """
         return self.accept(outputs, width)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:

@@ -217,9 +217,15 @@ class NativeVerifyStep(VerifyStep):
         chosen: Tensor,
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run the nodes ``chosen`` of a tree and accept a path. Inputs and outputs are those of ``VerifyStep.forward``.
+        """Run nodes of a tree through the target, write their KV entries, and accept the path of argmax tokens.
 
-        All calls must pass the same buffers. The next call overwrites the returned summary.
+        Args:
+            root: [1] int64, the root's index in the text.
+            chosen: [W] int64, the nodes.
+            tree_buffers: the tensors of the ``TokenTree``. Every call must pass the same buffers.
+
+        Returns (summary [2 + 4W] int64 as ``VerifyStep`` defines it, hidden [W, H], [W, H] of each layer a drafter
+        reads). The next call overwrites the summary.
         """
         if self._rows is None:  # every call has the buffers with which the step was defined
             tree = TokenTree(*tree_buffers)
