@@ -157,7 +157,7 @@ def try_template(tokenizer: Any) -> None:
     call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {}}}
     system, user, answer = ({"role": role, "content": "a"} for role in ("system", "user", "assistant"))
     called = [{**answer, "tool_calls": [call]}, {"role": "tool", "content": "c", "tool_call_id": "abcdefghi"}]
-    chats = [[user], [user, answer], [system, user, answer, user], [user, *called]]
+    chats: list[list[Mapping[str, Any]]] = [[user], [user, answer], [system, user, answer, user], [user, *called]]
     for chat in chats:
         for tools in (None, [{"type": "function", "function": function}]):
             for begins in (True, False):
