@@ -1,4 +1,4 @@
-"""Open a folder's tokenizer with transformers once, and cache it for later starts without transformers.
+"""Opens a folder's tokenizer with transformers once, and caches it for later starts without transformers.
 
 The cache stores the rules and vocabulary (tokenizer.json as transformers' class builds it) and the settings. If a
 tokenizer restored from these behaves differently, only its class name is cached. Tokenizers that were built without
@@ -42,7 +42,10 @@ _ahead: dict[tuple[Path, int], Ahead[Tokenizer | None]] = {}  # (folder, its ino
 
 
 def open_ahead(folder: Path) -> Ahead[Tokenizer | None]:
-    """Return what opens the tokenizer of ``folder`` for a later ``open_tokenizer``, if that needs no transformers."""
+    """Return a function that opens the tokenizer of ``folder``, for a thread to call ahead of time.
+
+    The next ``open_tokenizer`` uses its result, which is None if the tokenizer can only be opened with transformers.
+    """
     found = _ahead[folder, folder.stat().st_ino] = Ahead(lambda: _by_record(folder)[0])
     return found
 

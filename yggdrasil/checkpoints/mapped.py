@@ -49,11 +49,11 @@ class MappedSafetensors:
         return name in self._files
 
     def packed(self, name: str) -> PackedRows | None:
-        """Return None: safetensors weights are not stored in quantised blocks."""
+        """Return None: no weight of a safetensors file is stored in quantised blocks."""
         return None
 
     def stop_packing(self) -> None:
-        """Do nothing: no thread packs these weights."""
+        """Do nothing: no thread packs the weights of a safetensors file."""
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return the weight ``name`` in ``dtype``. If that is the stored dtype, it is a view of the file's mapping."""

@@ -13,7 +13,10 @@ _SPACE = "\u2581"  # SentencePiece's symbol of a space
 
 
 class TokenBytes:
-    """Looks up the bytes of tokens; ``backend`` is the tokenizer of the ``tokenizers`` library."""
+    """Function from a token id to the bytes that it adds to a text.
+
+    ``backend`` is the tokenizer of the ``tokenizers`` library.
+    """
 
     def __init__(self, tokenizer: Tokenizer, backend: Any) -> None:
         self._backend = backend

@@ -110,10 +110,11 @@ class OnlineEstimates:
 
 
 def was_busy(plan: Path) -> bool:
-    """Return whether answers showed that the machine was busy when it timed the steps of the provisional ``plan``.
+    """Return whether answers have shown that the machine was busy when the steps of a plan were timed.
 
-    Other programs slow wide passes down more than narrow ones, and a width that seems too slow is never tried. So
-    answers correct the costs of the widths that they use, but not those of the others.
+    ``plan`` is the file of a provisional plan, whose step costs are then too high: passes took less than 60 % of them.
+    Other programs slow wide passes down more than narrow ones, and a width that seems too slow is never tried, so
+    answers do not correct its cost.
     """
     with suppress(OSError, ValueError, RecursionError, AttributeError):
         return bool(json.loads(state_file(plan).read_bytes()).get("was_busy"))

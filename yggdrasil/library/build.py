@@ -32,13 +32,13 @@ class Native:
 
 
 def check(code: int) -> None:
-    """Raise RuntimeError with the library's message if ``code``, returned by a call, is negative."""
+    """Raise RuntimeError with the native library's message if ``code``, the result of a C call, is negative."""
     if code < 0:
         raise RuntimeError(error_sentence())
 
 
 def error_sentence() -> str:
-    """Return the library's message for this thread's last failed call."""
+    """Return the native library's error message of this thread's last failed call."""
     assert Native.library is not None
     function = Native.library.yggdrasil_error
     function.restype = ctypes.c_char_p

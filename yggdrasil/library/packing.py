@@ -1,4 +1,4 @@
-"""Pack rows of quantised blocks by the native library alone, which works before PyTorch is imported."""
+"""Packs rows of quantised blocks by the native library alone, which works before PyTorch is imported."""
 
 import ctypes
 import struct
@@ -19,15 +19,17 @@ class Matrix(NamedTuple):
     columns: int
 
     def view(self) -> bytes:
-        """Return the C struct ``YggdrasilTensor``."""
+        """Return the matrix as the C struct ``YggdrasilTensor`` (address, dtype, sizes, strides), as bytes."""
         return _VIEW.pack(self.address, _BYTE, 2, self.rows, self.columns, self.columns, 1)
 
 
 def pair_bytes(form: int, inputs: int) -> int:
-    """Return the bytes of a packed pair of panels of format ``form`` with so many inputs. The library must be loaded.
+    """Return the bytes of a packed pair of panels (32 rows) of quantised blocks. The native library must be loaded.
+
+    ``form`` is the GGUF type number of the blocks, and ``inputs`` the number of weights of a row.
 
     Raises:
-        RuntimeError: if the library does not read the format, or not with so many inputs.
+        RuntimeError: the library does not read the format, or not with this number of weights.
     """
     assert Native.library is not None
     function = Native.library.yggdrasil_pair_bytes
@@ -38,10 +40,13 @@ def pair_bytes(form: int, inputs: int) -> int:
 
 
 def pack_blocks(rows: Matrix, form: int, inputs: int, packed: Matrix, num_threads: int) -> None:
-    """Pack ``rows`` of GGUF blocks into ``packed``, which is zeros, one row for each pair of panels.
+    """Pack the rows of GGUF blocks in ``rows`` into the layout of the CPU's kernels, in ``packed``.
+
+    ``packed`` must be zeros, and has one row for each pair of panels (32 rows of blocks). ``form`` is the GGUF type
+    number of the blocks, and ``inputs`` the number of weights of a row.
 
     Raises:
-        RuntimeError: if the sizes do not fit the format.
+        RuntimeError: the sizes do not fit the format.
     """
     assert Native.library is not None
     numbers = ctypes.c_int64(form), ctypes.c_int64(inputs)

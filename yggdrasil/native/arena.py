@@ -57,7 +57,10 @@ class Arena:
                 use_huge_pages(region, collapses=True)
 
     def clear(self) -> None:
-        """Return all pages to the system; tensors read as zeros again. A sparse arena goes back to small pages."""
+        """Give all memory of the arena back to the system; tensors then read as zeros.
+
+        A sparse arena returns to small pages.
+        """
         for region in self._regions if hasattr(mmap, "MADV_DONTNEED") else ():
             region.madvise(mmap.MADV_DONTNEED)
             if self._is_sparse and self._has_huge_pages and hasattr(mmap, "MADV_NOHUGEPAGE"):

@@ -64,7 +64,7 @@ class MappedGguf:
         return name in self._places
 
     def packed(self, name: str) -> PackedRows | None:
-        """Return the weight ``name`` [N, K] packed, in the model's row order.
+        """Return the quantised weight ``name`` [N, K] in the layout of the CPU's kernels, in the model's row order.
 
         None if it is not stored in a quantised format that the kernels read.
         """
@@ -77,7 +77,7 @@ class MappedGguf:
         return PackedRows(place.kind, *place.shape, packed.view(*shape))
 
     def stop_packing(self) -> None:
-        """Let a thread that packs the weights end: they are not wanted packed."""
+        """End a thread that packs the weights in advance, because the loader needs them unpacked."""
         self._packer.stop()
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:

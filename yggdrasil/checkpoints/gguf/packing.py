@@ -1,4 +1,4 @@
-"""Pack the quantised matrices of a GGUF file, while PyTorch is imported or when they are needed. Imports no torch."""
+"""Packs the quantised matrices of a GGUF file, while PyTorch is imported or when they are needed. Imports no torch."""
 
 import mmap
 from functools import partial
@@ -56,7 +56,10 @@ class GgufPacker:
         }
 
     def pack_all(self) -> None:
-        """Pack all matrices, the last first, since the loader, in another thread, asks for the first ones first."""
+        """Pack all quantised matrices of the file; for a thread beside the loader.
+
+        The last comes first, since the loader asks for the first ones first.
+        """
         self._is_beside = True
         for make in reversed(self._matrices.values()):
             if not self._is_stopped:
@@ -64,23 +67,31 @@ class GgufPacker:
         self._is_beside = False
 
     def stop(self) -> None:
-        """Let ``pack_all`` end."""
+        """End ``pack_all`` in its thread after the present matrix."""
         self._is_stopped = True
 
     def packed(self, place: GgufTensor) -> Packed | None:
-        """Return the packed matrix ``place`` with its rows in the model's order; None if it is not quantised."""
+        """Return the memory of the packed matrix ``place``, with rows in the model's order; None if not quantised.
+
+        It is packed first if it is not yet.
+        """
         make = self._matrices.get(place.name)
         return None if make is None else make()
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Drop pages of the mapped file from memory; a later access reads the file again."""
+        """Drop the memory pages of a part of the mapped file; a later access reads the file again.
+
+        The part begins at the byte ``start`` and has ``num_bytes`` bytes.
+        """
         begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         size = (start + num_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
         if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
             self.data.madvise(mmap.MADV_DONTNEED, begin, size)
 
     def order(self, place: GgufTensor) -> npt.NDArray[np.int64] | None:
-        """Return the permutation [N] with ``model_rows = file_rows[permutation]``; None if it is the identity."""
+        """Return the permutation [N] with ``model_rows = file_rows[permutation]`` of a tensor; None for the
+        identity.
+        """
         part = place.name.rpartition(".")[0].rpartition(".")[2]
         if self._architecture not in INTERLEAVED_ROTARY or part not in ("attn_q", "attn_k"):
             return None
@@ -110,16 +121,22 @@ _begun: dict[Path, GgufPacker] = {}  # by the resolved path of the file; at most
 
 
 def begin_packing(header: GgufHeader, heads: tuple[int, int]) -> GgufPacker:
-    """Return a new packer of a file, which ``packer_of`` will return once more."""
+    """Return a packer of the file's quantised matrices, and store it for the next ``packer_of`` of the same file.
+
+    ``heads`` are the query and key head counts. The caller runs ``pack_all`` in a thread.
+    """
     return _begun.setdefault(header.path.resolve(), GgufPacker(header, heads))
 
 
 def packer_of(header: GgufHeader, heads: tuple[int, int]) -> GgufPacker:
-    """Return the packer of a file: the one that has begun, or a new one."""
+    """Return the packer of the file's quantised matrices that ``begin_packing`` has stored, or else a new one.
+
+    ``heads`` are the query and key head counts.
+    """
     return _begun.pop(header.path.resolve(), None) or GgufPacker(header, heads)
 
 
 def drop_begun() -> None:
-    """Stop packing what was begun and nobody asked for."""
+    """Stop and free the packers that ``begin_packing`` has stored and no ``packer_of`` has returned."""
     while _begun:
         _begun.popitem()[1].stop()
