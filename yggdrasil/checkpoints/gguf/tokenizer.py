@@ -11,10 +11,14 @@ from tokenizers.models import BPE
 
 from yggdrasil.artifacts.gguf import GgufHeader
 
-_QWEN = "qwen2"  # transformers uses a special class for it
+_QWEN, _QWEN35_MOE = "qwen2", "qwen35moe"  # transformers uses special classes for them, which normalise
 _GEMMA4 = "gemma4"  # transformers adds no beginning of text to it, and llama.cpp always does
 _GEMMA = ("gemma2", "gemma3", _GEMMA4)
-_TESTED = ("llama", "phi3", "smollm3", "granite", "olmo2", "ernie4_5", "qwen3", _QWEN, *_GEMMA)  # against transformers
+_TESTED = (  # against transformers
+    "llama", "phi3", "smollm3", "granite", "granitehybrid", "olmo2", "ernie4_5", "falcon-h1", "gpt-oss", "lfm2",
+    "lfm2moe", "qwen3", "qwen3moe", "qwen35", _QWEN35_MOE, _QWEN, *_GEMMA,
+)  # fmt: skip
+_TESTED_MIXTURES = ("gpt-oss", "granitehybrid", "lfm2moe", "qwen3moe", _QWEN35_MOE, _GEMMA4)
 _SPACE = "\u2581"  # SentencePiece's character for a space
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types
 _NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -22,11 +26,24 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_QWEN35_SPLIT = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT4O_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 # Patterns that split text into words before merging, by ``tokenizer.ggml.pre``.
 _SPLITS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_SPLIT),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "dbrx", "smaug-bpe"), _LLAMA_SPLIT),
+    "qwen35": _QWEN35_SPLIT,
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "lfm2", "dbrx", "smaug-bpe"), _LLAMA_SPLIT
+    ),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O_SPLIT),
 }
 _USUAL_SPLITS = ("default", "gpt-2", "smollm")  # these use the pattern of GPT-2
 
@@ -44,8 +61,7 @@ def build_tokenizer(header: GgufHeader) -> BuiltTokenizer | None:
     None if this kind of tokenizer was not tested against transformers' own, or the file is damaged.
     """
     facts = {name.removeprefix("tokenizer.ggml."): value for name, value in header.facts.items()}
-    is_mixture = header.fact("expert_count") and header.architecture != _GEMMA4
-    if header.architecture not in _TESTED or is_mixture:
+    if header.architecture not in (_TESTED_MIXTURES if header.fact("expert_count") else _TESTED):
         return None
     try:
         return _built(header.architecture, facts)
@@ -115,7 +131,7 @@ def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, S
     vocabulary = {token: number for number, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ")) for merge in facts["merges"]]
     backend = Tokenizer(BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
-    backend.normalizer = normalizers.NFC() if architecture == _QWEN else None
+    backend.normalizer = normalizers.NFC() if architecture in (_QWEN, _QWEN35_MOE) else None
     words: list[Any] = [] if split is None else [pre_tokenizers.Split(Regex(split), behavior="isolated")]
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*words, by_bytes]) if words else by_bytes
