@@ -25,7 +25,7 @@ ARCHITECTURES = {
     "falcon-h1": "falcon_h1", "gemma4": "gemma4_text",
 }  # fmt: skip
 # Architectures whose configuration needs no defaults of transformers' class, unless they are mixtures.
-_COMPLETE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5", "lfm2")
+_COMPLETE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5", "lfm2", "phi3")
 # transformers' names of metadata: integers, then floats.
 _COUNTS = {
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
