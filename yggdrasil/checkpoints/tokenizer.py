@@ -156,7 +156,8 @@ def try_template(tokenizer: Any) -> None:
     function = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
     call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {}}}
     system, user, answer = ({"role": role, "content": "a"} for role in ("system", "user", "assistant"))
-    called = [{**answer, "tool_calls": [call]}, {"role": "tool", "content": "c", "tool_call_id": "abcdefghi"}]
+    answered = {"role": "tool", "content": "c", "tool_call_id": "abcdefghi"}
+    called: list[Mapping[str, Any]] = [{**answer, "tool_calls": [call]}, answered]
     chats: list[list[Mapping[str, Any]]] = [[user], [user, answer], [system, user, answer, user], [user, *called]]
     for chat in chats:
         for tools in (None, [{"type": "function", "function": function}]):

@@ -69,7 +69,7 @@ def _packer(source: "Source") -> "GgufPacker | None":
 
     with suppress(ValueError, KeyError, TypeError, AttributeError):
         config = with_defaults(parse_json((source.folder / "config.json").read_bytes()))
-        if config is not None and FAMILIES[config["model_type"]].is_mapped and load_native():
+        if source.gguf and config is not None and FAMILIES[config["model_type"]].is_mapped and load_native():
             heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
             return begin_packing(read_gguf_layout(source.gguf), heads)
     return None

@@ -74,7 +74,8 @@ class MappedGguf:
             return None
         region, begin, *shape = found
         packed = torch.frombuffer(region, dtype=torch.uint8, count=shape[0] * shape[1], offset=begin)
-        return PackedRows(place.kind, *place.shape, packed.view(*shape))
+        outputs, inputs = place.shape
+        return PackedRows(place.kind, outputs, inputs, packed.view(*shape))
 
     def stop_packing(self) -> None:
         """End a thread that packs the weights in advance, because the loader needs them unpacked."""
