@@ -15,9 +15,9 @@ from figures.context import QUICK, Effort, open_context
 from figures.draw import write_figure
 from figures.registry import FIGURES, chosen_figures
 
+from yggdrasil.arguments import check_package
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress
-from yggdrasil.errors import YggdrasilError
 
 
 def main(
@@ -34,10 +34,7 @@ def main(
     force_machine: Annotated[bool, typer.Option("--force-machine", help="Use another machine's plan.")] = False,
 ) -> None:
     """Measure and draw the paper's figures."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise YggdrasilError("figures need matplotlib; install yggdrasil-decode[bench]") from None
+    check_package("matplotlib", "drawing", "bench")
     numbers = chosen_figures(figure or ())
     effort = replace(QUICK if quick else Effort(), chat=chat)
     context = open_context(plan, prompts, out, effort, force_machine=force_machine)

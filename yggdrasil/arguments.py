@@ -7,11 +7,13 @@ A value of a wrong type raises ``ArgumentTypeError`` (also a ``TypeError``), a v
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from math import inf, isfinite
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
-from yggdrasil.errors import ArgumentTypeError, ArgumentValueError
+from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None, *, rule: str | None = None) -> int:
@@ -149,3 +151,15 @@ def as_integer(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def check_package(package: str, purpose: str, extra: str) -> None:
+    """Check that an optional package is installed, which ``purpose`` needs and the dependencies ``extra`` install.
+
+    Raises:
+        YggdrasilError: it is not; the message has the command that installs it here.
+    """
+    if find_spec(package) is None:
+        root = Path(__file__).parent.parent
+        source = f"-e '{root}[{extra}]'" if (root / "pyproject.toml").is_file() else f"'yggdrasil-decode[{extra}]'"
+        raise YggdrasilError(f"{purpose} needs the package {package}; install it with `pip install {source}`")

@@ -120,6 +120,31 @@ def test_what_is_wrong_is_found_without_importing_torch(arguments, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        (["serve", TARGET], "fastapi", "server"),
+        (["report", "tiny", "--out", "report.html"], "plotly", "report"),
+        (["generate", TARGET, "--prompt", "a", "--regex", "b"], "llguidance", "structured"),
+    ],
+)
+@pytest.mark.parametrize("is_checkout", [True, False])
+def test_a_missing_package_is_named_at_once_with_what_installs_it(
+    run, monkeypatch, arguments, package, extra, is_checkout
+):
+    monkeypatch.setattr("yggdrasil.arguments.find_spec", lambda name: None if name == package else name)
+    if not is_checkout:
+        monkeypatch.setattr("yggdrasil.arguments.__file__", "/usr/lib/python3/yggdrasil/arguments.py")
+    command = (
+        f"pip install -e '{PACKAGE.parent}[{extra}]'" if is_checkout else f"pip install 'yggdrasil-decode[{extra}]'"
+    )
+
+    code, _, said = run(*arguments)
+
+    assert code == 2
+    assert f"needs the package {package}; install it with `{command}`" in said
+
+
 def test_a_key_that_the_environment_left_empty_leaves_no_server_open(run, monkeypatch):
     monkeypatch.setenv("YGGDRASIL_API_KEY", "")
 

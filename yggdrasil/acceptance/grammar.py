@@ -4,7 +4,6 @@ To query a path, the matcher rolls back to the prefix shared with the previous p
 and rejected tokens have no effect.
 """
 
-import importlib.util
 import json
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.sampling import Constraint
+from yggdrasil.arguments import check_package
 from yggdrasil.artifacts.fork import ends_within
 from yggdrasil.checkpoints.token_bytes import TokenBytes
 from yggdrasil.checkpoints.tokenizer import Tokenizer
@@ -139,10 +139,7 @@ class GrammarCompiler:
     """Compile constraints for one tokenizer, which is converted for llguidance once."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Collection[int]) -> None:
-        if importlib.util.find_spec("llguidance") is None:
-            raise YggdrasilError(
-                "constraints need the package llguidance; install it with `pip install 'yggdrasil-decode[structured]'`"
-            )
+        check_package("llguidance", "a constraint", "structured")
         if not eos:
             raise YggdrasilError("a constraint needs an end-of-text token, which this model does not name")
         from llguidance import LLTokenizer, TokenizerWrapper

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from yggdrasil.arguments import check_package
 from yggdrasil.cli import checks
 from yggdrasil.cli.open_decoder import plan_of, say
 from yggdrasil.cli.shared_options import ChatOption, ForceOption, ModelArgument
@@ -43,14 +44,14 @@ def report(
         raise YggdrasilError("nothing to do; give --out FILE for the page, --text, or --csv DIR")
     if prompts is None and (limit is not None or chat):
         raise YggdrasilError("--limit and --chat are for the prompts of --prompts, which is not given")
+    if out is not None:
+        check_package("plotly", "the HTML page", "report")
     path = resolve_plan(plan_of(name), current_machine(), force=force_machine)
 
     from yggdrasil.reports.facts import Facts  # imported only now: PyTorch takes seconds
     from yggdrasil.reports.folder import write_tables
-    from yggdrasil.reports.page import build_page, check_plotly
+    from yggdrasil.reports.page import build_page
 
-    if out is not None:
-        check_plotly()
     facts = Facts.load(path)
     if prompts is not None:
         facts = _with_trees(facts, path, prompts, limit or USUAL_LIMIT, chat=chat, force_machine=force_machine)

@@ -11,6 +11,7 @@ import typer
 
 from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import Exactness, OwnRule, RuleName, Speculation, own_rule
+from yggdrasil.arguments import check_package
 from yggdrasil.cli import checks
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.shared_options import option, with_options
@@ -206,6 +207,8 @@ def _biases(pairs: Sequence[str]) -> dict[int, float]:
 def _constraint(schema: Path | None, regex: str | None, grammar: Path | None) -> Constraint | None:
     if sum(given is not None for given in (schema, regex, grammar)) > 1:
         raise YggdrasilError("give one of --json-schema, --regex and --grammar")
+    if schema is not None or regex is not None or grammar is not None:
+        check_package("llguidance", "a constraint", "structured")
     if regex is not None:
         return Constraint("regex", regex)
     if schema is not None:

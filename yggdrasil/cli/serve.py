@@ -1,6 +1,5 @@
 """``yggdrasil serve``: an HTTP server with OpenAI's API."""
 
-import importlib.util
 import os
 import re
 import socket
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from yggdrasil.arguments import check_package
 from yggdrasil.cli.open_decoder import check_source, open_decoder, prepare_logits, say
 from yggdrasil.cli.shared_options import ModelArgument, opening, opens_decoder
 from yggdrasil.errors import YggdrasilError, first_line
@@ -49,10 +49,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, and a chat page at /. One request is decoded at a time."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
-        if importlib.util.find_spec(package) is None:
-            raise YggdrasilError(
-                f"serving needs the package {package}; install with `pip install 'yggdrasil-decode[server]'`"
-            )
+        check_package(package, "serving", "server")
     _check_names(host, cors_origin or ())
     api_key = _key_of(api_key)
     _check_port(host, port)

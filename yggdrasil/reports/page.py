@@ -3,13 +3,11 @@
 import html
 import re
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import pandas as pd
 
 from yggdrasil.engine.plan_lookup import plan_name
-from yggdrasil.errors import YggdrasilError
 from yggdrasil.reports.charts import Charts
 from yggdrasil.reports.facts import Facts
 from yggdrasil.reports.schedules import verdict
@@ -61,16 +59,6 @@ footer { color: var(--soft); font-size: 13px; padding: 4px 0 40px; }
   .card:last-child:nth-child(odd) { grid-column: span 2; }
 }
 """
-
-
-def check_plotly() -> None:
-    """Check that plotly, which an HTML report needs, is installed.
-
-    Raises:
-        YggdrasilError: it is not.
-    """
-    if find_spec("plotly") is None:
-        raise YggdrasilError("the HTML report needs plotly; install yggdrasil-decode[report], or use --text")
 
 
 def build_page(facts: Facts) -> str:
