@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Try every text-generation architecture of transformers with a small random model: served, or refused and why?
 
+Published models of hybrids are tried with their own layer sizes too.
+
     scripts/check_families.py --csv docs/results/families.csv
 
 Each model is saved as a folder and loaded from it in float32; greedy decoding under an n-gram tree must write what
@@ -41,7 +43,7 @@ from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
 
 CPU = torch.device("cpu")
-SECONDS = 120  # of one architecture
+SECONDS = 300  # of one architecture
 NEW_TOKENS = 24
 VOCABULARY = 128
 SHAPES = Shapes(max_length=64, draft_widths=(2,), max_depth=3, candidates=2, verify_widths=(1, 8), prefill_widths=(8,))
@@ -104,6 +106,61 @@ OTHERWISE: tuple[dict[str, object], ...] = (
 )  # fmt: skip
 
 
+# Published models with their own sizes (config.json of each), but two to four layers and a small vocabulary.
+_CONV = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "conv_L_cache": 3}
+_GRANITE = {
+    "hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 4, "mamba_d_state": 128, "mamba_n_heads": 48,
+    "mamba_n_groups": 1, "num_hidden_layers": 2, "layer_types": ["mamba", "attention"],
+}  # fmt: skip
+PUBLISHED: dict[str, tuple[str, dict[str, object]]] = {
+    "LFM2-1.2B": (
+        "lfm2",
+        {**_CONV, "intermediate_size": 12288, "block_multiple_of": 256, "block_auto_adjust_ff_dim": True,
+         "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    ),
+    "LFM2-8B-A1B": (
+        "lfm2_moe",
+        {**_CONV, "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_experts": 32, "num_experts_per_tok": 4,
+         "num_hidden_layers": 2, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    ),
+    "Granite-4.0-H-Tiny": (
+        "granitemoehybrid",
+        {**_GRANITE, "mamba_d_head": 64, "intermediate_size": 512, "shared_intermediate_size": 1024,
+         "num_local_experts": 64, "num_experts_per_tok": 6},
+    ),
+    "Granite-4.0-H-350M": (
+        "granitemoehybrid",
+        {**_GRANITE, "hidden_size": 768, "mamba_d_head": 32, "shared_intermediate_size": 2048, "num_local_experts": 0,
+         "num_experts_per_tok": 0},
+    ),
+    "Falcon-H1-1.5B": (
+        "falcon_h1",
+        {"hidden_size": 2048, "intermediate_size": 4608, "num_attention_heads": 8, "num_key_value_heads": 2,
+         "head_dim": 128, "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 48, "mamba_d_head": 64,
+         "mamba_d_ssm": 3072, "num_hidden_layers": 2},
+    ),
+    "Nemotron-Nano-9B-v2": (
+        "nemotron_h",
+        {"hidden_size": 4480, "intermediate_size": 15680, "num_attention_heads": 40, "num_key_value_heads": 8,
+         "head_dim": 128, "ssm_state_size": 128, "n_groups": 8, "mamba_num_heads": 128, "mamba_head_dim": 80,
+         "layers_block_type": ["mamba", "mlp", "attention", "mlp"]},
+    ),
+    "Qwen3.5-27B": (
+        "qwen3_5_text",
+        {"hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 24, "num_key_value_heads": 4,
+         "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+         "linear_value_head_dim": 128, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "Gemma-4-E2B": (
+        "gemma4_text",
+        {"hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 8, "num_key_value_heads": 1,
+         "head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256,
+         "num_global_key_value_heads": None, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+         "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+}  # fmt: skip
+
+
 def small_config(name: str, otherwise: dict[str, object]) -> PretrainedConfig:
     """The architecture's configuration with small sizes; of a multimodal one, of its text."""
     kind = CONFIG_MAPPING[name]
@@ -143,10 +200,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def check(name: str, folder: Path) -> Result:
     """Try one architecture."""
     prompt = torch.tensor([[5, 9, 70, 33, 5, 9, 70, 41, 5, 9]])
-    fault = ""
-    for otherwise in OTHERWISE:
+    fault, (architecture, sizes) = "", PUBLISHED.get(name, (name, None))
+    for otherwise in OTHERWISE if sizes is None else (sizes,):
         try:
-            model = random_model(small_config(name, otherwise))
+            model = random_model(small_config(architecture, otherwise))
             expected = _generated(model, prompt)
             model.save_pretrained(folder)
             tokenizer().save_pretrained(folder)
@@ -215,7 +272,8 @@ def time_limit() -> Iterator[None]:
 
 def main(
     only: Annotated[
-        list[str] | None, typer.Argument(help="Architectures by transformers' names; all unless given.")
+        list[str] | None,
+        typer.Argument(help=f"Architectures by transformers' names, or {', '.join(PUBLISHED)}; all unless given."),
     ] = None,
     table: Annotated[Path | None, typer.Option("--csv", help="Write the table there.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Keep the file's rows of other architectures.")] = False,
@@ -225,7 +283,7 @@ def main(
     warnings.simplefilter("ignore")
     transformers_logging.set_verbosity_error()
     results = []
-    for name in only or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    for name in only or [*sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), *PUBLISHED]:
         with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
             try:
                 with time_limit():
