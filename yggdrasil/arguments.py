@@ -71,9 +71,7 @@ def keep_plain_numbers(checked: Any) -> None:
 
 
 def check_name(name: str, value: Any, names: Sequence[str]) -> str:
-    """Return ``value`` if it is one of ``names``; otherwise raise ArgumentValueError, which calls the argument
-    ``name``.
-    """
+    """Return ``value`` if it is one of ``names``; else raise ArgumentValueError on the argument ``name``."""
     if not isinstance(value, str) or value not in names:
         raise ArgumentValueError(f"{name} is {value!r}; it must be one of {', '.join(names)}")
     return value

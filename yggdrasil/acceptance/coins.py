@@ -28,8 +28,9 @@ class Coins(Protocol):
     """Random decisions at one position."""
 
     def draw(self, scores: FloatArray) -> Choice:
-        """Draw a token with probability proportional to ``exp(scores)``, [V]; return it with its lead over the second
-        best.
+        """Draw a token with probability proportional to ``exp(scores)``, [V].
+
+        The result's margin is the difference between the two highest of the random sums that decided.
         """
 
     def flip(self, probability: float) -> bool:
@@ -40,8 +41,7 @@ class CoinSource(Protocol):
     """Coins by position and purpose; coins of different positions or purposes are independent."""
 
     def at(self, position: int, purpose: Purpose) -> Coins:
-        """Return the random decisions for the token at ``position`` of the text; equal arguments give equal random
-        numbers.
+        """Return the random decisions for the token at ``position`` of the text; equal arguments give equal ones.
 
         Args:
             purpose: "target" for the target's choices, "draft" for sampled drafts.
@@ -55,9 +55,7 @@ class SeededCoins:
         self.seed = seed
 
     def at(self, position: int, purpose: Purpose) -> "PlaceCoins":
-        """Return the random decisions for the token at ``position`` of the text, for the target or for sampled
-        drafts.
-        """
+        """Return the random decisions for the token at ``position``, of the target or of sampled drafts."""
         return PlaceCoins(self.seed, position, purpose)
 
 
@@ -91,8 +89,7 @@ class PlaceCoins:
 
 
 def draw_key(seed: int, purpose: Purpose = "target", number: int = 0) -> int:
-    """Return the int64 key of a request's random stream, from which ``gumbel_noise`` computes the noise of any
-    position.
+    """Return the int64 key from which ``gumbel_noise`` computes a request's noise at any position.
 
     Args:
         purpose: "target" for the target's choices, "draft" for sampled drafts.
@@ -102,9 +99,7 @@ def draw_key(seed: int, purpose: Purpose = "target", number: int = 0) -> int:
 
 
 def best_of(scores: FloatArray) -> Choice:
-    """Return the argmax token of ``scores`` [V] (the first of equals) and its lead, infinite if no other token is
-    possible.
-    """
+    """Return the argmax token of ``scores`` [V] (the first of equals) and its lead, infinite if it is alone."""
     token = int(scores.argmax())
     rest = max(scores[:token].max(initial=-np.inf), scores[token + 1 :].max(initial=-np.inf))
     return Choice(token, float(scores[token] - rest))

@@ -85,8 +85,7 @@ class Grammar:
     def tree_bits(
         self, text: Sequence[int], layout: Sequence[Sequence[int]], vocab_size: int
     ) -> list[npt.NDArray[np.uint8]]:
-        """Return for each row of a tree pass which tokens may follow it, packed as by ``bits``; none may follow
-        padding.
+        """Return for each row of a tree pass which tokens may follow it, as packed bits; none follow padding.
 
         Args:
             text: generated tokens, up to the root in row 0.
@@ -103,9 +102,7 @@ class Grammar:
         return found
 
     def forced(self, path: Sequence[int]) -> list[int]:
-        """Return the tokens that follow the generated tokens ``path`` in every matching text, up to the first
-        alternative.
-        """
+        """Return the tokens that follow the generated tokens ``path`` in every text that matches the constraint."""
         if not self._go_to(list(path)) or self._matcher.is_stopped():
             return []
         return list(self._matcher.compute_ff_tokens())
@@ -151,8 +148,7 @@ class GrammarCompiler:
         vocabulary.tokens.clear()  # llguidance has copied them
 
     def check(self, constraint: Constraint) -> None:
-        """Compile ``constraint`` on trial in a forked process with limits of processor time and memory. Any thread may
-        call it.
+        """Compile ``constraint`` on trial, with limits of processor time and memory; any thread may call it.
 
         Raises:
             YggdrasilError: compiling takes too long or too much memory. Other faults are reported by ``compile``.

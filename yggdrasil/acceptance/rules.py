@@ -38,8 +38,7 @@ class Rule(Protocol):
     """An acceptance rule."""
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Accept a path of the verified ``tree`` from its root on, and commit its tokens and one more by
-        ``sampler.push``.
+        """Accept a path of ``tree`` from its root on, and commit its tokens and one more by ``sampler.push``.
 
         It ends at the first committed token that is not in the tree or ends the text.
         """

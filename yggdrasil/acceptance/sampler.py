@@ -180,8 +180,7 @@ def logprobs_of(token: int, row: Tensor, count: int) -> TokenLogprobs:
 def read_logprobs(
     words: Tensor, width: int, num_top: int, rows: Sequence[int], tokens: Sequence[int], count: int
 ) -> list[TokenLogprobs]:
-    """Unpack the log-probabilities that a captured step has packed into int64 words
-    (``tensor_sampling.logprob_words``).
+    """Unpack the log-probabilities that a captured step has packed into int64 words.
 
     Args:
         words: [width * (1 + 2 num_top)] int64.

@@ -25,8 +25,7 @@ class PassRows(NamedTuple):
 def accept(
     rule: DeviceRule, rows: PassRows, scores: Tensor, choices: Tensor, inputs: SamplingInputs
 ) -> tuple[Tensor, Tensor]:
-    """Accept a path of a verified tree by ``rule``. Return which rows are accepted, [W] bool, and each row's next
-    token, [W].
+    """Accept a path by ``rule``: return the accepted rows, [W] bool, and the token after each row, [W] int64.
 
     Args:
         rows: the rows of the pass.

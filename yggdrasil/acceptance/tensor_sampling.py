@@ -168,9 +168,7 @@ class SamplingTensors:
         self.inputs.masks[: len(masks)].copy_(self._staged[: len(masks)], non_blocking=True)
 
     def count(self, tokens: Tensor, exist: Tensor) -> None:
-        """Add generated ``tokens`` [W] int64 to the counts of the text; ``exist`` [W] bool selects the tokens that
-        count.
-        """
+        """Add the generated ``tokens`` [W] int64 for which ``exist`` [W] is True to the counts of the text."""
         self.inputs.counts.index_add_(0, tokens, exist.to(torch.float32))
 
 
@@ -198,8 +196,7 @@ def process(kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, inpu
 
 
 def draw(scores: Tensor, positions: Tensor, inputs: SamplingInputs) -> Tensor:
-    """Return the token after each row, [W] int64: drawn from ``scores`` [W, V], or their argmax if the request is
-    greedy.
+    """Return the token after each row, [W] int64: drawn by ``scores`` [W, V], or the argmax if greedy.
 
     Args:
         positions: [W] int64 indices of the chosen tokens in the text.

@@ -7,8 +7,6 @@ from yggdrasil.artifacts.homes import user_cache
 
 
 def cache_root() -> Path:
-    """Return the folder of cached and compiled files: ``$YGGDRASIL_CACHE``, or ``yggdrasil`` in the user's cache
-    folder.
-    """
+    """Return the folder of cached files: ``$YGGDRASIL_CACHE``, or ``yggdrasil`` in the user's cache folder."""
     own = os.environ.get("YGGDRASIL_CACHE")
     return Path(own) if own else user_cache() / "yggdrasil"

@@ -74,8 +74,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read the header of the GGUF file ``path``: metadata and tensors. It is cached in this process until the file
-    changes.
+    """Read the header of the GGUF file ``path``, which stays in memory until the file changes.
 
     Raises:
         ArtifactError: it is no GGUF file, of an unsupported version or tensor type, truncated or damaged.
@@ -109,9 +108,7 @@ def _layout_of(header: GgufHeader) -> list[Any]:
 
 
 def forget_headers() -> None:
-    """Free the headers of GGUF files that this process has cached. Their vocabularies are not needed once a decoder is
-    open.
-    """
+    """Free the cached headers of GGUF files; their vocabularies are not needed once a decoder is open."""
     _read.cache_clear()
 
 

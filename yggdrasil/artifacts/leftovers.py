@@ -66,9 +66,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
 
 
 def temporary_name_pattern(name: str, suffix: str) -> re.Pattern[str]:
-    """Return a pattern that matches the temporary names of the file or folder ``name``: ``.NAME.XXXXXXXX`` and
-    ``suffix``.
-    """
+    """Return a pattern of the temporary names for the file or folder ``name``: ``.NAME.XXXXXXXX`` + ``suffix``."""
     return re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}{re.escape(suffix)}")
 
 

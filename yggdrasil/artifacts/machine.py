@@ -77,8 +77,7 @@ def current_machine() -> Machine:
 
 
 def parse_cpuinfo(text: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return the model name, the family and the relevant instruction sets of the first CPU in the text of
-    ``/proc/cpuinfo``.
+    """Return model name, family and relevant instruction sets of the first CPU in the text of ``/proc/cpuinfo``.
 
     Missing parts are empty. On ARM, which has no model names, the name consists of implementer and part numbers.
     """
@@ -95,9 +94,7 @@ def parse_cpuinfo(text: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def parse_cpu_quota(text: str) -> int | None:
-    """Return the number of cores, rounded up, that a cgroup's ``cpu.max`` (``QUOTA PERIOD``) allows; None without a
-    limit.
-    """
+    """Return the cores, rounded up, that a cgroup's ``cpu.max`` (``QUOTA PERIOD``) allows; None: no limit."""
     quota, _, period = text.strip().partition(" ")
     if not quota.isdecimal() or not period.isdecimal():
         return None

@@ -39,9 +39,7 @@ class PlanEntry:
             return False
 
     def fits(self, machine: Machine) -> bool:
-        """Return whether the plan was calibrated on a machine with the same fingerprint (processor, cores,
-        accelerator).
-        """
+        """Return whether the plan was calibrated on a machine with the same fingerprint as ``machine``."""
         return self.slug == machine.slug or self.slug.endswith(f"-{machine.fingerprint}")
 
     def describe(self) -> str:
@@ -87,8 +85,7 @@ def profile_directory(root: Path, name: str, machine: Machine) -> Path:
 
 
 def predictor_directory(root: Path, name: str, machine: Machine) -> Path:
-    """Return the path of the predictor folder (fitted tables and networks) called ``name`` of ``machine`` below
-    ``root``.
+    """Return the path of a predictor folder (fitted tables and networks), ``root/predictors/NAME/MACHINE``.
 
     The folder may not exist.
 
@@ -108,9 +105,7 @@ def plan_path(root: Path, name: str, machine: Machine) -> Path:
 
 
 def root_of(plan: Path) -> Path:
-    """Return the folder above ``plans`` in which the plan file ``plan`` lies: ``root`` of
-    ``root/plans/NAME/MACHINE.yaml``.
-    """
+    """Return ``root`` of the plan file ``root/plans/NAME/MACHINE.yaml``."""
     return plan.parent.parent.parent
 
 
@@ -130,8 +125,7 @@ def profile_of_plan(plan: Path, predictor: Path) -> Path:
 
 
 def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> list[PlanEntry]:
-    """Return the plans on disk, sorted by root, name and machine; a plan in an earlier root hides its namesake in a
-    later one.
+    """Return the plans on disk, sorted by root, name and machine; of equal ones, that of the first root.
 
     Files are not read, so damaged plans are listed too. Roots without read permission are skipped.
 

@@ -16,8 +16,7 @@ _known: dict[tuple[str, str], tuple[list[int], Any]] = {}  # (file, name) -> fil
 
 
 def cached_for_file(path: Path, name: str, make: Callable[[], Any]) -> Any:
-    """Return a JSON value computed from the file ``path``: the cached one, or that of ``make()``, which is cached on
-    disk.
+    """Return the JSON value that ``make()`` computes from the file ``path``, or its copy cached on disk.
 
     A cached value is used only while the file's size, times, inode and device are the same. If the cache cannot be
     written, every process computes the value.

@@ -76,8 +76,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def to_plain(value: object) -> Any:
-    """Return ``value`` (dataclasses, mappings, sequences, paths, NumPy numbers) as new plain containers for YAML or
-    JSON.
+    """Return dataclasses, mappings, sequences, paths and NumPy numbers as plain containers for YAML or JSON.
 
     Raises:
         TypeError: a value has no plain form, or a mapping has a key that is neither str nor int.

@@ -102,8 +102,7 @@ def _canonical(value: object) -> object:
 
 
 def write_csv(path: Path, kind: str, version: int, frame: "pd.DataFrame") -> None:
-    """Write the columns of ``frame`` (not its index) atomically as CSV, after a comment line with kind, version and
-    checksum.
+    """Write the columns of ``frame`` atomically as CSV, after a comment line with kind, version and checksum.
 
     Floats are written exactly. An empty text is read back as missing.
 
@@ -168,8 +167,7 @@ def _exact_floats(pandas_version: str) -> dict[str, Any]:
 
 
 def write_tensors(path: Path, kind: str, version: int, tensors: Mapping[str, Any]) -> None:
-    """Write NumPy arrays or torch tensors by name atomically as safetensors, with kind, version and checksum as
-    metadata.
+    """Write NumPy arrays or torch tensors atomically as safetensors, with kind, version and checksum.
 
     Raises:
         ArtifactError: the file cannot be written.

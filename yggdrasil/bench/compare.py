@@ -39,9 +39,7 @@ class Comparison:
 
     @property
     def repeated_share(self) -> float:
-        """Share, 0 to 1, of the plainly decoded tokens that an n-gram look-up of three tokens in the text before would
-        predict.
-        """
+        """Share of plainly decoded tokens that an n-gram look-up of three tokens would predict, 0 to 1."""
         return self.num_repeated / len(self.plain.tokens)
 
     @property
@@ -56,8 +54,7 @@ class Comparison:
 
 
 def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_prompt_tokens: int | None) -> dict[str, list[int]]:
-    """Tokenise prompts and return token ids by prompt id, cut to their last ``max_prompt_tokens`` tokens (None: not
-    cut).
+    """Tokenise prompts: return their last ``max_prompt_tokens`` token ids (None: all) by prompt id.
 
     Raises:
         YggdrasilError: a prompt leaves no room to decode in the context, or two share an id.

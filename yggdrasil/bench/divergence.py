@@ -35,8 +35,7 @@ def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
 def replay(
     decoder: Decoder, prompt: Sequence[int], plain: Sequence[int], tree: Sequence[int], *, is_ours: bool = True
 ) -> Divergence | None:
-    """Find the first token at which two runs of one prompt differ, and judge it by a plain step after the shared
-    tokens.
+    """Find the first token at which two runs of one prompt differ, and judge it by a plain step.
 
     A difference is a tie if the two tokens' log-probabilities differ by at most the tolerance, else a fault. None if
     the runs are equal.

@@ -66,9 +66,7 @@ class PairSource:
         return replace(self, shapes=shapes)
 
     def without_drafter(self) -> "PairSource":
-        """Return a copy without the draft model or head. Its n-gram statistics use a table, the default without a draft
-        model.
-        """
+        """Return a copy without the draft model or head, whose n-gram statistics use a table (the default then)."""
         return replace(
             self, drafter=None, drafter_threads=0, drafter_weights="full", shapes=replace(self.shapes, draft_widths=()),
             vocabulary=None,

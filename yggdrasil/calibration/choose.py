@@ -105,8 +105,7 @@ def choose(
     model_free: DrafterGroup | None = None,
     prompts: Mapping[int, Sequence[int]] | None = None,
 ) -> Choice:
-    """Train depth predictors on some documents, and choose the depth source that is fastest on the others in
-    simulation.
+    """Train depth predictors on some documents, and choose the depth source that decodes the others fastest.
 
     Args:
         traces: trees that the drafter drafted on the target's text, recorded with ``acceptance`` as their scores.

@@ -76,7 +76,5 @@ def _document(job: Job, drafter: Drafter, index: int, file: Path) -> TraceSet:
 
 
 def open_ended_stream(tokenizer: Tokenizer, max_new_tokens: int = 1 << 30) -> TextStream:
-    """Return the text stream of a request that end-of-text tokens do not end, only ``max_new_tokens`` (by default,
-    none).
-    """
+    """Return a text stream that end-of-text tokens do not end, only ``max_new_tokens`` (by default: no limit)."""
     return TextStream(tokenizer, frozenset(), max_new_tokens, ())

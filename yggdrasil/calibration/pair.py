@@ -144,9 +144,7 @@ def _head(folder: str, source: "PairSource", target: LoadedModel) -> LoadedHead:
 
 
 def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
-    """Return an assembly of the same target with its draft head loaded again, restricted to the vocabulary of
-    ``source``.
-    """
+    """Return an assembly of the same target with its draft head restricted to the vocabulary of ``source``."""
     assert source.drafter is not None, "the assembly has one"
     target = assembly.target.loaded
     return assemble(
@@ -156,9 +154,7 @@ def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
 
 
 def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:
-    """Return an assembly of the same models and weights with caches and a tree of its own, for other shapes or
-    backend.
-    """
+    """Return an assembly of the same models, for other shapes or another backend, with its own caches and tree."""
     return assemble(
         assembly.target.loaded, assembly.second, shapes or assembly.shapes, backend or assembly.target.backend,
         model_free=assembly.engine.model_free,

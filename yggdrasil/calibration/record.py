@@ -19,8 +19,7 @@ HIDDEN_CHUNK = 128
 def record_document(
     assembly: Assembly, drafter: Drafter, prompt: Sequence[int], generated: Sequence[int], document: int
 ) -> TraceSet:
-    """Record the drafter's trees of every draft width at each generated position that has ``max_depth`` tokens after
-    it.
+    """Record the drafter's trees of every draft width at the generated positions of one document.
 
     The tree of position p has the root ``text[p]`` and drafts ``text[p + 1:]``. Its features are those of the depth
     predictor: the hidden state from which the root was chosen, the text's repetition, the root's candidates.

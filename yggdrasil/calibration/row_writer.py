@@ -43,9 +43,7 @@ class Written(NamedTuple):
 
 
 def rows_that_fit(loaded: LoadedModel, capacity: int) -> int:
-    """Return the batch size: the number of texts of ``capacity`` tokens whose KV caches fit the memory, 1 to
-    ``ROWS``.
-    """
+    """Return the batch size: how many KV caches of ``capacity`` tokens fit the memory, 1 to ``ROWS``."""
     left = available_bytes() if loaded.device.type == "cpu" else None
     room = _MOST_BYTES if left is None else min(_MOST_BYTES, left // _ROOM_SHARE)
     return max(1, min(ROWS, room // cache_bytes(loaded, capacity)))

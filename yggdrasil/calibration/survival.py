@@ -149,8 +149,7 @@ class _ModelFreeTrees:
             self._shadow = ShadowTree(model_free, self._tree, costs.verify_widths, shares_tree=True)
 
     def here(self, truth: Sequence[int]) -> tuple[float, float, int]:
-        """Return expected tokens and given tokens of the best model-free tree, bonus token included, and its verify
-        width's index.
+        """Return expected and given tokens of the best model-free tree (bonus included), and its verify width's index.
 
         (1.0, 1.0, 0) without a tree.
 

@@ -32,9 +32,7 @@ def open_work(settings: CalibrationSettings) -> Path:
 
 
 def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
-    """Create the subfolder ``name`` of ``work`` for a second calibration, with copies of the files named in
-    ``shared``.
-    """
+    """Create the subfolder ``name`` of ``work`` for a second calibration, with copies of the files ``shared``."""
     part = work / name
     part.mkdir(exist_ok=True)
     for file in shared:

@@ -264,9 +264,7 @@ class Conversation:
 
 
 def figures_line(result: "Generation") -> str:
-    """Return one line with the figures of an answer: tokens, speed, accepted length, time to first token, reused
-    tokens.
-    """
+    """Return one line on an answer: tokens, speed, accepted length, time to first token, reused tokens."""
     metrics = result.metrics
     pace = f"{metrics.tpot_ms:.1f} ms per token, {1e3 / metrics.tpot_ms:.1f} tokens/s, " if metrics.tpot_ms else ""
     return (

@@ -24,8 +24,7 @@ _NEEDING = frozenset(("torch._dynamo", "torch._inductor", "torch.export._trace",
 
 
 def import_late() -> None:
-    """Make ``import torch`` faster: modules that only its compiler and quantisation need are executed when they are
-    used.
+    """Make ``import torch`` faster: modules only its compiler and quantisation need are executed when used.
 
     Call this before PyTorch is imported. Does nothing with versions of PyTorch in which it was not tested.
     """

@@ -147,8 +147,7 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
 
 
 def speculation_of(options: dict[str, Any]) -> Speculation:
-    """Return the speculation settings that the values of ``generate``'s options give; ``--speculation off`` drafts
-    nothing.
+    """Return the speculation settings that the values of ``generate``'s options give.
 
     Raises:
         YggdrasilError: a value is invalid, or an option has no effect with the others.

@@ -28,8 +28,7 @@ ChatOption = Annotated[
 
 
 def option(name: str, kind: Any, default: Any, text: str, **more: Any) -> Parameter:
-    """Return the function parameter by which typer adds the option ``name``; a bool becomes a switch without ``--no-``
-    form.
+    """Return the function parameter by which typer adds the option ``name``; a bool becomes a switch.
 
     Args:
         kind: type of the value.
@@ -82,8 +81,7 @@ def opening(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def opens_decoder(command: Callable[..., None], *, is_server: bool = False) -> Callable[..., None]:
-    """Add the options of opening a decoder (dtype, drafter, device, …) to ``command``, which gets their values as
-    keywords.
+    """Add the options of opening a decoder (dtype, device, …) to ``command``, which gets them as keywords.
 
     Args:
         is_server: answers are added to the n-gram table only if the user asks for it.

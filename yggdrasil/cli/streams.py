@@ -37,8 +37,7 @@ class Output:
 
 
 def open_streams() -> None:
-    """Open missing standard streams on the null device, and let standard output escape characters that it cannot
-    encode.
+    """Open missing standard streams on the null device; standard output escapes characters it cannot encode.
 
     Otherwise the next opened file would get a closed stream's descriptor, and print would write into it.
 

@@ -100,9 +100,7 @@ class DraftModel(LevelDrafter):
         return len(self._text.tokens) - 1
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens``, keeping the KV entries of the prefix shared with the last
-        request.
-        """
+        """Start a request with the committed ``tokens``; KV entries of a prefix shared with the last one are kept."""
         self._finish_keeping()
         self._text.begin(tokens, self._text.shared(tokens))
         self._headed = None
@@ -137,9 +135,7 @@ class DraftModel(LevelDrafter):
         self._text.num_rows = len(self._text.tokens)
 
     def grow(self, width: int, depth: int) -> None:
-        """Attach ``depth`` levels of ``width`` nodes below the root, and run the draft model on all levels but the
-        last.
-        """
+        """Attach ``depth`` levels of ``width`` nodes, and run the draft model on all levels but the last."""
         self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
         self.levels.run(self.root_position, width, depth, after_work=self._is_waiting)
         self._is_waiting = False
@@ -245,7 +241,5 @@ class Guesses(NamedTuple):
 
 
 def identity_knots() -> Tensor:
-    """Return an acceptance calibration [128] float32 that takes each draft log-probability, -12 to 0, for the
-    acceptance.
-    """
+    """Return an acceptance calibration, [128] float32, that takes draft probabilities (from exp(-12)) as they are."""
     return torch.linspace(-12.0, -1e-4, 128)

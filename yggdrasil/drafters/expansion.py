@@ -25,8 +25,7 @@ _ORDER_STEP = 1e-3  # score difference between siblings: scores depend on the st
 
 
 class ExpansionDrafter:
-    """Drafter that gives every node of level i ``expansion[i]`` children, as in SpecInfer (``[2, 2, 1]``: 2, 4 and 4
-    nodes).
+    """Drafter that gives every node of level i ``expansion[i]`` children, as in SpecInfer.
 
     With a ``kind`` the children are sampled from the draft model's distribution, processed like the target's, and
     ``drawn`` records the draws. Otherwise they are the top-k tokens and ``drawn`` is None. The runner may be shared
@@ -57,15 +56,13 @@ class ExpansionDrafter:
 
         Args:
             sampler: processes the draft model's logits like the target's.
-            expansion: children of each node, by level.
+            expansion: children of each node by level, such as (2, 2, 1) for levels of 2, 4 and 4 nodes.
             kind: how children are sampled; None takes the top-k tokens.
         """
         self._sampler, self._expansion, self._kind = sampler, tuple(expansion), kind
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens``, keeping the KV entries of the prefix shared with the last
-        request.
-        """
+        """Start a request with the committed ``tokens``; KV entries of a prefix shared with the last one are kept."""
         self._text.begin(tokens, self._text.shared(tokens))
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:

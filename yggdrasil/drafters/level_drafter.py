@@ -70,8 +70,7 @@ class LevelSteps:
         return found
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """Yield every captured CUDA graph that drafts of ``depths`` levels launch, those of the runner's other steps
-        included.
+        """Yield every captured CUDA graph that drafts of ``depths`` levels launch, head drafts included.
 
         They are prepared between requests, because preparing a capture runs it once.
         """
@@ -99,8 +98,7 @@ class LevelDrafter(ABC):
         self._tree, self._draw_weights = tree, NOTHING_DRAWN
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
-        """Draft for a target that samples with ``seed`` at ``temperature``: rank candidates by the random draws it will
-        make.
+        """Rank candidates by the random draws that a target sampling with ``seed`` at ``temperature`` will make.
 
         Args:
             seed: None for a greedy target.
@@ -114,9 +112,7 @@ class LevelDrafter(ABC):
             self._tree.draws[0] = draw_key(seed)
 
     def head(self) -> None:
-        """Run the head draft: compute the pending committed tokens, make the last one the tree's root, and add its
-        candidates.
-        """
+        """Run the pending committed tokens, make the last one the tree's root, and add its candidates."""
         self._note_length(self._num_certain)
         self._draft_head()
         self._headed = self._num_certain
@@ -128,9 +124,7 @@ class LevelDrafter(ABC):
         self.grow(budget.width, budget.depth)
 
     def head_once(self) -> None:
-        """Run the head draft (the first draft step) unless it has run for the current root. Call this before the tree
-        grows.
-        """
+        """Run the head draft unless it has run for the current root; called before the tree grows."""
         if self._headed != self._num_certain:
             self.head()
         self._headed = None

@@ -32,9 +32,7 @@ class NGramDrafter:
         self._pending: list[int] = []  # committed tokens that are not in the pool yet
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens``. The counted text is kept if ``tokens`` continue it, as in a
-        chat.
-        """
+        """Start a request with the committed ``tokens``; the counted text is kept if ``tokens`` continue it."""
         if not self._pool.begins(tokens):
             self._pool.open_text(self._pending)
         self._pending = list(tokens[self._pool.length :])
@@ -44,8 +42,7 @@ class NGramDrafter:
         self._pending.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach the ``budget.width`` best distinct continuations of the text's last tokens, merged where they share a
-        prefix.
+        """Attach the ``budget.width`` best distinct continuations of the text's last tokens, as one tree.
 
         Each adds at most one node per level. After i accepted tokens a match of s tokens has s + i, so the edge at
         level i + 1 has the measured acceptance of that size. Later siblings share the residual probability.

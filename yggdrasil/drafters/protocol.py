@@ -114,17 +114,14 @@ class Drafter(Protocol):
         """Attach drafted nodes to ``tree``, whose root is the last committed token, within the limits of ``budget``."""
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """Return the steps (compiled calls of a model) that a proposal with ``budget`` runs; empty for a model-free
-        drafter.
+        """Return the steps (compiled model calls) that a proposal with ``budget`` runs; empty if it runs no model.
 
         A drafter without steps proposes in every iteration. Budgets of equal width have steps of the same kinds.
         """
 
 
 def is_model_free(drafter: Drafter) -> bool:
-    """Return whether ``drafter`` proposes without a model pass, so that its drafts cost nothing in the policy's
-    prices.
-    """
+    """Return whether ``drafter`` proposes without a model pass, so that the policy counts no time for it."""
     return not drafter.cost(Budget(depth=1, width=1))
 
 

@@ -112,9 +112,7 @@ class NamedDrafters(NamedTuple):
 
     @property
     def has_table(self) -> bool:
-        """Whether the n-gram statistics use a static n-gram table, for which a calibration generates text of the
-        target.
-        """
+        """Whether a static n-gram table is used, for which a calibration generates text of the target."""
         return any(isinstance(each, StatisticsOptions) and each.table for each in self.model_free)
 
     @property

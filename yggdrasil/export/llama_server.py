@@ -63,9 +63,7 @@ class LlamaServer:
         return {width: step + (anew if width > 1 else 0.0) + extra for width, extra in more.items()}
 
     def answer(self, prompt: Sequence[int], tokens: int) -> Document:
-        """Let llama-server generate ``tokens`` greedy tokens after ``prompt`` (token ids), end-of-text tokens
-        ignored.
-        """
+        """Let llama-server generate ``tokens`` greedy tokens after ``prompt``, end-of-text tokens ignored."""
         options = {"n_predict": tokens, "ignore_eos": True, "return_tokens": True, "cache_prompt": False}
         found = self._complete(prompt, lambda said: check_tokens("tokens", said["tokens"]), **options)
         return Document(list(prompt), found)

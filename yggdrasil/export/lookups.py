@@ -18,9 +18,7 @@ class LookUp(Protocol):
         """Return the tokens that the lookup drafts after ``text``, which extends the text of the last call."""
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """Record that the target accepted ``accepted`` of the last draft's ``drafted`` tokens. Not called if none was
-        verified.
-        """
+        """Record that ``accepted`` of the last draft's ``drafted`` tokens were accepted; not called without drafts."""
 
 
 class Occurrences:
@@ -32,9 +30,7 @@ class Occurrences:
         self._starts: dict[tuple[int, ...], list[int]] = {}
 
     def of_last_ngram(self, text: Sequence[int]) -> list[int]:
-        """Return all start positions in ``text`` of its last n-gram, itself last. The text may only grow between
-        calls.
-        """
+        """Return all start positions of the last n-gram of ``text`` (itself last), which may only grow."""
         for end in range(self._ends, len(text) + 1):
             self._starts.setdefault(tuple(text[end - self._size : end]), []).append(end - self._size)
         self._ends = max(self._ends, len(text) + 1)

@@ -29,9 +29,7 @@ class Prediction:
 
 
 def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
-    """Simulate greedy decoding of every document with an n-gram lookup, and count drafted and accepted tokens of each
-    pass.
-    """
+    """Simulate greedy decoding with an n-gram lookup; count drafted and accepted tokens of each pass."""
     tokens, counts = 0, Counter[tuple[int, int]]()
     for document in documents:
         text = [*document.prompt, *document.answer]

@@ -22,9 +22,7 @@ PRIOR = 4.0  # tokens with a correct estimate: the weight of the prior
 
 
 class AcceptanceCorrection:
-    """Correction factor of a model-free tree's expected accepted tokens: a moving ratio of accepted to estimated
-    tokens.
-    """
+    """Correction factor of a tree's expected accepted tokens: a moving ratio of accepted to estimated tokens."""
 
     def __init__(self) -> None:
         self._estimated = self._accepted = 0.0
@@ -102,8 +100,7 @@ class DraftedTrees:
         return self._depth is not None
 
     def typical(self, here: int, model_free: Decision | None) -> Candidate:
-        """Return the tree shape with the highest objective value at the mean survival, with its expected tokens and
-        value.
+        """Return the shape with the highest objective value at the mean survival, with expected tokens and value.
 
         A drafted tree also contains the model-free drafts. If ``model_free`` could be verified alone, the expected
         tokens are its own plus those that drafting adds, which are fewer the more ``model_free`` expects.

@@ -28,8 +28,7 @@ def without_pauses(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def has_pause(measured: Mapping[int, float]) -> bool:
-    """Return whether a time in ``measured`` (width -> milliseconds) is more than 1 % above the limit of
-    ``without_pauses``.
+    """Return whether a time in ``measured`` (width -> milliseconds) is more than 1 % too long to be explained.
 
     The limit is 1.5 times the time of narrower passes that cover as many rows.
     """
@@ -113,9 +112,7 @@ class StepCosts:
         return tuple(sorted(self.verify_ms))
 
     def drafting_ms(self, width: int, depth: int) -> float:
-        """Return the milliseconds of drafting ``depth`` (>= 1) levels of ``width`` nodes; 0 for ``width`` 0 (model-free
-        drafts).
-        """
+        """Return the milliseconds of drafting ``depth`` (>= 1) levels of ``width`` nodes; 0 for ``width`` 0."""
         if width == 0:
             return 0.0
         return self.head_ms + (depth - 1) * self.draft_ms[width]
@@ -195,8 +192,7 @@ class LatencyScales:
         return {"factors": list(self.factors)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the factors by ``state``, a result of ``state()``. Their ratios are kept; the next step sets their
-        level anew.
+        """Replace the factors by a result of ``state()``, of which the next step only keeps the ratios.
 
         Raises:
             ValueError: ``state`` has factors for another number of verify widths.

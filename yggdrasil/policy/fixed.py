@@ -37,9 +37,7 @@ class FixedPolicy:
 
 
 class ModelFreePolicy(FixedPolicy):
-    """Policy that verifies ``verify_width`` nodes of every model-free tree, and decodes plainly where there are no
-    drafts.
-    """
+    """Policy that verifies ``verify_width`` nodes of every model-free tree, or decodes plainly without drafts."""
 
     wants_model_free = True
 

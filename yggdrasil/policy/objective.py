@@ -125,8 +125,7 @@ class PassValues:
     def best(
         self, expected: Sequence[float], first: int = 0, correction: float = 1.0, most: float = inf
     ) -> tuple[int, float]:
-        """Return (index of the verify width with the highest value, expected tokens there). Ties go to the narrower
-        width.
+        """Return (index of the verify width with the highest value, expected tokens there); ties go to the narrower.
 
         Args:
             expected: [V] expected tokens at each verify width, bonus token included.
@@ -183,8 +182,7 @@ class ShapeTable:
         self._value = objective_value(np.ones_like(milliseconds), milliseconds, objective)  # [N], of a token
 
     def expected_tokens(self, survival: FloatArray) -> npt.NDArray[np.float64]:
-        """Return the expected tokens of an iteration (AAL, bonus token included) for each tree shape of the table, [N]
-        float64.
+        """Return the expected tokens of an iteration (bonus token included) for each tree shape, [N] float64.
 
         Args:
             survival: [D] P(accepted length >= d) for d = 1 .. D.

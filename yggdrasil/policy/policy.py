@@ -49,8 +49,7 @@ class Policy(Protocol):
         """
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound of model-free drafts: nodes that cannot raise the objective value are not
-        grown.
+        """Return the early-stopping bound: model-free nodes that cannot raise the objective value are not grown.
 
         Args:
             context: tokens in the target's cache.
@@ -148,16 +147,12 @@ class ObjectivePolicy:
         return best
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        """Return ``decision`` with the verify width whose objective value is highest for the tree's ``expected`` tokens
-        [V].
-        """
+        """Return ``decision`` with the best verify width for the tree's ``expected`` tokens, [V]."""
         self._here = bisect_left(self._borders, context)
         return self._verified_at(decision, expected, self._pruned(self._here, decision.shape).best(expected)[0])
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound of model-free drafts, alone (``shape`` None) or below a tree drafted as
-        ``shape``.
-        """
+        """Return the early-stopping bound of model-free drafts, alone (None) or below a tree drafted as ``shape``."""
         here = bisect_left(self._borders, context)
         return self._free_passes(here).bound if shape is None else self._pruned(here, shape).bound
 

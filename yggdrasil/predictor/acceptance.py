@@ -70,9 +70,7 @@ class AcceptanceCalibration:
         return cls(_clip_increasing(smooth + TILT * KNOT_LOG_PROBABILITY))
 
     def __call__(self, log_probability: FloatArray) -> npt.NDArray[np.float32]:
-        """Return log-acceptance in the shape of ``log_probability``; beyond the first and last knot the end values are
-        used.
-        """
+        """Return log-acceptance in the shape of ``log_probability``; beyond the knots the end values are used."""
         return np.interp(log_probability, KNOT_LOG_PROBABILITY, self.knots).astype(np.float32)
 
     def to_arrays(self) -> dict[str, npt.NDArray[np.float32]]:

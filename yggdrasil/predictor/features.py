@@ -69,9 +69,7 @@ class RepetitionFigures:
         self._fast_rate = self._slow_rate = 0.0
 
     def resume(self, text: Sequence[int]) -> int:
-        """Return how many tokens of ``text`` were read before, if they are its beginning. Otherwise clear all and
-        return 0.
-        """
+        """Return how many tokens were read before, if they begin ``text``; otherwise clear all and return 0."""
         read = self.repetition.text
         if list(text[: len(read)]) != read:
             self.forget()
@@ -103,9 +101,7 @@ class RepetitionFigures:
 
 
 def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
-    """Return the concatenated input of the depth predictor, [F] float32. Parts of size 0 in ``sizes`` are not
-    computed.
-    """
+    """Return the concatenated input of the depth predictor, [F] float32; parts of size 0 are not computed."""
     parts = []
     if sizes.hidden:
         parts.append(features.hidden())
@@ -117,17 +113,13 @@ def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
 
 
 def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Array:
-    """Clip the drafter's log-probabilities from below at -12, the lowest knot of the acceptance calibration; returns
-    float32.
-    """
+    """Clip the drafter's log-probabilities at -12, the lowest knot of the acceptance calibration, as float32."""
     bounded: Float32Array = np.maximum(log_probabilities, _NO_GUESS, dtype=np.float32)
     return bounded
 
 
 def repetition_figures(text: Sequence[int], first: int) -> Float32Array:
-    """Return the R repetition features after each token of ``text`` from index ``first`` on, [len(text) - first, R]
-    float32.
-    """
+    """Return the repetition features after each token from index ``first`` on, [len(text) - first, R] float32."""
     figures = RepetitionFigures()
     figures.extend(text[:first])
     rows = []

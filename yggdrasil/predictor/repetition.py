@@ -53,8 +53,7 @@ def count_repeated(prompt: Sequence[int], output: Sequence[int]) -> int:
 
 
 def repeated_share(documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> float:
-    """Return the share, 0 to 1, of output tokens that an n-gram look-up of three tokens would predict; 0 without
-    output.
+    """Return the share, 0 to 1, of output tokens that an n-gram look-up of three tokens would predict.
 
     Args:
         documents: pairs (token ids of the prompt, token ids of the output).

@@ -127,16 +127,17 @@ class Facts:
         return pd.DataFrame(rows, columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
 
     def roofline(self) -> pd.DataFrame:
-        """Return step times with lower bounds, as `scripts/profile_steps.py` stored them: model, width, context, ms,
-        least_ms.
+        """Return step times and lower bounds that `scripts/profile_steps.py` stored.
+
+        Columns: model, width (rows), context (tokens in the cache), ms, least_ms (by memory bandwidth and matrix
+        throughput).
         """
         return read_csv_if_any(
             self.profile / "roofline.csv", "roofline", ("model", "width", "context", "ms", "least_ms")
         )
 
     def iterations(self) -> pd.DataFrame:
-        """Return the milliseconds of each stage per iteration: stage, ms_an_iteration and, usually, share of the
-        iteration.
+        """Return the milliseconds of each stage per iteration: stage, ms_an_iteration and, usually, share.
 
         They come from the search's chosen plan, else from whole requests, else from the profile's mixed tree shapes.
         """
@@ -209,9 +210,7 @@ class Facts:
         return pd.DataFrame(rows, columns=names)
 
     def best_tree(self) -> TreeShape:
-        """Return the tree shape that the search chose, else the fastest predicted one that verifies more than the
-        root.
-        """
+        """Return the tree shape that the search chose, else the fastest predicted one of more than one row."""
         search = self.plan.search
         chosen = search.entry(search.chosen) if search is not None else None
         if chosen is not None and chosen.shape[1]:
@@ -221,8 +220,9 @@ class Facts:
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
 
     def best_pruned_tree(self) -> TreeShape:
-        """Return the fastest tree shape that drafts at least twice as many nodes as it verifies; the fastest of all
-        without one.
+        """Return the fastest tree shape that drafts at least twice as many nodes as it verifies.
+
+        Without any, the shape of ``best_tree``.
         """
         table = self.objective().sort_values("ms_per_token")
         pruned = table[(table["verify_width"] > 1) & (table["width"] * table["depth"] >= 2 * table["verify_width"])]
@@ -236,15 +236,11 @@ class Facts:
         return read_csv_if_any(self.predictor / "report.csv", "predictor-report", PREDICTOR_COLUMNS, REPORT_VERSION)
 
     def calibration(self) -> pd.DataFrame:
-        """Return the depth predictors' calibration curves on held-out documents: predicted and reached share of each
-        bin.
-        """
+        """Return calibration curves of the depth predictors on held-out documents: predicted and reached share."""
         return read_csv_if_any(self.predictor / "calibration.csv", "predictor-calibration", CURVE_COLUMNS)
 
     def acceptance(self) -> pd.DataFrame:
-        """Return the fitted map from drafter_probability to acceptance, one row per knot; empty without a draft model
-        or head.
-        """
+        """Return the map from drafter_probability to acceptance, one row per knot; empty if no model drafts."""
         if self.learned is None:
             return pd.DataFrame(columns=["drafter_probability", "acceptance"])
         knots = np.asarray(self.learned.acceptance.knots, dtype=np.float64)

@@ -21,9 +21,7 @@ STAGE_COLOURS = {
 
 
 def latency(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw step time over width for target and drafter: median, 10-90 % band and roofline bound per context; None if
-    empty.
-    """
+    """Draw step time over width: median, 10-90 % band and roofline bound per context; None without data."""
     table, limits = tables["latency"], tables["roofline"]
     models = [model for model in ("target", "drafter") if model in set(table["model"]) | set(limits["model"])]
     if not models:
@@ -106,9 +104,7 @@ def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def benchmarks(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw measured and predicted speed-up over plain decoding by prompt set; None if the table "benchmarks" is
-    empty.
-    """
+    """Draw measured and predicted speed-up over plain decoding by prompt set; None without benchmarks."""
     table = tables["benchmarks"]
     if table.empty:
         return None
@@ -263,9 +259,7 @@ def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def variants(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw the milliseconds that each stage variant would add to the chosen plan's iteration; None if "variants" is
-    empty.
-    """
+    """Draw the milliseconds that each stage variant would add to the chosen plan's iteration; None without data."""
     table = tables["variants"]
     if table.empty:
         return None

@@ -54,9 +54,7 @@ def reasons(plan: Plan) -> list[str]:
 
 
 def costs(plan: Plan) -> pd.DataFrame:
-    """Return the costs of a target pass in a plan: context, width (rows), ms, and over_one_row, the ratio to one
-    row.
-    """
+    """Return the costs of a target pass: context, width (rows), ms, and over_one_row, the ratio to one row."""
     rows = [
         (entry.context, width, ms, ms / entry.verify_ms[1])
         for entry in plan.costs

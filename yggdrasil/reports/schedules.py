@@ -15,9 +15,7 @@ def changed_variants(entry: Searched) -> str:
 
 
 def verdict(result: SearchResult) -> list[str]:
-    """Return sentences on a search: the prediction's error, its regret, and the chosen plan's speed over named
-    plans.
-    """
+    """Return sentences on a search: error and regret of its prediction, and the chosen plan's speed."""
     chosen = result.entry(result.chosen)
     measured = [entry for entry in result.entries if entry.measured_ms_per_token and entry.shape[1]]
     if chosen is None or not measured or not chosen.measured_ms_per_token:

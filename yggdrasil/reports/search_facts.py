@@ -106,8 +106,7 @@ class SearchFacts:
         return pd.DataFrame(rows)
 
     def variants(self) -> pd.DataFrame:
-        """Return the predicted time of the chosen plan's iteration with each stage variant in turn, if its costs are
-        known.
+        """Return the predicted iteration time of the chosen plan with each stage variant whose costs are known.
 
         Columns: stage, variant, chosen, iteration_ms, and the difference to the chosen plan in ms and as a share.
         """

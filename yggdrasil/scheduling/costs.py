@@ -44,8 +44,10 @@ _DERIVED = {"tail_draft=conditional": "tail_draft=ahead"}  # a share of another 
 
 
 def schedule_code(schedule: Schedule) -> str:
-    """Return a schedule's variants as text, sorted by stage: ``stage=variant`` pairs with spaces between, as in
-    ``"accept=host bookkeeping=inline"``. Samples of a profile are stored under it, so it must stay the same.
+    """Return a schedule's variants as text: sorted ``stage=variant`` pairs with spaces between.
+
+    For example "accept=host bookkeeping=inline". Samples of a profile are stored under this text, so it must not
+    change.
     """
     return " ".join(f"{name}={variant}" for name, variant in sorted(schedule.variants.items()))
 
@@ -83,8 +85,7 @@ class StageCosts:
 
     @classmethod
     def from_samples(cls, frame: pd.DataFrame, source: str = "the profile") -> StageCosts:
-        """Build the cost tables from timed iterations at one context length. A cost is a mean without the outer 5 % at
-        each end.
+        """Build the cost tables from timed iterations at one context length: means without the outer 5 % at each end.
 
         Args:
             frame: one row per iteration with the columns ``COLUMNS``; rows of depth 0 are plain steps.
@@ -124,8 +125,7 @@ class StageCosts:
         return {_DERIVED.get(key, key) for key in keys} <= self.tables.keys()
 
     def durations(self, schedule: Schedule, shapes: Sequence[TreeShape], leaf_shares: Array) -> dict[str, Array]:
-        """Return the milliseconds [N] of each stage for N tree shapes, by the stage's name; ``LOOP`` is the time
-        between stages.
+        """Return the milliseconds [N] of each stage for N tree shapes, by name; ``LOOP`` is the time between stages.
 
         Args:
             leaf_shares: [N] probability that the accepted path ends on the last level, where a conditional tail draft

@@ -90,9 +90,7 @@ class ModelRef:
             raise ValueError(f"threads must be 0 to {MOST_THREADS}, got {self.threads}")
 
     def path(self) -> str:
-        """Return the folder or hub id to load, with the prefixes ``yggdrasil:`` and ``cache:`` of the source
-        resolved.
-        """
+        """Return the folder or hub id to load; the source's prefixes ``yggdrasil:`` and ``cache:`` are resolved."""
         return resolve_source(self.source)
 
 
@@ -248,8 +246,10 @@ class Plan:
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
 
     def weights_in(self, dtype: str, model: ModelRef | None = None) -> Weights:
-        """Return the weight format to load for arithmetic in ``dtype``: the plan's, except that a GGUF file's quantised
-        blocks are dequantised (``"full"``) if ``dtype`` is not the plan's.
+        """Return the weight format in which to load a model for arithmetic in ``dtype``.
+
+        It is the plan's, except that a GGUF file's quantised blocks are dequantised ("full") if ``dtype`` is not the
+        plan's.
 
         Args:
             model: the target or the drafter of the plan; None is the target.

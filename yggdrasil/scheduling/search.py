@@ -47,9 +47,7 @@ class AcceptedLengths:
         return np.minimum(reached, 1.0)
 
     def aal(self, shape: TreeShape) -> float:
-        """Return the average accepted length (AAL) of trees of ``shape``: tokens a target pass, bonus token
-        included.
-        """
+        """Return the average accepted length of trees of ``shape``: tokens a target pass, bonus token included."""
         return 1.0 + float(self.survival(shape).sum())
 
     def leaf_share(self, shape: TreeShape) -> float:

@@ -147,9 +147,7 @@ class Schedule:
         }
 
     def orders(self) -> Iterator["Schedule"]:
-        """Yield every legal order of the schedule's stages, with the same variants; the earliest-launch order comes
-        first.
-        """
+        """Yield every legal order of the schedule's stages with their variants, the earliest-launch order first."""
         for stages in _orders([_variant(name, self.variants.get(name, "")) for name in STAGES]):
             yield Schedule(stages)
 

@@ -63,8 +63,7 @@ def lay_out(schedule: Schedule, durations: Mapping[str, Milliseconds], executor:
 
 
 def critical_path(schedule: Schedule, durations: Mapping[str, Milliseconds]) -> Milliseconds:
-    """Return the milliseconds of the longest chain of dependent stages, a lower bound of an iteration for every
-    executor.
+    """Return the milliseconds of the longest chain of dependent stages, a lower bound of an iteration.
 
     Args:
         durations: stage name -> milliseconds, one number or an array for many tree shapes.

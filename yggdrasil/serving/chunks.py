@@ -46,8 +46,7 @@ class ChunkWriter:
         return {**self.identity._asdict(), "object": self.kind, "choices": choices, **usage, **more}
 
     def end(self, choice: dict[str, Any], results: list[Generation], number: int) -> dict[str, Any]:
-        """Return the last chunk of one answer. If all ``number`` answers of the reply have ended, it has timings and
-        warnings.
+        """Return the last chunk of one answer; that of the last of ``number`` answers has timings and warnings.
 
         Args:
             choice: the chunk's choice, with the finish reason.

@@ -41,8 +41,7 @@ class SocketWriter:
 
     @classmethod
     def of(cls, request: Request, frame: Frame) -> "SocketWriter | None":
-        """Return a writer of the reply to ``request``, or None if the reply is not chunked or its connection is
-        unknown.
+        """Return a writer of the reply to ``request``; None if it is not chunked or its connection is unknown.
 
         Args:
             frame: encodes a text as the bytes to send.
@@ -51,9 +50,7 @@ class SocketWriter:
         return None if transport is None or request.scope["http_version"] != "1.1" else cls(transport, frame)
 
     def open(self) -> bool:
-        """Start gathering text, and return whether ``send`` may be called: whether the event loop has nothing left to
-        write.
-        """
+        """Start gathering text, and return whether ``send`` may be called (the event loop has nothing to write)."""
         self._due = monotonic() + GATHER_SECONDS
         return not self._transport.is_closing() and not self._transport.get_write_buffer_size()
 

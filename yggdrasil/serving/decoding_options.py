@@ -103,8 +103,7 @@ def _same(body: DecodingFields) -> dict[str, Any]:
 
 
 def constraint_of(body: DecodingFields) -> Constraint | None:
-    """Return the constraint that ``response_format``, ``regex``, ``grammar`` or ``choice`` of a request sets; None if
-    none does.
+    """Return the constraint that a request sets by response_format, regex, grammar or choice; None if none.
 
     Raises:
         Fault: more than one of them is set, or one is incomplete.

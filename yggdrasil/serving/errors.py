@@ -82,9 +82,7 @@ def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> F
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the error reply for an exception: a YggdrasilError's message, or a general one that hides an unexpected
-    error.
-    """
+    """Return the error reply for an exception: the message of a YggdrasilError, for others a general one."""
     if isinstance(error, Fault):
         return error
     if isinstance(error, YggdrasilError):

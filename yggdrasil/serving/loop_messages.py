@@ -30,9 +30,7 @@ class EventChannel:
         self._alarm: asyncio.Future[None] | None = None
 
     def put(self, number: int, event: Event) -> None:
-        """Add an event of the answer with index ``number``, or send its text through the socket writer. Never
-        blocks.
-        """
+        """Add an event of answer ``number``, or send its text through the socket writer; never blocks."""
         with self._lock:
             self._events.append((number, event))
             if not isinstance(event, Piece):
@@ -63,9 +61,7 @@ class EventChannel:
         return self._events[0]
 
     async def take(self) -> list[NumberedEvent]:
-        """Wait for an event, then remove and return all events as (answer index, event); consecutive pieces are
-        joined.
-        """
+        """Wait for events, and remove and return all as (answer index, event); consecutive pieces are joined."""
         await self.first()
         with self._lock:
             self._is_urgent = False

@@ -58,8 +58,7 @@ class RequestQueue:
             return not self._clients and not self._is_closed
 
     def take(self) -> tuple[QueuedRequest, Job] | None:
-        """Wait for the next answer to decode and remove it; return its request and itself. None once the queue is
-        closed and empty.
+        """Wait for the next answer to decode and remove it; None once the queue is closed and empty.
 
         The client, if it has more answers, moves to the end of the round-robin.
         """

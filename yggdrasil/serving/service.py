@@ -77,15 +77,12 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Value of ``system_fingerprint`` in replies: package version and, if there is a plan, the weights'
-        fingerprint.
-        """
+        """Value of ``system_fingerprint`` in replies: package version, and the weights' fingerprint with a plan."""
         plan = self.decoder.plan
         return f"b{__version__}" if plan is None else f"b{__version__}-{plan.target.fingerprint}"
 
     def check_constraint(self, jobs: Sequence[JobRequest]) -> None:
-        """Compile the constraint of a request on trial before it is queued, so that other requests are answered
-        meanwhile.
+        """Compile a request's constraint on trial before it is queued, while other requests are answered.
 
         Raises:
             YggdrasilError: compiling the constraint takes too long or too much memory.

@@ -83,8 +83,7 @@ class Texts:
         return list(found.ids)
 
     def check_size(self, texts: Sequence[str]) -> None:
-        """Reject a very long prompt before all of it is tokenised. Prompts below a number of characters are not
-        checked.
+        """Reject a very long prompt before all of it is tokenised; short prompts are not checked.
 
         Raises:
             Fault: a prefix of the concatenated ``texts`` has more tokens than the context.
@@ -174,9 +173,7 @@ class Texts:
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return chat messages as the dictionaries that chat templates take: role, content, and tool calls if there are
-    any.
-    """
+    """Return chat messages as dictionaries for chat templates: role, content, and tool calls if there are any."""
     return [_turn(number, message) for number, message in enumerate(messages)]
 
 

@@ -42,9 +42,7 @@ class ToolFormat:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ToolFormat | None":
-        """Return the form of tool calls in a tokenizer's chat template; None if it takes no tools or does not write
-        calls as JSON.
-        """
+        """Return the form of tool calls in a chat template; None if it takes no tools or writes calls not as JSON."""
         function = {"name": _NAME, "description": "d", "parameters": _PARAMETERS}
         tools: list[Any] = [{"type": "function", "function": function}]
         call = {"type": "function", "id": "abcdefghi", "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
@@ -183,9 +181,7 @@ class ToolFormat:
         return ToolCallReply(id=uuid.uuid4().hex[:9], function=function)  # Mistral's templates require 9 characters
 
     def constraint(self, tools: Sequence[Tool]) -> Constraint:
-        """Return a grammar that permits exactly one call of one of ``tools``, with arguments that match the tool's
-        schema.
-        """
+        """Return a grammar that permits one call of one of ``tools``, with arguments that match its schema."""
         definitions: dict[str, Any] = {}
         choices = []
         for number, tool in enumerate(tools):

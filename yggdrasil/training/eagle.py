@@ -40,9 +40,7 @@ class EagleRecipe:
         return unroll(model, self._embedding, batch, count)
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """Write a trained head to ``folder``: weights in bfloat16, the token tables ``d2t`` and ``t2d``, and
-        config.json.
-        """
+        """Write a trained head to ``folder``: bfloat16 weights, the token tables ``d2t`` and ``t2d``, config.json."""
         settings = self._settings
         tensors = {
             name: tensor.detach() if name == "d2t" else tensor.detach().bfloat16().contiguous()

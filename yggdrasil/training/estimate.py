@@ -57,8 +57,7 @@ class Estimate:
 
 
 def estimate_from_plans(fingerprint: str, weights: Weights, device: DeviceName, share: float) -> Estimate | None:
-    """Return an estimator of the speed-up that a head in training gives, by the step costs of one of the target's
-    plans.
+    """Return an estimator of a head's speed-up, with the step costs of one of the target's plans.
 
     Of the target's plans on this machine it is one with ``weights`` if possible, among these one with an EAGLE-3 head
     if possible, among these the newest. None if the target has no plan.

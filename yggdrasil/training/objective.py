@@ -28,9 +28,7 @@ class Teacher:
 
     @classmethod
     def of(cls, loaded: LoadedModel, vocabulary: Tensor) -> Self:
-        """Return the LM head of the target ``loaded`` restricted to the draft vocabulary ``vocabulary``, [Vd] token
-        ids.
-        """
+        """Return the LM head of ``loaded`` restricted to the draft vocabulary ``vocabulary``, [Vd] token ids."""
         return cls(target_head(loaded).restricted_to(vocabulary), vocabulary, loaded.vocab_size)
 
     def probabilities(self, batch: Batch) -> Tensor:

@@ -85,9 +85,7 @@ class Training:
 
     @torch.no_grad()
     def update_average(self, steps: int) -> None:
-        """Update the moving average of the weights after step number ``steps``, with a decay that rises to
-        ``_MOST_AVERAGED``.
-        """
+        """Update the moving average of the weights after step number ``steps``."""
         share = 1 - min(_MOST_AVERAGED, (1 + steps) / (10 + steps))
         torch._foreach_lerp_(list(self.average.parameters()), list(self.head.parameters()), share)
 

@@ -50,8 +50,7 @@ class _Unrolled:
         self._values: list[Tensor] = []
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Append one draft step's keys and values, and return the attention output of its queries, [B, T, heads, head
-        size].
+        """Append one draft step's keys and values; return the attention output, [B, T, heads, head size].
 
         Args:
             query, key, value: [B, heads, T, head size]; keys and values may have fewer heads.

@@ -70,8 +70,7 @@ def measure_stage_costs(
     progress: Progress,
     schedules: Sequence[Schedule] = MEASURED,
 ) -> pd.DataFrame:
-    """Time the stages of every schedule in real iterations on ``texts``; one row per iteration, columns
-    ``costs.COLUMNS``.
+    """Time the stages of every schedule in real iterations; one row per iteration, columns ``costs.COLUMNS``.
 
     A cycle is one shape on one text, decoded with every schedule and plainly, alternately. The first ``WARM_UP``
     iterations of a request are dropped.
@@ -218,8 +217,7 @@ def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
 
 
 def summarise_plans(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
-    """Return one row per plan, with the columns plan, iteration_ms, ms_per_token, aal and speedup, in the order
-    measured.
+    """Return one row per plan: plan, iteration_ms, ms_per_token, aal and speedup, in the order measured.
 
     Times are scaled to the speed at which a plain step takes ``plain_ms``. Every value is first a median over rounds,
     which ignores pauses of the machine. Then ``iteration_ms`` is the median over prompts, ``ms_per_token`` the ratio of

@@ -77,9 +77,7 @@ class ShapeCycle:
         return self._order.pop()
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return an early-stopping bound by which a model-free tree has about as many nodes as in decoding at
-        ``shape``.
-        """
+        """Return a bound by which a model-free tree has about as many nodes as in decoding at ``shape``."""
         if shape is None:
             return UNBOUNDED
         return stopping_bound([shape.verify_width], [1.0])  # about as many nodes as in decoding at that width
@@ -217,8 +215,7 @@ def _reading_ms(assembly: Assembly, stream: Callable[[], TextStream], text: Sequ
 
 
 def without_drift(frame: pd.DataFrame) -> pd.DataFrame:
-    """Scale the milliseconds of each cycle so that its plain steps take their median time over all cycles of the
-    context.
+    """Scale the milliseconds of each cycle so that its plain steps take their median time of the context.
 
     A shared machine's speed can change twofold within seconds. All shapes of a cycle see about the same speed, so their
     ratios are reliable even where their milliseconds are not.
@@ -288,9 +285,7 @@ def _draft_line(frame: pd.DataFrame) -> tuple[float, float]:
 
 
 def trees_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of ``frame`` (columns ``COLUMNS``) that verify trees: a drafter's, or model-free ones if it
-    drafts none.
-    """
+    """Return the rows of ``frame`` (columns ``COLUMNS``) that verify drafted trees; without any, model-free trees."""
     trees = frame[frame["depth"] > 0]
     drafted = trees[trees["width"] > 0]
     return trees if drafted.empty else drafted

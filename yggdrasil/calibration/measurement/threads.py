@@ -39,8 +39,7 @@ def thread_counts(cores: int) -> list[int]:
 
 @torch.inference_mode()
 def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> "pd.DataFrame":
-    """Time all linear layers of a model with each number of threads and width, alternately; returns columns
-    ``COLUMNS``.
+    """Time all linear layers of a model with each number of threads and width; returns columns ``COLUMNS``.
 
     Args:
         name: the model's name in the column "model": "target" or "drafter".
@@ -74,9 +73,7 @@ def best_threads(samples: "pd.DataFrame") -> int:
 
 
 def on_threads(loaded: LoadedModel, count: int) -> LoadedModel:
-    """Return the model with ``count`` threads per linear layer. It shares tensors and layers with ``loaded``, which
-    change too.
-    """
+    """Return the model with ``count`` threads per linear layer; ``loaded``, which shares the layers, changes too."""
     _use(loaded, count)
     return replace(loaded, num_threads=count)
 

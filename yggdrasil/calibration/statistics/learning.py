@@ -57,8 +57,7 @@ class LearnedStatistics(NamedTuple):
 def fit_statistics(
     documents: Sequence[Document], costs: StepCosts, *, with_table: bool, others: Sequence[Drafter] = ()
 ) -> LearnedStatistics:
-    """Fit the n-gram scorer on 9 of 10 documents and predict the speed on the others; the n-gram table counts all of
-    them.
+    """Fit the n-gram scorer on 9 of 10 documents, predict the speed on the others, and count all in a table.
 
     Args:
         documents: prompts and the target's answers.

@@ -93,9 +93,7 @@ def gather_candidates(documents: Sequence[Document], *, with_table: bool) -> Can
 
 
 def fit(candidates: Candidates, start: NGramScorer) -> NGramScorer:
-    """Return an n-gram scorer fitted to ``candidates`` (at least one) by maximum likelihood, starting from
-    ``start``.
-    """
+    """Return an n-gram scorer fitted by maximum likelihood to ``candidates`` (at least one), from ``start`` on."""
     # A calibration may run under a caller's inference mode.
     with one_thread(), torch.inference_mode(False), torch.enable_grad():
         return _learn(_Network(start, candidates.features), candidates)

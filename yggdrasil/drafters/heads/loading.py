@@ -50,9 +50,7 @@ class LoadedHead(NamedTuple):
 
     @property
     def drafts_all_tokens(self) -> bool:
-        """Whether the head's LM head covers the target's vocabulary, so that a calibration may restrict it to frequent
-        tokens.
-        """
+        """Whether the head drafts the target's whole vocabulary, so that it can be restricted to frequent tokens."""
         return not self.settings.has_own_vocabulary
 
 

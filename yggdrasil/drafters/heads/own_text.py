@@ -28,9 +28,7 @@ class OwnText(NamedTuple):
 
 @torch.inference_mode()
 def own_text(target: LoadedModel, layers: Collection[int]) -> OwnText:
-    """Sample 12 short texts from ``target``, always the same, with the outputs of its ``layers`` (indices) at every
-    token.
-    """
+    """Sample 12 short texts from ``target``, always the same, with the outputs of ``layers`` at every token."""
     length = OPENING + LENGTH
     runner = ModelRunner(target, TEXTS * length, target.vocab_size, "uncompiled", sorted(layers))
     device = target.device

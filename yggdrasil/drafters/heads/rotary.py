@@ -11,8 +11,7 @@ USUAL_THETA = 10000.0  # the default, as in transformers; the target's value is 
 
 
 def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
-    """Return the rotary parameters of a head's configuration: a dictionary with ``rope_type``, ``rope_theta`` and
-    scaling.
+    """Return a head's rotary parameters: a dictionary with ``rope_type``, ``rope_theta`` and scaling.
 
     Args:
         layer: configuration of the head's layer.

@@ -61,8 +61,10 @@ def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
 
 
 def rows_of(output: nn.Module, tokens: Tensor, dtype: torch.dtype) -> nn.Linear:
-    """Return a linear layer in ``dtype`` with copies of the rows of ``output``, an LM head, for ``tokens`` [Vd]
-    int64.
+    """Return a linear layer in ``dtype`` with copies of the rows of ``output`` for ``tokens`` [Vd] int64.
+
+    Args:
+        output: an LM head over all tokens.
     """
     if isinstance(output, QuantisedLinear):
         weight = output.rows(tokens, dtype)

@@ -70,9 +70,7 @@ class WaitingStates:
         self._here = 1
 
     def chunks(self) -> Iterator[int]:
-        """Yield the number of queued rows in the buffer, chunk by chunk. The caller reads each chunk before it
-        continues.
-        """
+        """Yield the number of queued rows in the buffer, chunk by chunk; the caller reads each before it continues."""
         if self._early:
             whole = torch.cat([*self._early, self._buffer[: self._here]])
             self.clear()
@@ -128,9 +126,7 @@ class TextHeadDrafter(LevelDrafter):
 
     @property
     def num_waiting(self) -> int:
-        """Number of queued hidden states of tokens that are not cached yet; 0 if the cache holds another text by
-        now.
-        """
+        """Number of queued hidden states of tokens that are not cached; 0 if the cache holds another text by now."""
         is_current = len(self._waiting) == len(self._text.tokens) - self._text.num_rows
         return len(self._waiting) if is_current else 0
 

@@ -125,9 +125,7 @@ class EarlyStopping:
         self._count(score)
 
     def is_over(self, score: float) -> bool:
-        """Return whether growth ends: no wider pass can gain if no further node has a path log-probability above
-        ``score``.
-        """
+        """Return whether no wider pass can gain if no further node has a path log-probability above ``score``."""
         self._count_existing(score)
         likely = math.exp(score)
         return self._best > -math.inf and all(

@@ -27,8 +27,7 @@ POOL_TOKENS = 1 << 17  # the most tokens of earlier requests, about 65 MB of cou
 
 
 def table_origin(folder: Path) -> str | None:
-    """Return one line on the n-gram table in a predictor folder: its number of tokens and the plan or package it is
-    from.
+    """Return one line on the n-gram table in a predictor folder: its size and the plan or package it is from.
 
     None if the folder has no table, or if the folder's own calibration counted it.
     """
@@ -93,8 +92,7 @@ class StatisticsDrafter:
         self._counts.leave_out_below(self._least_path)
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
-        """Draft for a target that samples with ``seed`` at ``temperature``: rank candidates by the random draws it will
-        make.
+        """Rank candidates by the random draws that a target sampling with ``seed`` at ``temperature`` will make.
 
         Args:
             seed: None for a greedy target.
@@ -105,9 +103,7 @@ class StatisticsDrafter:
             self._counts.follow_draws(*draws)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens``. Counts are kept if ``tokens`` continue the counted text, as in
-        a chat.
-        """
+        """Start a request with the committed ``tokens``; counts are kept if ``tokens`` continue the counted text."""
         known = len(self._text)
         if self._text != list(tokens[:known]):
             self._pooled += known
@@ -194,8 +190,7 @@ class _NativeStatistics:
         self._counts.grow_in(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:
-        """Count the committed tokens ``certain``, grow a tree below the text's last token, and return its number of
-        nodes.
+        """Count the committed tokens ``certain``, grow a tree below the last token, and return its number of nodes.
 
         Args:
             depth: the most levels.
@@ -217,9 +212,7 @@ class _NativeStatistics:
         return size
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """Set the tree buffers that ``fill`` writes: those of ``grow_in``, then the candidate pool's tokens and
-        scores.
-        """
+        """Set the tree buffers of ``fill``: those of ``grow_in``, then the candidate pool's tokens and scores."""
         self._counts.fill_in(*buffers, self._fill_mail.tensor)
 
     def fill(self, depth: int, root: int, bound: StoppingBound) -> int:

@@ -38,8 +38,7 @@ class Draws(NamedTuple):
         return cls(draw_key(seed), min(_NOISE * warmth**1.5, 1.0), _OTHERS * warmth**4)
 
     def reweigh(self, candidates: Sequence[tuple[int, float]], position: int) -> list[tuple[int, float]]:
-        """Return candidates with the probabilities that the target draws them, given its noise at ``position`` of the
-        text.
+        """Return candidates with their probabilities given the target's noise at ``position`` of the text.
 
         Args:
             candidates: pairs (token, probability).

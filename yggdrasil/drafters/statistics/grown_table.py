@@ -66,9 +66,7 @@ class AnswerCounts:
         return _merged_file(self._folder, self._base)
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Queue an answer (token ids) to be counted. From 4,096 queued tokens on, write their counts and start the
-        merging process.
-        """
+        """Queue an answer; from 4,096 queued tokens on, write their counts and start the merging process."""
         if not answer:
             return
         self._new.append((list(prompt[-TABLE_LENGTH:]), list(answer)))
@@ -101,8 +99,7 @@ class AnswerCounts:
 
 
 def merge(folder: Path, base: Path) -> None:
-    """Add the new n-gram counts in ``folder`` to the stored ones, and write their sum with the n-gram table file
-    ``base``.
+    """Add the new n-gram counts in ``folder`` to the stored ones, and write their sum with the table ``base``.
 
     Damaged files of counts are removed.
 

@@ -30,8 +30,7 @@ class LiveTable:
             self.base = self._loaded = folder / TABLE_FILE
 
     def use_shipped_text(self, tokenizer: Path, fingerprint: str) -> None:
-        """Count the shipped text for this tokenizer in a background process, and draft from its n-gram table once it
-        exists.
+        """Count the shipped text in a background process, and draft from its n-gram table once it exists.
 
         Does nothing without n-gram statistics, or if they have a table.
 
@@ -45,8 +44,7 @@ class LiveTable:
             self._watched = WatchedTable((self.base,), self.counts.set_table)
 
     def count_answers(self, folder: Path) -> Callable[[], None]:
-        """Also draft from the model's own answers: add later answers to the counts in ``folder``, and use their merged
-        table.
+        """Also draft from the model's own answers: their counts in ``folder``, to which later answers are added.
 
         There must be a table. Returns a function that writes the answers not yet written.
         """

@@ -154,9 +154,7 @@ class PortableStatistics:
         return self._complete(nodes, depth, open_guesses, stopping)
 
     def fill_in(self, *buffers: Tensor) -> None:
-        """Set the tree buffers that ``fill`` writes: tokens, parents, depths, scores, edges, ancestors, and the
-        candidate pool's tokens and scores.
-        """
+        """Set the tree buffers of ``fill``: those of ``grow_in``, then the candidate pool's tokens and scores."""
         self._fill_buffers = buffers
 
     def fill(self, depth: int, root: int, bound: StoppingBound = UNBOUNDED) -> int:
@@ -298,9 +296,7 @@ def table_key(context: Sequence[Tokens]) -> Tokens:
 
 
 def has_one_token(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return for each key of an n-gram table whether its context has one token. Every counted token follows one of
-    these.
-    """
+    """Return which keys of an n-gram table are contexts of one token; every counted token follows one of these."""
     found: npt.NDArray[np.bool_] = keys < 1 << TOKEN_BITS
     return found
 

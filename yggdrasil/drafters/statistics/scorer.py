@@ -52,9 +52,7 @@ class NGramScorer:
 
     @classmethod
     def none(cls) -> NGramScorer:
-        """Return an n-gram scorer with zero weights: each candidate, and all other tokens together, are equally
-        probable.
-        """
+        """Return a scorer with zero weights: each candidate, and all other tokens together, are equally probable."""
         return cls(**{name: np.zeros(shape) for name, shape in SHAPES.items()})
 
     @classmethod
@@ -68,9 +66,7 @@ class NGramScorer:
 
     @classmethod
     def of_shipped_text(cls) -> NGramScorer:
-        """Load the n-gram scorer fitted with the table of the shipped text. Without a table it scores as the default
-        one does.
-        """
+        """Load the n-gram scorer for the table of the shipped text; without a table it scores as the default one."""
         return cls.load(_USUAL / "shipped-text.safetensors")
 
     def tensors(self) -> list[Tensor]:

@@ -39,9 +39,7 @@ _PIECE = 4_096  # characters per tokenised piece
 
 
 def table_file(tokenizer_fingerprint: str) -> Path:
-    """Return the path in the user's cache of the shipped text's n-gram table for a tokenizer, given by its
-    fingerprint.
-    """
+    """Return the path of the shipped text's n-gram table for a tokenizer, given by its fingerprint."""
     return tables_folder() / f"shipped-{tokenizer_fingerprint}-{SCHEMA_VERSION}.{_CONTENT}.safetensors"
 
 
@@ -56,8 +54,7 @@ def make_table_in_background(tokenizer: Path, file: Path) -> None:
 
 
 def make_table(tokenizer: Path, file: Path) -> None:
-    """Write the n-gram table of the shipped text and tables to ``file``, in the tokens of ``tokenizer`` (a
-    tokenizer.json).
+    """Write the n-gram table of the shipped text and tables to ``file``, for ``tokenizer`` (a tokenizer.json).
 
     Does nothing if another process is writing the table or has written it.
     """

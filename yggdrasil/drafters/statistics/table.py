@@ -126,9 +126,7 @@ class Table:
         )
 
     def without_rare(self) -> Table:
-        """Return the n-gram table without three-token contexts that were seen once: they are most contexts and predict
-        little.
-        """
+        """Return the table without three-token contexts seen once, which are most contexts and predict little."""
         known = ~is_longest(self.keys) | (self.totals > 1)
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         kept, renamed = known[row], np.cumsum(known) - 1

@@ -70,9 +70,7 @@ class BlockHead(DraftingVocabulary):
             self.register_buffer("d2t", torch.zeros(layer.draft_vocab_size, dtype=torch.int64))
 
     def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
-        """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target (see
-        ``DraftingVocabulary.restrict_to``).
-        """
+        """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target in ascending order."""
         super().restrict_to(tokens, rows)
         if self.successors is not None:
             self.successors.following = nn.Parameter(self.successors.following[tokens], requires_grad=False)
@@ -105,9 +103,7 @@ class BlockHead(DraftingVocabulary):
         return outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return the logits [.., draft vocabulary] of normalised ``outputs`` [.., H], before any correction by the
-        token before.
-        """
+        """Return logits [.., draft vocabulary] of normalised ``outputs`` [.., H], whatever token comes before."""
         assert self.lm_head is not None
         logits: Tensor = self.lm_head(outputs) * self.settings.output_scale
         cap = self.settings.softcap

@@ -103,8 +103,7 @@ class _Cache:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, offsets: Tensor, mask: Tensor, window: int
     ) -> Tensor:
-        """Write keys and values of new rows to the KV cache of layer ``layer``, and return the attention output of
-        ``query``.
+        """Write keys and values of new rows to the cache of ``layer``, and return the attention output of ``query``.
 
         Args:
             offsets: [2] int64: number of slots before the mask, first slot written.

@@ -38,8 +38,7 @@ class SuccessorHead(nn.Module):
     def forward(
         self, logits: Tensor, drafted: Tensor, before: Tensor, outputs: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates' logits given the token before them, [W, M], and the path states for the next depth,
-        [W, R].
+        """Return the candidates' logits [W, M] given the token before them, and the path states [W, R] one level below.
 
         Args:
             logits: [W, M] of the candidates, from the block pass.

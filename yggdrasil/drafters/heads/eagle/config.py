@@ -73,8 +73,7 @@ class HeadSettings:
         return replace(self, draft_vocab_size=count)
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
-        """Return the layers of the target whose outputs the head may read: one tuple per numbering convention, the
-        usual first.
+        """Return the target's layers that the head may read: one tuple per numbering convention, the usual first.
 
         There is only one tuple if the head's file records its convention.
 

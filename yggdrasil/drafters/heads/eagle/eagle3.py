@@ -60,9 +60,7 @@ class EagleHead(DraftingVocabulary):
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def feature(self, states: Tensor) -> Tensor:
-        """Project concatenated hidden states ``states`` [.., S] of the target to the input features of the head, [..,
-        H].
-        """
+        """Project concatenated hidden states ``states`` [.., S] of the target to the head's input features [.., H]."""
         if self.settings.norm_before_fc:
             states = self.input_norm(states)
         if self.settings.fc_norm:

@@ -45,9 +45,7 @@ class HeadCall:
         of_target: bool,
         rows: Tensor | None = None,  # [R] int64: rows to compute logits of; None for all
     ) -> tuple[Tensor, Tensor]:
-        """Run the head on W tokens. Return logits [R, draft vocabulary], and the features [R, H] for rows one level
-        below.
-        """
+        """Run the head; return logits [R, draft vocabulary] and the features [R, H] for rows one level below."""
         module: Any = self._loaded.model
         run = _Pass(module, caches, place, self._loaded.num_threads, of_target=of_target, rows=rows)
         found: tuple[Tensor, Tensor] = torch.func.functional_call(

@@ -65,9 +65,7 @@ class MedusaHeads(DraftingVocabulary):
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return logits [.., D, Vd] of hidden states ``states`` [.., H]; head d predicts the token d positions after
-        the next.
-        """
+        """Return logits [.., D, Vd] of hidden states [.., H]; head d predicts the token d positions after the next."""
         drafted = [block(states) for block in self.blocks]
         if self.settings.is_shared:
             logits: Tensor = self.lm_heads[0](torch.stack(drafted, dim=-2))
@@ -75,8 +73,6 @@ class MedusaHeads(DraftingVocabulary):
         return torch.stack([head(each) for head, each in zip(self.lm_heads, drafted, strict=True)], dim=-2)
 
     def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
-        """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target (see
-        ``DraftingVocabulary.restrict_to``).
-        """
+        """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target in ascending order."""
         self.lm_heads = nn.ModuleList(rows(each) for each in self.lm_heads)
         self._draft_only(tokens)

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MtpNames:
-    """Tensor names of a model family's MTP module, without ``.weight``; ``{layers}`` stands for the number of
-    layers.
-    """
+    """Tensor names of a family's MTP module, without ``.weight``; ``{layers}`` is the number of layers."""
 
     block: str  # what the tensors of its decoder layer begin with
     embedding_norm: str
