@@ -62,7 +62,7 @@ class PairSource:
         return next((each for each in self.model_free if isinstance(each, StatisticsOptions)), None)
 
     def with_shapes(self, shapes: Shapes) -> "PairSource":
-        """Return a copy with other tree and cache sizes."""
+        """Return a copy of the pair's source with other tree and cache sizes."""
         return replace(self, shapes=shapes)
 
     def without_drafter(self) -> "PairSource":

@@ -166,7 +166,14 @@ class DraftModel(LevelDrafter):
         self.runner.launch(*([("read", self._num_leaves)] if reads_leaves else []), ("guess", width))
 
     def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
-        """Keep the KV entries of accepted ``nodes``, a path below the root (see ``TailDrafts.keep``)."""
+        """Keep the KV entries of accepted ``nodes``, a path below the root.
+
+        Args:
+            nodes: indices into the tree, in path order.
+            guess: row of the last ``guess`` call whose token was accepted after them and becomes the next root; None:
+                no row.
+            at_once: move the entries immediately, else with the next draft.
+        """
         root = len(self._text.tokens) - 1
         rows = list(nodes) if guess is None else [*nodes, self._num_nodes + guess]
         self._text.num_rows = root + 1 + len(rows)

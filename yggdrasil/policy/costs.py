@@ -188,7 +188,7 @@ class LatencyScales:
         self.factors[step] *= 1.0 + self.OWN_RATE * deviation
 
     def state(self) -> dict[str, Any]:
-        """Return the factors by step as plain data for JSON."""
+        """Return the latency scales, one factor per kind of step, as plain data for JSON."""
         return {"factors": list(self.factors)}
 
     def restore(self, state: Mapping[str, Any]) -> None:

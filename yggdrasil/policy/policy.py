@@ -33,7 +33,7 @@ class Policy(Protocol):
     wants_model_free: bool  # whether the engine grows model-free trees
 
     def begin(self) -> None:
-        """Begin a request: reset the policy's state of the last one."""
+        """Begin a request: the policy drops its state of the last request and keeps its estimates."""
 
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
@@ -219,7 +219,7 @@ class ObjectivePolicy:
     # ==== learning ====
 
     def begin(self) -> None:
-        """Begin a request: charge the last one's first tree to the regret budgets."""
+        """Begin a request, and charge the first tree of the last request to the regret budgets."""
         for budget in self._budgets.values():
             budget.begin()
         self._steps, self._drafter_lags = 0, True

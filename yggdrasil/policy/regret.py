@@ -56,7 +56,7 @@ class RegretBudget:
         self._add(max(gained - repaid, -self.WORST))
 
     def earn(self) -> None:
-        """Raise the balance by ``EARNED`` plain steps, for an iteration without this kind of speculation."""
+        """Raise the regret budget's balance by 0.01 plain steps, for an iteration without this kind of speculation."""
         self._add(self.EARNED)
 
     def _add(self, gained: float) -> None:
@@ -64,9 +64,9 @@ class RegretBudget:
         self.is_open = self._balance >= (0.0 if self.is_open else self.REOPENS)
 
     def state(self) -> dict[str, Any]:
-        """Return the balance, in plain steps, and whether the budget is open, as plain data for JSON."""
+        """Return the regret budget's balance, in plain steps, and whether it is open, as plain data for JSON."""
         return {"balance": self._balance, "is_open": self.is_open}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the balance by ``state``, a result of ``state()``."""
+        """Replace the regret budget's balance by ``state``, a result of ``state()``."""
         self._balance, self.is_open = state["balance"], state["is_open"]

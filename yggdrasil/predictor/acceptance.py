@@ -74,7 +74,7 @@ class AcceptanceCalibration:
         return np.interp(log_probability, KNOT_LOG_PROBABILITY, self.knots).astype(np.float32)
 
     def to_arrays(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the map as named arrays for a safetensors file: ``acceptance.knots``, [K] float32."""
+        """Return the calibration as named arrays for a safetensors file: ``acceptance.knots``, [K] float32."""
         return {"acceptance.knots": self.knots}
 
     @classmethod

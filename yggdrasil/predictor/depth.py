@@ -73,7 +73,7 @@ class DepthPredictor:
         return logits
 
     def to_arrays(self) -> dict[str, Float32Array]:
-        """Return the weights as named arrays for a safetensors file; each name begins with ``depth.``."""
+        """Return the depth predictor's weights as named arrays for a safetensors file; names begin with ``depth.``."""
         return {_KEY_PREFIX + item.name: getattr(self, item.name) for item in fields(self) if item.init}
 
     @classmethod

@@ -34,7 +34,7 @@ class FeatureSizes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """F, the sum of the three sizes."""
+        """F, the number of input features of the depth predictor."""
         return sum(self)
 
 
@@ -62,7 +62,7 @@ class RepetitionFigures:
         self.forget()
 
     def forget(self) -> None:
-        """Clear the text and all numbers."""
+        """Clear the text and the numbers on its repetition."""
         self.repetition = Repetition()
         self._followed = 0  # length of the current repetition in tokens
         self._since_miss = 0

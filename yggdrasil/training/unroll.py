@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     learned: Tensor  # [B, T] bool: positions whose next token is trained on
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on ``device``."""
+        """Return the batch of training windows on ``device``."""
         return type(self)(*(tensor.to(device) for tensor in self))
 
     @property

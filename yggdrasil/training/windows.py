@@ -18,12 +18,12 @@ class Window(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of tokens whose hidden states are stored."""
+        """Number of tokens of the training window whose hidden states are stored."""
         return len(self.tokens) - self.start
 
     @property
     def num_learned(self) -> int:
-        """Number of tokens of the answer."""
+        """Number of tokens of the training window's answer."""
         return self.length - self.answer
 
 

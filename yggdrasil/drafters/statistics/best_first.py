@@ -67,22 +67,22 @@ class Nodes:
 
     @property
     def size(self) -> int:
-        """Number of nodes written, root included."""
+        """Number of tree nodes written, root included."""
         return len(self.paths)
 
     def read(self) -> None:
-        """Read the paths of the nodes that the tree's buffers hold already."""
+        """Read the token paths of the nodes that the tree's buffers hold already."""
         tokens, parents, _, scores, _, _ = self._buffers
         size = 1 + int(torch.isfinite(scores).nonzero().max())
         for node in range(size):
             self.paths.append([*self.paths[int(parents[node])], int(tokens[node])] if node else [])
 
     def score(self, node: int) -> float:
-        """Return the log-probability of the path of ``node``."""
+        """Return the log-probability of the tree path of ``node``."""
         return float(self._buffers[3][node])
 
     def parent(self, node: int) -> int:
-        """Return the index of the parent of ``node``."""
+        """Return the index of the parent of ``node`` in the tree."""
         return int(self._buffers[1][node])
 
     def put(self, guess: Guess) -> None:

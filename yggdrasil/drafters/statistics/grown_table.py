@@ -66,7 +66,9 @@ class AnswerCounts:
         return _merged_file(self._folder, self._base)
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Queue an answer; from 4,096 queued tokens on, write their counts and start the merging process."""
+        """Queue an answer (token ids); from 4,096 queued tokens on, write their counts and start the merging
+        process.
+        """
         if not answer:
             return
         self._new.append((list(prompt[-TABLE_LENGTH:]), list(answer)))

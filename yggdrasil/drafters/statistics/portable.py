@@ -50,7 +50,7 @@ class Continuations:
         self.ranked: list[tuple[int, int]] = []  # (token, count)
 
     def add(self, token: int) -> None:
-        """Add one to the count of ``token`` after this context."""
+        """Count ``token`` once more among the tokens that followed a context."""
         self.total += 1
         index = next((i for i, (known, _) in enumerate(self.ranked) if known == token), None)
         seen = 1 if index is None else self.ranked.pop(index)[1] + 1
@@ -92,7 +92,7 @@ class PortableStatistics:
             entry.total, entry.ranked = total, continuations[offsets[i] : offsets[i + 1]]
 
     def forget(self) -> None:
-        """Drop the text and its counts; the table stays."""
+        """Drop the text and its n-gram counts; the static table stays."""
         self._contexts.clear()
         self._text.clear()
 

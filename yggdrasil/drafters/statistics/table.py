@@ -86,7 +86,7 @@ class Table:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that were counted."""
+        """Number of tokens that the n-gram table was counted over."""
         return int(self.totals[has_one_token(self.keys)].sum())
 
     def plus(self, other: Table) -> Table:

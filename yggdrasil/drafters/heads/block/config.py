@@ -52,12 +52,12 @@ class BlockSettings:
 
     @property
     def draft_vocab_size(self) -> int:
-        """Size of the draft vocabulary."""
+        """Number of tokens that the block head can draft, all or some of the target's."""
         return self.layer.draft_vocab_size
 
     @property
     def has_own_vocabulary(self) -> bool:
-        """Whether the draft vocabulary is a subset of the target's."""
+        """Whether the block head drafts only some of the target's tokens."""
         return self.layer.has_own_vocabulary
 
     def with_draft_vocabulary(self, count: int) -> "BlockSettings":

@@ -65,7 +65,7 @@ class HeadSettings:
 
     @property
     def has_own_vocabulary(self) -> bool:
-        """Whether the draft vocabulary is a subset of the target's."""
+        """Whether the head drafts only some of the target's tokens."""
         return self.draft_vocab_size != self.vocab_size
 
     def with_draft_vocabulary(self, count: int) -> "HeadSettings":

@@ -33,7 +33,7 @@ class MtpNames:
     norm_offset: float = 0.0  # added to the weights of the norms around the layer
 
     def with_layers(self, layers: int) -> Self:
-        """Return the names for a target with ``layers`` layers."""
+        """Return the tensor names of the MTP module of a target with ``layers`` layers."""
         named: dict[str, Any] = {
             name: value.format(layers=layers) for name, value in vars(self).items() if isinstance(value, str)
         }
@@ -41,7 +41,7 @@ class MtpNames:
 
     @property
     def parts(self) -> dict[str, str]:
-        """For each tensor around the decoder layer, the file's name mapped to our name."""
+        """For each tensor around the MTP module's decoder layer, the file's name mapped to our name."""
         ours = "embedding_norm", "hidden_norm", "projection", "norm"
         return {f"{getattr(self, part)}.weight": f"{part}.weight" for part in ours}
 
