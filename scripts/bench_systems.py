@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
 from yggdrasil.artifacts import parse_dataclass
-from yggdrasil.bench.divergence import Divergence, replay
+from yggdrasil.bench.divergence import Divergence, judge_divergence
 from yggdrasil.bench.guard import SomethingBuiltError, nothing_built
 from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder
@@ -162,7 +162,7 @@ def judge_by_replay(decoder: Decoder, prompts: Mapping[str, Sequence[int]]) -> J
     """
 
     def judge(system: System, prompt: str, plain: Sequence[int], tokens: Sequence[int]) -> Divergence | None:
-        return replay(decoder, prompts[prompt], plain, tokens, is_ours=system.family.startswith(FAMILY))
+        return judge_divergence(decoder, prompts[prompt], plain, tokens, is_ours=system.family.startswith(FAMILY))
 
     return judge
 

@@ -27,7 +27,7 @@ from rich.console import Console
 from roofline import measure_rates, step_work
 
 from yggdrasil.artifacts import write_atomic
-from yggdrasil.bench.divergence import replay
+from yggdrasil.bench.divergence import judge_divergence
 from yggdrasil.bench.record import provenance, public_source
 from yggdrasil.bench.spread import spread
 from yggdrasil.calibration.calibration_settings import PairSource
@@ -207,7 +207,7 @@ def _texts(ours: OurSteps, theirs: Side, asked: Asked, progress: Callable[[float
     for number, request in enumerate(requests, start=1):
         prompt = encode_prompt(ours.decoder.tokenizer, request)[-MOST_PROMPT_TOKENS:]
         own, other = (side.continued(prompt, asked.max_new_tokens) for side in (ours, theirs))
-        if (parting := replay(ours.decoder, prompt, own, other, is_ours=False)) is not None:
+        if (parting := judge_divergence(ours.decoder, prompt, own, other, is_ours=False)) is not None:
             partings.append({"prompt": request.id, **asdict(parting)})
         progress(number / len(requests))
     return {"prompts": len(requests), "max_new_tokens": asked.max_new_tokens, "partings": partings}

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType
 
 from yggdrasil.artifacts import current_machine, list_plans, plan_names, plan_path
 from yggdrasil.calibration.calibration_settings import PairSource
-from yggdrasil.calibration.pair import build_assembly, usual_drafter_weights
+from yggdrasil.calibration.pair import build_assembly, default_drafter_weights
 from yggdrasil.calibration.pipeline import _drafters_of
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
@@ -104,12 +104,12 @@ def test_a_draft_model_has_weights_of_its_own():
 def test_a_calibration_notes_the_weights_of_its_draft_model(monkeypatch):
     asked = []
     monkeypatch.setattr("yggdrasil.calibration.pair.usual_weights", lambda *what: asked.append(what) or "file")
-    chosen = usual_drafter_weights(str(TINY / "drafter"), "bfloat16", "cpu")
+    chosen = default_drafter_weights(str(TINY / "drafter"), "bfloat16", "cpu")
     source = PairSource(str(TINY / "target"), str(TINY / "drafter"), "bfloat16", 1, 1, Shapes(), "q4_0", chosen)
 
     assert asked == [(str(TINY / "drafter"), "bfloat16", "cpu")]  # as a target's: a quantised file's blocks as they are
     assert [drafter.weights for drafter in _drafters_of(source, None)] == ["file"]
-    assert usual_drafter_weights(None, "bfloat16", "cpu") == "full"
+    assert default_drafter_weights(None, "bfloat16", "cpu") == "full"
 
 
 def test_drafter_and_dtype_decide_which(save):

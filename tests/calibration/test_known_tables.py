@@ -10,7 +10,7 @@ from tiny_pair import byte_tokenizer, random_model
 
 from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.calibration.own_text import Document
-from yggdrasil.calibration.statistics.known_tables import SHIPPED, announce, largest_table, with_larger_table
+from yggdrasil.calibration.statistics.known_tables import SHIPPED, announce_table, largest_table, with_larger_table
 from yggdrasil.calibration.statistics.learning import LearnedStatistics
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.statistics.drafter import table_origin
@@ -84,7 +84,7 @@ def taken(target):
 
         pair = SimpleNamespace(counts=options, target=str(target), weights="full")
         known = largest_table(SimpleNamespace(pair=pair, **{"table_tokens": None, "own_table": False, **settings}))
-        announce(known, SimpleNamespace(phase=phase))
+        announce_table(known, SimpleNamespace(phase=phase))
         counted = LearnedStatistics(scorer(OWN), table, EXPECTED, documents=[Document([0], [1, 2, 3])])
         return with_larger_table(counted, known), told
 

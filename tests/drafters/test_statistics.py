@@ -104,7 +104,7 @@ def test_paths_below_the_least_probability_are_left_out_and_no_others(native):
     least = 0.999 * float(every.scores[: every.size].exp().median())
     drafter = StatisticsDrafter(SCORER, native=native)
     drafter.leave_out_below(least)
-    drafter.learn(SCORER, None)  # as before
+    drafter.set_scorer(SCORER, None)  # as before
 
     some = grown(drafter, text, num_nodes=40)
 

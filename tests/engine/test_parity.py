@@ -10,7 +10,7 @@ from torch import nn
 
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import DEFAULT, OFF, Speculation
-from yggdrasil.bench.divergence import first_divergence, replay
+from yggdrasil.bench.divergence import first_divergence, judge_divergence
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.errors import YggdrasilError
@@ -140,17 +140,17 @@ def test_a_divergence_is_a_tie_or_a_fault(pair):
     (best, value), (other, lower) = second[:2]
     tree = [*plain[:3], other, *plain[4:]]
     assert plain[3] == best
-    assert replay(decoder, prompt, plain, plain) is None
+    assert judge_divergence(decoder, prompt, plain, plain) is None
 
     decoder.tolerance = (value - lower) * 1.01
-    tie = replay(decoder, prompt, plain, tree)
+    tie = judge_divergence(decoder, prompt, plain, tree)
     decoder.tolerance = (value - lower) * 0.99
-    fault = replay(decoder, prompt, plain, tree)
+    fault = judge_divergence(decoder, prompt, plain, tree)
 
     assert (tie.position, tie.plain_token, tie.tree_token, tie.replayed_token) == (3, best, other, best)
     assert tie.margin == pytest.approx(value - lower, rel=1e-3)
     assert (tie.verdict, fault.verdict) == ("tie", "fault")
-    assert replay(decoder, prompt, plain, plain[:5]).verdict == "fault"
+    assert judge_divergence(decoder, prompt, plain, plain[:5]).verdict == "fault"
 
 
 def test_captured_steps_judge_a_divergence_too(pair):
@@ -159,6 +159,6 @@ def test_captured_steps_judge_a_divergence_too(pair):
     plain = decoder.generate(prompt, max_new_tokens=8, speculation=False).tokens
     wrong = [*plain[:3], plain[3] + 1, *plain[4:]]
 
-    assert replay(decoder, prompt, plain, plain) is None
-    found = replay(decoder, prompt, plain, wrong)
+    assert judge_divergence(decoder, prompt, plain, plain) is None
+    found = judge_divergence(decoder, prompt, plain, wrong)
     assert (found.position, found.plain_token, found.tree_token, found.verdict) == (3, plain[3], wrong[3], "fault")

@@ -188,14 +188,14 @@ def test_the_ranking_depends_on_nothing_but_the_profile():
 
 def test_the_default_grid_is_little_work(monkeypatch):
     """Counted, not timed: ten thousand iterations, many at once, are laid out in a fraction of a second."""
-    laid_out, lay_out = [], module.lay_out
+    laid_out, predict_timeline = [], module.predict_timeline
 
     def counted(*given):
-        timeline = lay_out(*given)
+        timeline = predict_timeline(*given)
         laid_out.append(len(timeline.makespan_ms))
         return timeline
 
-    monkeypatch.setattr(module, "lay_out", counted)
+    monkeypatch.setattr(module, "predict_timeline", counted)
     search(Space.of(LENGTHS, "parallel"), {"one": COSTS}, LENGTHS)
 
     assert 0 < len(laid_out) < 1000

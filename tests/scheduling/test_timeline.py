@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yggdrasil.scheduling.stages import STAGES, Schedule
-from yggdrasil.scheduling.timeline import critical_path, lay_out
+from yggdrasil.scheduling.timeline import critical_path, predict_timeline
 
 TIMES = {
     "depth_prediction": 1.0,
@@ -28,7 +28,7 @@ durations = st.fixed_dictionaries(dict.fromkeys(STAGES, st.floats(0, 100)))
 
 
 def starts(schedule, executor="parallel"):
-    timeline = lay_out(schedule, TIMES, executor)
+    timeline = predict_timeline(schedule, TIMES, executor)
     return {event.stage: event.start_ms for event in timeline.events}, timeline.makespan_ms
 
 
@@ -88,7 +88,7 @@ def test_the_order_on_one_resource_counts():
     chosen = {"bookkeeping": "overlapped", "tail_draft": "ahead"}
     orders = list(Schedule.of(chosen).orders())
     times = {**TIMES, "bookkeeping": 12.0, "depth_prediction": 0.0}
-    makespans = {lay_out(order, times, "parallel").makespan_ms for order in orders}
+    makespans = {predict_timeline(order, times, "parallel").makespan_ms for order in orders}
 
     assert min(makespans) == 2 + 6 + 1 + 0.5 + 20 + 0.5 + 1  # launched after pruning: beside verification
     assert max(makespans) > min(makespans)
@@ -97,9 +97,9 @@ def test_the_order_on_one_resource_counts():
 def test_arrays_are_laid_out_element_by_element():
     schedule = Schedule.of({"tail_draft": "ahead", "head_draft": "ahead"})
     verify = np.array([0.0, 20.0, 40.0])
-    grid = lay_out(schedule, {**TIMES, "verify": verify}, "parallel").makespan_ms
+    grid = predict_timeline(schedule, {**TIMES, "verify": verify}, "parallel").makespan_ms
 
-    each = [lay_out(schedule, {**TIMES, "verify": float(ms)}, "parallel").makespan_ms for ms in verify]
+    each = [predict_timeline(schedule, {**TIMES, "verify": float(ms)}, "parallel").makespan_ms for ms in verify]
     assert grid.tolist() == each
     assert grid[0] == 1 + 6 + 3 + 2 + 1 + 4  # a verification of nothing: the tail is on the critical path
 
@@ -119,8 +119,8 @@ def test_the_critical_path_is_the_longest_chain_whoever_else_waits():
 def test_no_timeline_beats_its_bounds(chosen, times, pick):
     orders = list(Schedule.of(chosen).orders())
     schedule = orders[pick % len(orders)]
-    timeline = lay_out(schedule, times, "parallel")
-    serial = lay_out(schedule, times, "in-order")
+    timeline = predict_timeline(schedule, times, "parallel")
+    serial = predict_timeline(schedule, times, "in-order")
 
     busy = {}
     for event in timeline.events:
@@ -137,7 +137,7 @@ def test_no_timeline_beats_its_bounds(chosen, times, pick):
 def test_stages_wait_for_inputs_and_resources(chosen, times, pick):
     orders = list(Schedule.of(chosen).orders())
     schedule = orders[pick % len(orders)]
-    events = {event.stage: event for event in lay_out(schedule, times, "parallel").events}
+    events = {event.stage: event for event in predict_timeline(schedule, times, "parallel").events}
 
     for stage, befores in schedule.predecessors.items():
         assert all(events[before].end_ms <= events[stage].start_ms for before in befores)

@@ -30,7 +30,7 @@ def cannot_write(path: Path, error: OSError) -> ArtifactError:
     return ArtifactError(f"cannot write {shown(path)} ({reason}); check the folder's permissions and free space.")
 
 
-def followed(path: Path) -> Path:
+def resolve_link(path: Path) -> Path:
     """Return the final target of a symbolic link. Other paths, and links to themselves, are returned unchanged."""
     try:
         return path.resolve() if path.is_symlink() else path
@@ -47,7 +47,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     Raises:
         ArtifactError: the file cannot be written; its old content is unchanged then.
     """
-    destination = followed(path)
+    destination = resolve_link(path)
     temporary = _temporary_sibling(destination)
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -82,7 +82,7 @@ def check_writable(path: Path, *, is_folder: bool = False) -> None:
             raise ArtifactError(f"{shown(path)} is a {found}, not a {wanted}; name another.")
         if path.exists() and not is_folder and not path.is_file():
             return  # a device or a pipe
-        destination = followed(path) if is_folder else followed(path).parent
+        destination = resolve_link(path) if is_folder else resolve_link(path).parent
         while not destination.exists():
             destination = destination.parent
         with tempfile.TemporaryFile(dir=destination):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
-from yggdrasil.bench.divergence import Divergence, replay
+from yggdrasil.bench.divergence import Divergence, judge_divergence
 from yggdrasil.bench.guard import nothing_built
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.request import Generation, Request
@@ -28,7 +28,7 @@ class Comparison:
     plain: Generation
     tree: Generation
     num_repeated: int  # plain tokens that repeat an earlier part of the text
-    divergence: Divergence | None = None  # the first difference of tokens, judged by a plain replay
+    divergence: Divergence | None = None  # the first difference of tokens, judged by a plain step
     category: str | None = None  # the prompt's
     beside: Mapping[str, "Comparison"] = field(default_factory=dict)  # comparisons of other plans, by name
 
@@ -140,7 +140,7 @@ def compare(
                 runs, plain = by_plans(number), plainly(number)
         known, found = count_repeated(texts[number], plain.tokens), {}
         for name, run in runs.items():
-            parting = replay(decoder, texts[number], plain.tokens, run.tokens)
+            parting = judge_divergence(decoder, texts[number], plain.tokens, run.tokens)
             found[name] = Comparison(prompt.id, plain, run, known, parting, prompt.category)
         ours = found.pop(_OURS)
         results.append(replace(ours, beside=found))

@@ -13,13 +13,13 @@ _LAST_PLACES, _EPSILON = 8, {"bfloat16": 2.0**-8, "float32": 2.0**-24}
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first token where a run differs from plain decoding, and a plain replay of that prefix."""
+    """The first token where a run differs from plain decoding, and a plain step after that prefix."""
 
     position: int
     plain_token: int | None  # None where the plain run had ended
     tree_token: int | None
     replayed_token: int
-    margin: float  # difference of the two log-probabilities in the replay; inf if a run had ended
+    margin: float  # difference of the two log-probabilities in the plain step; inf if a run had ended
     tolerance: float
     verdict: Literal["tie", "fault"]
 
@@ -32,7 +32,7 @@ def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
     return next((i for i in range(length) if plain[i] != tree[i]), length)
 
 
-def replay(
+def judge_divergence(
     decoder: Decoder, prompt: Sequence[int], plain: Sequence[int], tree: Sequence[int], *, is_ours: bool = True
 ) -> Divergence | None:
     """Find the first token at which two runs of one prompt differ, and judge it by a plain step.

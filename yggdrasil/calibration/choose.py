@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
-from yggdrasil.calibration.statistics.prediction import expectation, policy_without_drafter
+from yggdrasil.calibration.statistics.prediction import expectation_of, policy_without_drafter
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.policy.acceptance import DepthPrediction
@@ -143,7 +143,7 @@ def choose(
     learned = Learned(
         acceptance, trained[kept][0], _readings(traces)[kept], mean_survival, ratios, survival.added_tokens
     )
-    expectations = {s: expectation(f"depth from {s}", result, costs) for s, result in results.items()}
+    expectations = {s: expectation_of(f"depth from {s}", result, costs) for s, result in results.items()}
     rejected = [
         *(each for source, each in expectations.items() if source != best),
         *([] if model_free is None else [_without_drafter(played)[0]]),
@@ -165,14 +165,14 @@ def _without_drafter(played: _PolicyReplays) -> tuple[Expectation, Totals]:
     """Return the expected speed of the model-free drafters alone, and the totals of its simulation."""
     assert played.model_free is not None
     totals = played.by(policy_without_drafter(played.costs))
-    return expectation(f"{played.model_free.name} alone", totals, played.costs), totals
+    return expectation_of(f"{played.model_free.name} alone", totals, played.costs), totals
 
 
 def _gain(played: _PolicyReplays, policy: ObjectivePolicy, source: DepthSource) -> Gain:
     """Return the expected speeds with the drafter and with model-free drafters alone, over all documents."""
     drafting, (expected, without) = played.by(policy, source), _without_drafter(played)
     error = _error_of_ratio(drafting.document_ms, without.document_ms)
-    return Gain(expectation(f"depth from {source}", drafting, played.costs), expected, error)
+    return Gain(expectation_of(f"depth from {source}", drafting, played.costs), expected, error)
 
 
 def _error_of_ratio(over: Sequence[float], under: Sequence[float]) -> float:

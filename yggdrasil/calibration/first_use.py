@@ -18,7 +18,7 @@ from yggdrasil.artifacts import current_machine, predictor_directory
 from yggdrasil.artifacts.atomic import atomic_directory
 from yggdrasil.calibration.calibration_settings import FIRST_WIDTHS, PairSource
 from yggdrasil.calibration.measurement.timed_steps import time_alternately, timed_steps
-from yggdrasil.calibration.pair import check_pair, default_max_length, usual_drafter_weights
+from yggdrasil.calibration.pair import check_pair, default_drafter_weights, default_max_length
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
@@ -70,7 +70,7 @@ def first_plan(
         draft_widths=() if drafter is None else draft_widths,
         verify_widths=(1,) if named.is_plain else verify_widths,
     )
-    weights, drafter_weights = usual_weights(model, dtype, device), usual_drafter_weights(drafter, dtype, device)
+    weights, drafter_weights = usual_weights(model, dtype, device), default_drafter_weights(drafter, dtype, device)
     table = table_folder(model.fingerprint())
     model_free = tuple(_with_shipped(each, table) for each in named.model_free)
     pair = PairSource(model.given, drafter, dtype, 0, 0, shapes, weights, drafter_weights, device, model_free)

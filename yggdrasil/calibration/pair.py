@@ -98,7 +98,7 @@ def default_max_length(target: str, drafter: str | None) -> int:
     return min(allowed, *(each.max_context for each in outlines))
 
 
-def usual_drafter_weights(drafter: str | None, dtype: str, device: str) -> Weights:
+def default_drafter_weights(drafter: str | None, dtype: str, device: str) -> Weights:
     """Return the default weight format of a drafter: "full" for a head or no drafter, else the default of a model."""
     return "full" if drafter is None or is_head(drafter) else usual_weights(drafter, dtype, device)
 

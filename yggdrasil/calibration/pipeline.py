@@ -41,7 +41,7 @@ from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.results import SAMPLES_VERSION, write_results
-from yggdrasil.calibration.statistics.known_tables import announce, largest_table, with_larger_table
+from yggdrasil.calibration.statistics.known_tables import announce_table, largest_table, with_larger_table
 from yggdrasil.calibration.statistics.learning import LearnedStatistics
 from yggdrasil.calibration.statistics.model_free import (
     OWN_TEXT,
@@ -102,7 +102,7 @@ def _calibrate(
 ) -> Path | LeftOut:
     """Return the path of the plan that was written, or the drafter if it does not pay off and may be left out."""
     known = largest_table(settings)
-    announce(known, reporter)
+    announce_table(known, reporter)
     pair = _choose_threads(assembly, settings.pair, work, reporter)
     if pair != settings.pair:
         assembly = with_threads(assembly, pair)

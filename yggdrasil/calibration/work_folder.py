@@ -9,7 +9,7 @@ from typing import TypeVar
 from safetensors import SafetensorError
 
 from yggdrasil.artifacts import current_machine, profile_directory, shown, write_atomic
-from yggdrasil.artifacts.atomic import followed
+from yggdrasil.artifacts.atomic import resolve_link
 from yggdrasil.calibration.calibration_settings import CalibrationSettings
 from yggdrasil.errors import ArtifactError, YggdrasilError, first_line
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def open_work(settings: CalibrationSettings) -> Path:
     """Return the folder of a calibration's intermediate results, and empty it if it was made with other settings."""
     folder = profile_directory(settings.root, settings.name, current_machine())
-    work = followed(folder.with_name(folder.name + ".partial"))
+    work = resolve_link(folder.with_name(folder.name + ".partial"))
     identity = json.dumps(settings.identity(), sort_keys=True, default=str)
     marker = work / "settings.json"
     if read_or_drop(marker, lambda path: path.read_text() == identity) is not True:

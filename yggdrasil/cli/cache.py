@@ -27,14 +27,14 @@ def cache(
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
 ) -> None:
     """List or clear the cached files of models, with their sizes. YGGDRASIL_CACHE moves the cache."""
-    from yggdrasil.artifacts.atomic import followed
+    from yggdrasil.artifacts.atomic import resolve_link
     from yggdrasil.artifacts.cache import cache_root
 
     root = cache_root()
     if forget:
         _forget(model)
         return
-    models = _by_model(followed(root / MODELS))
+    models = _by_model(resolve_link(root / MODELS))
     if model is not None:
         places = [_chosen(model, models)]
     else:
@@ -43,7 +43,7 @@ def cache(
         )
     total = 0
     for name, given in places:
-        place = followed(given)
+        place = resolve_link(given)
         sizes = _sizes(place)
         size = sum(sizes.values())
         total += size

@@ -135,7 +135,7 @@ def calibrate(
     If interrupted, the same command resumes.
     """
     from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, Effort, PairSource
-    from yggdrasil.calibration.pair import default_max_length, usual_drafter_weights
+    from yggdrasil.calibration.pair import default_drafter_weights, default_max_length
     from yggdrasil.calibration.pipeline import calibrate as run
     from yggdrasil.checkpoints.usual_weights import usual_weights
     from yggdrasil.cli.progress import PhaseProgress
@@ -155,7 +155,7 @@ def calibrate(
     length = max_length or default_max_length(target, named.drafter)
     shapes = _shapes(length, max_depth, draft_widths, verify_widths, named, quick=quick)
     chosen = usual_weights(target, dtype, device) if weights == AUTO else cast(Weights, weights)
-    usual = usual_drafter_weights(named.drafter, dtype, device)
+    usual = default_drafter_weights(named.drafter, dtype, device)
     if drafter_weights != AUTO and (named.drafter is None or is_head(named.drafter)):
         raise YggdrasilError("--drafter-weights is for a draft model, which is not asked for")
     pair = PairSource(

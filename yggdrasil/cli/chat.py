@@ -8,7 +8,7 @@ import typer
 
 from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say
-from yggdrasil.cli.shared_options import ModelArgument, opening, opens_decoder
+from yggdrasil.cli.shared_options import ModelArgument, opening_options, opens_decoder
 from yggdrasil.errors import ContextFull, Terminated, YggdrasilError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def chat(
     settings = RequestSettings(
         max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.named_sampling(options)
     )  # checked before the model is loaded
-    decoder = open_decoder(source, **opening(options), chat=True)
+    decoder = open_decoder(source, **opening_options(options), chat=True)
     settings = replace(settings, sampling=_sampling(decoder, options))
     if settings.sampling.needs_logits:
         prepare_logits(decoder)

@@ -11,7 +11,7 @@ import typer
 from yggdrasil.cli import checks
 from yggdrasil.cli import sampling as opt
 from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say
-from yggdrasil.cli.shared_options import ChatOption, ModelArgument, opening, opens_decoder
+from yggdrasil.cli.shared_options import ChatOption, ModelArgument, opening_options, opens_decoder
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def generate(
         items = [Prompt("0", prompt or "").as_chat() if chat else Prompt("0", prompt or "")]
     if not any(isinstance(item, Prompt) for item in items):
         raise YggdrasilError(items[0].reason)  # type: ignore[union-attr]
-    decoder = open_decoder(source, **opening(options), chat=chat)
+    decoder = open_decoder(source, **opening_options(options), chat=chat)
     _begin(decoder, settings, as_json=as_json)
     printer = _Printer(decoder, settings, as_json=as_json, is_alone=len(items) == 1)
     if prompts is None:

@@ -12,7 +12,7 @@ import typer
 
 from yggdrasil.arguments import check_package
 from yggdrasil.cli.open_decoder import check_source, open_decoder, prepare_logits, say
-from yggdrasil.cli.shared_options import ModelArgument, opening, opens_decoder
+from yggdrasil.cli.shared_options import ModelArgument, opening_options, opens_decoder
 from yggdrasil.errors import YggdrasilError, first_line
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def serve(
     )  # fmt: skip
 
     def opened() -> "Decoder":
-        decoder = open_decoder(source, **opening(options))
+        decoder = open_decoder(source, **opening_options(options))
         if public_pool:
             decoder.pool_texts()
         if not greedy:

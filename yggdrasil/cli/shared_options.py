@@ -75,7 +75,7 @@ _GROW_TEXT = "Add n-gram counts of the answers to the model's table, in the cach
 _OPENING = ("dtype", "drafter", "force_machine", "device", "backend", "max_length", "grow_table")
 
 
-def opening(options: dict[str, Any]) -> dict[str, Any]:
+def opening_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the values of ``options`` that ``open_decoder`` takes, by name."""
     return {name: options[name] for name in _OPENING}
 

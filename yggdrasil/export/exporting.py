@@ -16,7 +16,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.export.choosing import ModelDrafter, choose_draft_model, choose_look_up, refuse_unknown_head
 from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.llama_server import LlamaServer
-from yggdrasil.export.settings import ENGINES, EngineName, Settings, not_said
+from yggdrasil.export.settings import ENGINES, EngineName, Settings, unsupported_features
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
 from yggdrasil.scheduling.plan import ModelRef, Plan, check_plan
@@ -91,7 +91,7 @@ def export(request: Request, reporter: Reporter) -> Exported:
     asked_for = [what for what, is_asked in (("costs", request.costs is None), ("text", answers)) if is_asked]
     if request.url is not None and asked_for:
         of.append(f"{' and '.join(asked_for)} of {LlamaServer(request.url).describe()} at {request.url}")
-    return Exported(settings, costs, (*of, *remarks), not_said(request.engine, by_model=by_model))
+    return Exported(settings, costs, (*of, *remarks), unsupported_features(request.engine, by_model=by_model))
 
 
 def _by_model(

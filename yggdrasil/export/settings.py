@@ -120,7 +120,7 @@ _NOT_SAID_OF_TEXT: dict[EngineName, tuple[str, ...]] = {
 }
 
 
-def not_said(engine: EngineName, *, by_model: bool) -> tuple[str, ...]:
+def unsupported_features(engine: EngineName, *, by_model: bool) -> tuple[str, ...]:
     """Return sentences on features of the plan that the engine has no option for, or that were not tried.
 
     Args:

@@ -16,7 +16,7 @@ from yggdrasil.scheduling.costs import LOOP, StageCosts
 from yggdrasil.scheduling.plan import Searched, SearchResult
 from yggdrasil.scheduling.search import AcceptedLengths, predict_ms
 from yggdrasil.scheduling.stages import STAGES, Schedule
-from yggdrasil.scheduling.timeline import lay_out
+from yggdrasil.scheduling.timeline import predict_timeline
 from yggdrasil.tree.shape import TreeShape
 
 
@@ -134,7 +134,7 @@ class SearchFacts:
 
 
 def _gantt(title: str, kind: str, schedule: Schedule, durations: dict[str, float]) -> list[tuple[Any, ...]]:
-    timeline = lay_out(schedule, durations, "in-order")
+    timeline = predict_timeline(schedule, durations, "in-order")
     resource = {stage.name: stage.resource for stage in schedule.stages}
     rows = [(title, kind, e.stage, resource[e.stage], e.start_ms, e.end_ms) for e in timeline.events]
     end = float(timeline.makespan_ms)

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from yggdrasil.policy.objective import Objective, objective_value
 from yggdrasil.scheduling.costs import LOOP, StageCosts
 from yggdrasil.scheduling.stages import Schedule, all_variants
-from yggdrasil.scheduling.timeline import ExecutorKind, critical_path, lay_out
+from yggdrasil.scheduling.timeline import ExecutorKind, critical_path, predict_timeline
 from yggdrasil.tree.shape import TreeShape
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
-_BLOCK = 32  # shapes per call of lay_out
+_BLOCK = 32  # shapes per call of predict_timeline
 _DIGITS = 9  # decimals to which equal predictions agree
 
 
@@ -126,7 +126,7 @@ def predict_ms(
     """Return the predicted milliseconds of one iteration for each of N tree shapes, [N]."""
     shares = np.array([lengths.leaf_share(shape) for shape in shapes])
     durations = costs.durations(schedule, shapes, shares)
-    makespan: Array = lay_out(schedule, durations, executor).makespan_ms + durations[LOOP]
+    makespan: Array = predict_timeline(schedule, durations, executor).makespan_ms + durations[LOOP]
     return makespan
 
 
@@ -221,7 +221,7 @@ def _lay_out_block(
         code = tuple(sorted(schedule.variants.items()))
         if code not in durations:
             durations[code] = costs.durations(schedule, shapes, shares)
-        makespans = lay_out(schedule, durations[code], executor).makespan_ms + durations[code][LOOP]
+        makespans = predict_timeline(schedule, durations[code], executor).makespan_ms + durations[code][LOOP]
         for i, (shape, ms) in enumerate(zip(shapes, makespans.tolist(), strict=True)):
             found.setdefault((shape, round(ms, _DIGITS)), Candidate(name, schedule.labels, shape, aal[i], ms))
     return list(found.values())

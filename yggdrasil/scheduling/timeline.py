@@ -38,7 +38,7 @@ class Timeline:
     makespan_ms: Milliseconds
 
 
-def lay_out(schedule: Schedule, durations: Mapping[str, Milliseconds], executor: ExecutorKind) -> Timeline:
+def predict_timeline(schedule: Schedule, durations: Mapping[str, Milliseconds], executor: ExecutorKind) -> Timeline:
     """Predict when each stage of one iteration starts and ends.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from yggdrasil.artifacts import model_fingerprint
-from yggdrasil.artifacts.atomic import followed
+from yggdrasil.artifacts.atomic import resolve_link
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.runtime.loaded import LoadedModel
@@ -63,7 +63,7 @@ class TrainingRun:
         else:
             vocabulary = draft_vocabulary(parts.trained, size)
         self._recipe = recipe = EagleRecipe(loaded, vocabulary)
-        states = followed(settings.work / "states")
+        states = resolve_link(settings.work / "states")
         if kept is None:
             shutil.rmtree(states, ignore_errors=True)
         self._features = Features(loaded, recipe.layers, states)

@@ -46,7 +46,7 @@ def largest_table(settings: CalibrationSettings) -> KnownTable | None:
     return max(known, key=lambda each: each.table.num_tokens, default=None)
 
 
-def announce(known: KnownTable | None, reporter: Reporter) -> None:
+def announce_table(known: KnownTable | None, reporter: Reporter) -> None:
     """Report, before anything is measured, that the existing table ``known`` may be used; nothing for None."""
     if known is not None:
         reporter.phase(f"using {known}, if this calibration counts fewer (--own-table uses its own)")(1.0)

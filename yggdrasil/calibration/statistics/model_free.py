@@ -38,7 +38,7 @@ def generate_and_fit(job: Job, costs: StepCosts) -> LearnedStatistics | None:
     documents = own_text(job)
     report = job.reporter.phase("fitting the n-gram scorer")
     counted = fit_statistics(documents, costs, with_table=pair.counts.table, others=others)
-    drafter.learn(counted.scorer, counted.table)
+    drafter.set_scorer(counted.scorer, counted.table)
     report(1.0)
     return counted
 

@@ -29,7 +29,7 @@ def predict_model_free(
         return [plain]
 
     def played(policy: Policy, name: str) -> Expectation:
-        return expectation(name, replay(documents, policy, costs, model_free=model_free), costs)
+        return expectation_of(name, replay(documents, policy, costs, model_free=model_free), costs)
 
     found = played(policy_without_drafter(costs), f"counts of {model_free.name}")
     fixed = [played(ModelFreePolicy(width), f"fixed verify width {width}") for width in costs.verify_widths[1:]]
@@ -42,7 +42,7 @@ def policy_without_drafter(costs: StepCosts) -> ObjectivePolicy:
     return ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
 
 
-def expectation(policy: str, result: Totals, costs: StepCosts) -> Expectation:
+def expectation_of(policy: str, result: Totals, costs: StepCosts) -> Expectation:
     """Return average accepted length, milliseconds per token and speed-up of a simulation, rounded.
 
     Args:

@@ -145,7 +145,7 @@ class EarlyStopping:
             self._best = max(self._best, base + slope * self._accepted)
 
 
-def shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[float, int]]:
+def likeliest_children(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[float, int]]:
     """Return the eight most probable candidates as (log-probability, token), best first.
 
     Args:
@@ -162,7 +162,7 @@ def shares(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[f
     return children
 
 
-def offered(tokens: Tensor, scores: Tensor, node: int, capacity: int, above: float) -> dict[int, float]:
+def unattached_candidates(tokens: Tensor, scores: Tensor, node: int, capacity: int, above: float) -> dict[int, float]:
     """Return the candidates of another drafter below ``node`` that are not attached, with their probabilities.
 
     Empty if the drafter did not run the node.

@@ -52,7 +52,7 @@ class StatisticsDrafter:
         self.capabilities = Capabilities(plants_root=True)
         self._make = _NativeStatistics if (is_native() if native is None else native) else PortableStatistics
         self._least_path = LEAST_PATH
-        self.learn(scorer, table)
+        self.set_scorer(scorer, table)
 
     @classmethod
     def load(cls, folder: Path, options: StatisticsOptions) -> "StatisticsDrafter":
@@ -64,7 +64,7 @@ class StatisticsDrafter:
         table = Table.load(folder / TABLE_FILE) if options.table else None
         return cls(NGramScorer.load(folder / SCORER_FILE), table)
 
-    def learn(self, scorer: NGramScorer, table: Table | None) -> None:
+    def set_scorer(self, scorer: NGramScorer, table: Table | None) -> None:
         """Replace the n-gram scorer and the n-gram table (None: no table), and drop the counts of the text."""
         self.name = "text" if table is None else "text + table"
         self._counts: Any = self._make(*scorer.tensors())

@@ -15,7 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.statistics.best_first import EarlyStopping, Guess, Nodes, OpenGuesses, offered, shares
+from yggdrasil.drafters.statistics.best_first import (
+    EarlyStopping,
+    Guess,
+    Nodes,
+    OpenGuesses,
+    likeliest_children,
+    unattached_candidates,
+)
 from yggdrasil.drafters.statistics.draws import Draws
 from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 
@@ -188,7 +195,7 @@ class PortableStatistics:
                 continue
             ours = dict(self._below(nodes.paths[node]))
             children = [c for c in range(1, nodes.size) if nodes.parent(c) == node and math.isfinite(falls[c])]
-            theirs = offered(pool_tokens, pool_scores, node, nodes.capacity, drafted[node])
+            theirs = unattached_candidates(pool_tokens, pool_scores, node, nodes.capacity, drafted[node])
             candidates = pool_tokens.numel() // nodes.capacity
             is_read = bool(theirs) or (1 < candidates <= len(children))  # or all its candidates are attached
             for child in children:  # another drafter may have attached a candidate
@@ -207,7 +214,7 @@ class PortableStatistics:
             for token, probability in theirs.items():
                 likely[token] = likely.get(token, 0.0) + share * probability
             if len(nodes.paths[node]) < depth:
-                open_guesses.add(node, nodes.score(node), shares(list(likely.items()), left))
+                open_guesses.add(node, nodes.score(node), likeliest_children(list(likely.items()), left))
         standing = [score for node in range(nodes.size) if math.isfinite(score := nodes.score(node))]
         return self._complete(nodes, depth, open_guesses, EarlyStopping(bound, standing))
 
@@ -231,7 +238,7 @@ class PortableStatistics:
     def _open_children(self, nodes: Nodes, node: int, score: float, depth: int, open_guesses: OpenGuesses) -> None:
         path = nodes.paths[node]
         if len(path) < depth:
-            open_guesses.add(node, score, shares(self._below(path), MOST_LIKELY))
+            open_guesses.add(node, score, likeliest_children(self._below(path), MOST_LIKELY))
 
     def _below(self, path: list[int]) -> list[tuple[int, float]]:
         """Return all candidates after the text and ``path`` as (token, probability), reweighed by the draws."""
