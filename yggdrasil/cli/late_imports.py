@@ -19,7 +19,7 @@ _LATE = frozenset((
     "torch._meta_registrations", "torch.ao", "torch.distributions", "torch.masked", "torch.nn.intrinsic",
     "torch.nn.qat", "torch.nn.quantizable", "torch.nn.quantized", "torch.quantization",
 ))  # fmt: skip
-_TESTED = "2.13."  # PyTorch's modules import each other, and the order differs by version
+_TESTED = ("2.12.", "2.13.")  # PyTorch's modules import each other, and the order differs by version
 _NEEDING = frozenset(("torch._dynamo", "torch._inductor", "torch.export._trace", "transformers"))
 
 
