@@ -32,7 +32,9 @@ def test_late_modules_are_executed_when_they_are_needed() -> None:
     subprocess.run([sys.executable, "-W", "error::ImportWarning", "-c", _SCRIPT], check=True)
 
 
-@pytest.mark.parametrize(("version", "is_late"), [("2.13.1+cpu", True), ("2.12.0+cu130", True), ("2.11.0+cu130", False), (None, False)])
+@pytest.mark.parametrize(
+    ("version", "is_late"), [("2.13.1+cpu", True), ("2.12.0+cu130", True), ("2.11.0+cu130", False), (None, False)]
+)
 def test_only_tested_versions_are_imported_late(tmp_path, monkeypatch, version, is_late):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
