@@ -110,6 +110,7 @@ def _cpu() -> tuple[str, str, tuple[str, ...]]:
 
 
 def usable_cores() -> int:
+    """Return how many CPU cores this process may use: the smaller of its affinity mask and its cgroup quota."""
     has_affinity = hasattr(os, "sched_getaffinity")
     allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     quota = parse_cpu_quota(_read_text(Path("/sys/fs/cgroup/cpu.max")))

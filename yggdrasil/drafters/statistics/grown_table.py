@@ -66,8 +66,13 @@ class AnswerCounts:
         return _merged_file(self._folder, self._base)
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Queue an answer (token ids); from 4,096 queued tokens on, write their counts and start the merging
-        process.
+        """Queue an answer for counting.
+
+        From 4,096 queued tokens on, the counts are written and the merging process is started.
+
+        Args:
+            prompt: token ids of the prompt.
+            answer: token ids generated after it.
         """
         if not answer:
             return
