@@ -18,11 +18,16 @@ PACKAGE = Path(__file__).resolve().parent.parent / "yggdrasil"
 
 
 def functions(package: Path) -> Iterator[tuple[str, str]]:
-    """Yield (position, text) of every public function with a docstring, in the order of files."""
+    """Yield (file, line and class; text) of every public function with a docstring, in the order of files."""
     for file in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        owners = {
+            id(member): node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for member in node.body
+        }
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and ast.get_docstring(node):
-                yield f"{file.relative_to(package.parent)}:{node.lineno}", _without_body(node)
+                owner = f" of class {owners[id(node)]}" if id(node) in owners else ""
+                yield f"{file.relative_to(package.parent)}:{node.lineno}{owner}", _without_body(node)
 
 
 def _without_body(node: ast.FunctionDef) -> str:
