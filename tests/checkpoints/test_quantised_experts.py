@@ -167,6 +167,7 @@ def in_blocks(name, weight):
     return QuantisedRows(form, torch.from_numpy(quants.quantize(values, form)))
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_a_row_of_a_compiled_mixture_has_the_same_bits_at_every_width(compile_cache):
     sizes = {"num_experts": 24, "num_experts_per_tok": 5, "norm_topk_prob": True, "num_hidden_layers": 4}

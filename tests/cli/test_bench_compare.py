@@ -25,15 +25,15 @@ def decoder(pair):
 
 def interrupt_at(monkeypatch, number):
     """Ctrl-C while prompt ``number`` is judged, which follows its two runs."""
-    judge = bench.replay
+    judge = bench.judge_divergence
     left = iter(range(number))
 
-    def replay(*arguments):
+    def judge_or_interrupt(*arguments):
         if next(left, None) is None:
             raise KeyboardInterrupt
         return judge(*arguments)
 
-    monkeypatch.setattr(bench, "replay", replay)
+    monkeypatch.setattr(bench, "judge_divergence", judge_or_interrupt)
 
 
 def compared(decoder, out):
