@@ -78,7 +78,7 @@ def check_name(name: str, value: Any, names: Sequence[str]) -> str:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return ``value`` if it is a bool; otherwise (also for 0, 1 and NumPy's bool) raise ArgumentTypeError."""
+    """Return ``value`` if it is a bool; else (also for 0, 1 and NumPy's bool) raise ArgumentTypeError on ``name``."""
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name} is {value!r}; it must be True or False")
     return value

@@ -107,7 +107,7 @@ def encode_chat(tokenizer: "Tokenizer", messages: Messages) -> list[int]:
     """Return the token ids of a chat, rendered by the chat template up to where the assistant's answer begins.
 
     Raises:
-        YggdrasilError: ``messages`` are malformed, the model has no chat template, or the template rejects them.
+        YggdrasilError: ``messages`` are malformed, the tokenizer has no chat template, or the template rejects them.
     """
     return apply_template(tokenizer, [message.as_dict() for message in as_messages(messages)])
 

@@ -21,8 +21,8 @@ from yggdrasil.errors import YggdrasilError
 class Walk(NamedTuple):
     """Result of a walk: the accepted rows, the root's first, and the committed token after each of them."""
 
-    rows: list[int]
-    tokens: list[int]
+    rows: list[int]  # row numbers of the pass: 0, then a path of the tree
+    tokens: list[int]  # as many as rows; the last one is the bonus token or an end token
 
 
 @dataclass
@@ -38,9 +38,11 @@ class Rule(Protocol):
     """An acceptance rule."""
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Accept a path of ``tree`` from its root on, and commit its tokens and one more by ``sampler.push``.
+        """Accept a path of ``tree`` from its root on, choose the token after it, and commit all these tokens.
 
-        It ends at the first committed token that is not in the tree or ends the text.
+        The rule calls ``sampler.push`` with every token of the result, in order, and with the logits that it was chosen
+        from; the root's token was committed before. The walk stops behind the first token that no child of the last
+        accepted row holds (the bonus token), and behind an end token: then no further token is chosen.
         """
 
 

@@ -90,11 +90,13 @@ class Sampler:
         return Choice(choice.token, choice.margin * self.params.temperature)
 
     def scores(self, row: Tensor, tail: Sequence[int] = ()) -> Tensor:
-        """Return the processed logits, [V] float32, of the token after the committed text; -inf for impossible tokens.
+        """Return the processed logits, [V] float32, of the token after the committed text and ``tail``.
+
+        Logits processors, the grammar and truncation (top-k, top-p, ...) are applied; impossible tokens have -inf.
 
         Args:
-            row: [V] the target's logits.
-            tail: tokens between the committed text and the token to choose, a path of the tree.
+            row: [V] the target's logits after the last token of ``tail``; not changed.
+            tail: tokens of a tree's path that are not committed; penalties and grammar count them as text.
         """
         end = self._length + len(tail)
         if tail:
@@ -111,13 +113,17 @@ class Sampler:
         return scores[0]
 
     def distribution(self, row: Tensor, tail: Sequence[int] = ()) -> FloatArray | None:
-        """Return the probabilities, [V] float64, of the token after the committed text; None if no token is possible.
+        """Return the probabilities, [V] float64, with which a token is drawn after the committed text and ``tail``.
 
-        Greedy decoding gives the argmax token probability 1.
+        They are the softmax of ``scores``, after temperature, penalties, grammar and truncation. Greedy decoding gives
+        the best token probability 1. None if no token is possible, because all scores are -inf.
 
         Args:
-            row: [V] the target's logits.
-            tail: tokens between the committed text and the token to choose, a path of the tree.
+            row: [V] the target's logits after the last token of ``tail``.
+            tail: tokens of a tree's path that are not committed; penalties and grammar count them as text.
+
+        Raises:
+            YggdrasilError: a score is NaN or +inf.
         """
         scores = _as_array(self.scores(row, tail))
         _check_finite(scores)
@@ -133,11 +139,18 @@ class Sampler:
         return law
 
     def push(self, token: int, row: Tensor) -> None:
-        """Commit ``token``, which was chosen from the target's logits ``row`` [V]."""
+        """Append ``token`` to the committed text, and record its log-probabilities if the request wants them.
+
+        They are those of ``row`` [V], the target's unprocessed logits from which it was chosen. A token that the
+        grammar forbids is not detected here.
+        """
         self.note(token, None if self.params.logprobs is None else logprobs_of(token, row, self.params.logprobs))
 
     def note(self, token: int, logprobs: TokenLogprobs | None) -> None:
-        """Commit ``token``, which a captured step chose, with its log-probabilities (None: the request wants none)."""
+        """Append ``token``, which a step on the device chose, to the committed text.
+
+        ``logprobs`` are its log-probabilities; None: the request wants none.
+        """
         self._ids[0, self._length] = token
         self._length += 1
         self.tokens.append(token)

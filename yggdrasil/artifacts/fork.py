@@ -70,7 +70,7 @@ class Fork:
             self.wait()
 
     def interrupt(self) -> None:
-        """Send SIGINT to the forked process, and kill it if it has not exited after 10 s."""
+        """Send SIGINT to the forked process, wait until it exits, and kill it (SIGKILL) if it has not after 10 s."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGINT)
         for _ in range(_LOOKS):

@@ -76,7 +76,7 @@ def search_roots() -> list[Path]:
 
 
 def profile_directory(root: Path, name: str, machine: Machine) -> Path:
-    """Return the path of the profile (measured times) called ``name`` of ``machine`` below ``root``. It may not exist.
+    """Return the path of a profile folder (measured times), ``root/profiles/NAME/MACHINE``. It may not exist.
 
     Raises:
         ArtifactError: the name has invalid characters.
@@ -96,7 +96,7 @@ def predictor_directory(root: Path, name: str, machine: Machine) -> Path:
 
 
 def plan_path(root: Path, name: str, machine: Machine) -> Path:
-    """Return the path of the plan file called ``name`` of ``machine`` below ``root``. It may not exist.
+    """Return the path of a plan file, ``root/plans/NAME/MACHINE.yaml``. It may not exist.
 
     Raises:
         ArtifactError: the name has invalid characters.

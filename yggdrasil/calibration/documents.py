@@ -41,9 +41,15 @@ def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: Cali
 
 
 def record_all(job: Job) -> tuple[TraceSet, AcceptanceCalibration]:
-    """Record the drafter's trees on the target's answers to all prompts, and fit the acceptance calibration.
+    """Let the target answer the prompts of ``job``, and record the drafter's trees at every position of the answers.
 
-    The acceptance calibration is fitted on the first few documents, and the returned traces are recorded with it.
+    The first pass records the first four documents (a prompt with its answer), or half of fewer than eight, and fits
+    the acceptance calibration to them: the map from the drafter's probability of a token to the share of accepted ones.
+    The second pass records all documents with trees grown by this map. Files in ``job.work`` of an interrupted run are
+    read instead.
+
+    Returns:
+        (traces of the second pass, the acceptance calibration)
     """
     drafter = job.assembly.engine.drafter
     assert drafter is not None

@@ -81,14 +81,15 @@ def _check_head(folder: Path) -> None:
 
 
 def default_max_length(target: str, drafter: str | None) -> int:
-    """Return the default ``max_length`` in tokens: the context of the models, limited by the machine's memory.
+    """Return the default ``max_length`` in tokens: the shorter context of the models, limited by the host's memory.
 
-    Full caches take at most 1/16 of the machine's total memory (not of the free memory: prepared steps are cached per
-    length). This limit is rounded down to a power of two and is at least 2048.
+    The KV caches of both models, if full, take at most 1/16 of the host's total memory. (The free memory varies, and
+    with it the length, but compiled steps are cached per length.) The limit by memory is rounded down to a power of two
+    and is at least 2048; a model's own context may be shorter.
 
     Args:
         target: folder, GGUF file or hub id.
-        drafter: a draft model or draft head; None without.
+        drafter: draft model or draft head, given likewise; None without one. The cache of a head is not counted.
     """
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
     outlines = [outline_of(Source.find(model)) for model in models]

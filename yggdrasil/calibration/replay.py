@@ -224,9 +224,9 @@ def replay(
 
 
 def begin_text(model_free: DrafterGroup | None, document: Document) -> None:
-    """Begin a document in the model-free drafters: its prompt, and the answer's first token, which is committed.
+    """Begin a request with the document's prompt in the model-free drafters, and add the answer's first token.
 
-    None has no drafters.
+    That token is committed already, since the prompt's prefill gives it. Nothing happens if ``model_free`` is None.
     """
     if model_free is not None:
         model_free.begin(document.prompt)
@@ -234,7 +234,7 @@ def begin_text(model_free: DrafterGroup | None, document: Document) -> None:
 
 
 def extend_text(model_free: DrafterGroup | None, tokens: Sequence[int]) -> None:
-    """Append committed ``tokens`` to the text of the model-free drafters; None has none."""
+    """Append committed ``tokens`` to the text of the model-free drafters; nothing happens if ``model_free`` is None."""
     if model_free is not None and tokens:
         model_free.extend(tokens, {})
 

@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 def open_work(settings: CalibrationSettings) -> Path:
-    """Return the folder of a calibration's intermediate results, and empty it if it was made with other settings."""
+    """Create the folder of a calibration's intermediate results if it is missing, and return its path.
+
+    An existing folder is kept if its file settings.json holds the same settings; otherwise its contents are deleted.
+    """
     folder = profile_directory(settings.root, settings.name, current_machine())
     work = resolve_link(folder.with_name(folder.name + ".partial"))
     identity = json.dumps(settings.identity(), sort_keys=True, default=str)

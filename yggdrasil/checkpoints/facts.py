@@ -69,12 +69,13 @@ def _fault(config: "PretrainedConfig") -> str | None:
 
 
 def refuse_unverifiable(config: "PretrainedConfig", name: str) -> None:
-    """Check that one pass of the model with this configuration can verify a tree of tokens.
+    """Check that one pass of the model with the configuration ``config`` can verify a tree of tokens.
 
-    ``name`` is used in messages.
+    ``name`` is the model's name in messages.
 
     Raises:
-        YggdrasilError: it is an encoder-decoder model, has no attention, or has unsupported layers or positions.
+        YggdrasilError: the model is an encoder-decoder, has no attention, layers with different numbers of query heads,
+            unsupported recurrent layers, sparse attention by an indexer, or relative or ALiBi positions.
     """
     if config.is_encoder_decoder:
         raise YggdrasilError(f"{name} is an encoder-decoder model; Yggdrasil decodes decoder-only causal models")

@@ -84,9 +84,14 @@ class Tokenizer:
         return [self.backend_tokenizer.id_to_token(int(token)) for token in tokens]
 
     def apply_chat_template(self, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-        """Render a chat with the tokenizer's template in a sandbox.
+        """Render a chat with the tokenizer's template in a sandbox, as ``render_chat`` does.
 
-        ``render_chat`` explains options, result and errors.
+        Pass ``tokenize=False`` to get the text as str; this class cannot tokenise it. ``turns`` are messages with
+        ``role`` and ``content``; ``options`` are those of transformers' method of this name, and template variables.
+
+        Raises:
+            ValueError: there is no template, or no text to continue.
+            Exception: what the template raises.
         """
         return render_chat(self, turns, **options)
 
@@ -95,13 +100,14 @@ def render_chat(tokenizer: Any, turns: Sequence[Mapping[str, Any]], **options: A
     """Render a chat with the tokenizer's template in a sandbox; transformers has no limits for a template.
 
     Args:
+        turns: messages with ``role`` and ``content``, and further fields that the template reads.
         options: those of transformers' ``apply_chat_template``, and variables of the template.
 
     Returns:
-        The text if ``tokenize`` is False, otherwise what the tokenizer returns for it.
+        The text (str) if ``tokenize`` is False. By default what calling ``tokenizer`` with this text returns.
 
     Raises:
-        ValueError: if there is no template, or no text to continue.
+        ValueError: there is no template, or no text to continue.
         Exception: what the template raises.
     """
     wanted = {"documents": None, "tools": None, "add_generation_prompt": False} | options

@@ -157,7 +157,11 @@ def show_summary(summary: dict[str, Any]) -> None:
 
 
 def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a table of a comparison's figures with one row for each category of prompts."""
+    """Print a table that compares decoding with a plan to plain decoding, one row for each category of prompts.
+
+    ``categories`` maps names to measurements as ``bench`` summarises them, with the keys matched, prompts, aal,
+    baseline_tpot_ms, tpot_ms, speedup, total_speedup and repeats.
+    """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -178,12 +182,13 @@ def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a table of a comparison of several plans, one row per plan.
+    """Print a table that compares several plans on the same prompts, one row per plan.
 
     Args:
         first: name of the first plan.
-        summary: figures of the first plan.
-        others: figures of the further plans, by name.
+        summary: its measurements, as ``bench`` summarises them, with the keys matched, prompts, aal, tpot_ms, speedup
+            and total_speedup.
+        others: measurements of the further plans by name, with time_over_first and total_time_over_first as well.
     """
     from rich.table import Table
 

@@ -120,8 +120,11 @@ def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingP
     """Return the sampling parameters that the user has given, with the model's own values for the others.
 
     Args:
-        options: values of the options that ``samples_as_the_model`` adds.
-        own: parameters that the model's files recommend. They are not used if decoding is greedy.
+        options: values by option name, as ``samples_as_the_model`` adds them; None: not given by the user.
+        own: parameters that the model's files recommend. They are not used with ``greedy`` or temperature 0.
+
+    Raises:
+        YggdrasilError: as ``named_sampling``.
     """
     named = named_sampling(options)
     if options["greedy"] or options["temperature"] == 0:
@@ -130,10 +133,14 @@ def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingP
 
 
 def sampling_of(options: dict[str, Any]) -> SamplingParams:
-    """Return the sampling parameters that the values of ``generate``'s options give.
+    """Return the sampling parameters made of option values, none of which may be left to the model's files.
+
+    Args:
+        options: values by option name, as ``takes_decoding_options`` adds them. For options of
+            ``samples_as_the_model``, some of which are None, call ``resolved_sampling`` or ``named_sampling``.
 
     Raises:
-        YggdrasilError: a value is invalid or a file cannot be read.
+        YggdrasilError: a value is invalid, or the file of a JSON schema or grammar cannot be read.
     """
     same = (
         "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
@@ -147,7 +154,7 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
 
 
 def speculation_of(options: dict[str, Any]) -> Speculation:
-    """Return the speculation settings that the values of ``generate``'s options give.
+    """Return the speculation settings made of ``options``, the values that ``takes_decoding_options`` adds, by name.
 
     Raises:
         YggdrasilError: a value is invalid, or an option has no effect with the others.

@@ -141,12 +141,16 @@ class DraftModel(LevelDrafter):
         self._is_waiting = False
 
     def read_leaves(self) -> None:
-        """Compute the KV entries of all nodes of the last level (a tail draft)."""
+        """Run the draft model on all nodes of the tree's last level, to write their KV entries to its cache.
+
+        ``grow`` does not run these nodes. A schedule with the stage variant ``tail_draft=ahead`` calls this while the
+        target verifies, so that the next draft need not run an accepted node of the last level.
+        """
         self._place.write(len(self._text.tokens) - 1, self._first_leaf)
         self.runner.launch(("read", self._num_leaves))
 
     def read_leaf(self, node: int) -> None:
-        """Compute the KV entry of ``node`` (an index into the tree) if it is on the last level."""
+        """Compute the KV entry of ``node`` (an index into the tree) if it is on the last level; others have one."""
         if node >= self._first_leaf:
             self._place.write(len(self._text.tokens) - 1, node)
             self.runner.launch(("read", 1))

@@ -43,7 +43,7 @@ class TailDrafts(Protocol):
     """
 
     def read_leaves(self) -> None:
-        """Compute the KV entries of all nodes of the last level."""
+        """Compute the drafter's KV entries of all nodes of the last level, which drafting leaves out."""
 
     def read_leaf(self, node: int) -> None:
         """Compute the KV entry of ``node`` (an index into the tree) if it is on the last level."""
@@ -136,7 +136,7 @@ def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> 
 
 
 def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
-    """Check that the target can verify the tree of the drafter called ``name``.
+    """Check the root and the token ids of the tree that the drafter called ``name`` has written.
 
     Args:
         root: token id of the last committed token.

@@ -112,10 +112,10 @@ class Assembly:
 
     @cached_property
     def logit_target(self) -> LogitTarget:
-        """Return the target for requests that choose and accept tokens on the host, from logits.
+        """Return the target for requests whose tokens are chosen and accepted on the host, from logits.
 
-        It shares the KV cache with the target that accepts on the device. The first access builds its steps. On a GPU
-        this records CUDA graphs, and the next request prefills its whole prompt.
+        It has the same KV cache as ``engine.target``, which accepts on the device. The first access builds its compiled
+        passes. On a GPU this also records CUDA graphs, which overwrites the cache: the next request reuses no prefix.
         """
         assert isinstance(self.engine.target, TargetModel | CapturedTarget)
         with torch.inference_mode(False):  # inference-mode buffers could not be written outside it

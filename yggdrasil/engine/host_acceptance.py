@@ -92,7 +92,8 @@ class SamplerFactory:
     def full(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:
         """Return a sampler that chooses a request's tokens from logits on the host, with all logits processors.
 
-        ``eos`` has the ids of the request's end tokens; it is empty with ``ignore_eos``.
+        ``prompt`` has token ids. ``seed`` is used instead of that of ``sampling``. ``eos`` has the ids of the request's
+        end tokens; it is empty with ``ignore_eos``.
 
         Raises:
             YggdrasilError: parameters do not fit the vocabulary, or the constraint is invalid.
@@ -102,9 +103,15 @@ class SamplerFactory:
         return self._sampler(prompt, sampling, seed, eos, build_processors(sampling, len(prompt), eos, bad_words))
 
     def recording(self, prompt: Sequence[int], sampling: SamplingParams, eos: frozenset[int]) -> Sampler | None:
-        """Return a sampler for tokens that the device chooses: it records log-probabilities or follows a grammar.
+        """Return a sampler that chooses nothing, for a request whose tokens are chosen on the device.
 
-        None if the request has neither ``logprobs`` nor a constraint.
+        It is told each committed token, keeps the log-probabilities, and tracks which tokens the grammar of the
+        request's constraint allows next. None if the request has neither ``logprobs`` nor a constraint.
+
+        Args:
+            prompt: token ids.
+            sampling: the request's parameters; its ``logit_bias`` is checked in any case.
+            eos: ids of the request's end tokens; empty with ``ignore_eos``.
 
         Raises:
             YggdrasilError: ``logit_bias`` has a token outside the vocabulary, or the constraint is invalid.

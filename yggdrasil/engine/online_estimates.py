@@ -27,10 +27,11 @@ LEAST_PASSES = 16  # of a request that shows it
 
 
 def refined_costs(costs: Costs, trace: Trace) -> Costs:
-    """Return the step costs ``costs``, moved towards the times of the target passes that ``trace`` counted.
+    """Return the step costs ``costs``, in milliseconds, averaged with the target passes that ``trace`` has timed.
 
-    A stored cost weighs as much as 64 passes. Costs of widths without passes, and of drafting, are scaled in
-    proportion.
+    A verify width (rows of a pass) with n timed passes gets the mean of its stored cost, counted 64 times, and of the n
+    times. All passes together give one such factor of new over stored cost, by which the costs of widths without passes
+    and of drafting are multiplied. Without timed passes, ``costs`` itself is returned.
     """
     ratios = _ratios(costs, trace)
     if not ratios:

@@ -37,8 +37,14 @@ def iteration_tree(
 ) -> IterationTree:
     """Copy an iteration's tree to Python lists, with the verified and accepted nodes.
 
-    Call it before the next root is planted. ``order`` [N] int64 has the nodes from best to worst, ``root`` is the
-    root's token, and ``drafters`` the drafters' names.
+    Call it before the next iteration writes its root, which overwrites ``tree``.
+
+    Args:
+        order: [N] int64, all slots of the tree by descending score; the first ``shape.verify_width`` were verified.
+        shape: the iteration's tree shape.
+        root: token id of the root, the last token committed before the iteration.
+        outcome: result of the target's pass, with the accepted nodes and the bonus token.
+        drafters: names of the drafters, joined by " + ".
     """
     if shape.verify_width == 1:
         return IterationTree("none", [root], [0], [0], [0], outcome.tokens[-1])

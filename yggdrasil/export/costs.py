@@ -69,6 +69,9 @@ class EngineCosts:
     def load(cls, path: Path) -> "EngineCosts":
         """Load pass times from a JSON file such as ``{"target_ms": {"1": 9.1, "4": 11.8}, "drafter_ms": {"1": 2.0}}``.
 
+        The keys are numbers of tokens that a forward pass reads, the values its milliseconds. ``drafter_ms`` may be
+        missing.
+
         Raises:
             YggdrasilError: the file cannot be read or has other content.
         """

@@ -38,7 +38,7 @@ def check(code: int) -> None:
 
 
 def error_sentence() -> str:
-    """Return the native library's error message of this thread's last failed call."""
+    """Return the message of the native library's last call that failed in the calling thread."""
     assert Native.library is not None
     function = Native.library.yggdrasil_error
     function.restype = ctypes.c_char_p

@@ -29,7 +29,14 @@ def pack_linear(weight: Tensor, packed: Tensor) -> None:
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int) -> Tensor:
-    """Apply a packed linear layer to ``x`` [..., K], and return [..., ``out_features``]."""
+    """Return ``x`` [..., K] times the transposed packed weight plus ``bias``, [..., N], in the dtype of ``x``.
+
+    Args:
+        packed: the weight as ``pack_linear`` writes it; here, without the native library, it is the weight [N, K].
+        bias: [N] or None.
+        out_features: N, which native packed weights pad.
+        num_threads: threads of the native operator; not used here.
+    """
     return torch.nn.functional.linear(x, packed, bias)
 
 
@@ -80,7 +87,7 @@ def clamped_gate(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor
 
 
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: int) -> Tensor:
-    """Apply a linear layer with an unpacked ``weight`` [N, K] to ``x`` [..., K], and return [..., N]."""
+    """Return ``x`` [..., K] times the transposed, unpacked ``weight`` [N, K] plus ``bias`` [N] (or None), [..., N]."""
     return torch.nn.functional.linear(x, weight, bias)
 
 
@@ -121,9 +128,15 @@ def packed_experts(  # noqa: PLR0913  (an operator's schema)
 
 
 def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Tensor | None, num_threads: int) -> Tensor:
-    """Return the RMS norm of ``x`` [..., K] with the weight ``norm`` [K], plus ``residual`` if it is not None.
+    """Return the RMS norm of ``x`` [..., K] times a weight, then ``residual`` added, in the dtype of ``x``.
 
-    ``eps`` is added to the mean square. With ``plus_one`` the weight is 1 + norm, rounded once.
+    Args:
+        norm: [K], the weight.
+        plus_one: the weight is 1 + norm; it is multiplied in float32 and the product rounded. Otherwise the normed rows
+            are rounded to the dtype of ``x`` before they are multiplied by the weight.
+        eps: added to the mean square.
+        residual: [..., K], added after the norm; None: nothing is added.
+        num_threads: threads of the native operator; not used here.
     """
     whole = x.float()
     scaled = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + eps)

@@ -125,10 +125,16 @@ def commit_states(
 
 
 def apply_updates(state: Tensor, key: Tensor, update: Tensor, decay: Tensor, is_accepted: Tensor) -> None:
-    """Apply the updates of the accepted rows of a path to the recurrent ``state`` [Hv, Dk, Dv], in place.
+    """Apply the updates of the accepted rows of a path to the recurrent ``state`` [Hv, Dk, Dv] float32, in place.
 
-    ``key`` [W, Hk, Dk], ``update`` [W, Hv, Dv] and ``decay`` [W, Hv] (logarithms) are the rows' factors.
-    ``is_accepted`` [W] bool marks the accepted rows, which come first.
+    Row after row, each value head h becomes exp(decay[h]) state[h] + outer(key[h // (Hv / Hk)], update[h]).
+
+    Args:
+        key: [W, Hk, Dk] float32; Hk divides Hv.
+        update: [W, Hv, Dv] float32, the values, or what the delta rule of ``tree_recurrence`` has made of them.
+        decay: [W, Hv] float32, natural logarithms.
+        is_accepted: [W] bool, true for the first rows, in path order. A mask and not a number, so that a CUDA graph can
+            compute it.
     """
     total = torch.where(is_accepted[:, None], decay, 0.0).cumsum(0)
     share = torch.where(is_accepted[:, None], (total[-1] - total).exp(), 0.0)

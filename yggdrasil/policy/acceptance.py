@@ -56,7 +56,13 @@ class AcceptanceCorrection:
         return {"estimated": self._estimated, "accepted": self._accepted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the moving averages and the correction factor by ``state``, a result of ``state()``."""
+        """Set the moving averages of estimated and accepted tokens to those of ``state``, a result of ``state()``.
+
+        The correction factor is computed from them.
+
+        Raises:
+            KeyError: it lacks "estimated" or "accepted".
+        """
         self._estimated, self._accepted = state["estimated"], state["accepted"]
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
 
@@ -96,7 +102,11 @@ class DraftedTrees:
 
     @property
     def reads_features(self) -> bool:
-        """Whether a depth predictor, which needs features of the text, predicts the survival."""
+        """Whether ``best`` reads its argument ``features``: whether there is a depth predictor.
+
+        A depth predictor is a network that predicts P(accepted length >= d) for each depth d from features of the text.
+        Without one, the calibration's mean is used for every tree.
+        """
         return self._depth is not None
 
     def typical(self, here: int, model_free: Decision | None) -> Candidate:

@@ -31,11 +31,13 @@ UNBOUNDED: StoppingBound = array("d")
 
 
 def objective_value(tokens: Number, milliseconds: Number, objective: Objective = "latency") -> Number:
-    """Return the objective value of an iteration, equation 3 of the paper without its constant factor.
+    """Return the value of an iteration that decisions maximise. It may be computed for many iterations, as arrays.
+
+    It is the speed-up of equation 3 of the Yggdrasil paper without the factor T_verify(1), the time of a plain step.
 
     Args:
         tokens: expected tokens of the iteration, bonus token included.
-        milliseconds: expected time of the iteration.
+        milliseconds: expected time of the iteration: drafting, the target's pass and overhead.
         objective: ``"latency"`` returns tokens per millisecond, ``"aal"`` (average accepted length) returns ``tokens``.
     """
     return tokens / milliseconds if objective == "latency" else tokens

@@ -125,9 +125,11 @@ class TraceSet:
         return lengths
 
     def edges(self, width: int) -> tuple[Float32Array, BoolArray]:
-        """Return (log-probability [n], is accepted [n] bool) of every recorded edge whose parent was accepted.
+        """Return (log-probability [n] float32, is accepted [n] bool) of all nodes whose parent was accepted.
 
-        An acceptance calibration is fitted to them. ``width`` is the draft width of the trees.
+        The log-probability is the drafter's, of the node's token after its parent. The nodes are those of all recorded
+        trees of draft width ``width``, one of ``widths``. The acceptance calibration, which maps the drafter's
+        probability to the share of accepted tokens, is fitted to these pairs.
         """
         parent_hit = _gather_parent(self.hit[width], self.parent[width], root_value=True)
         wanted = parent_hit & np.isfinite(self.scores[width])

@@ -21,7 +21,10 @@ STAGE_COLOURS = {
 
 
 def latency(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw step time over width: median, 10-90 % band and roofline bound per context; None without data."""
+    """Draw the milliseconds of a step against its width: median, 10-90 % band and roofline bound per context length.
+
+    None if the tables "latency" and "roofline" have no rows of target or drafter.
+    """
     table, limits = tables["latency"], tables["roofline"]
     models = [model for model in ("target", "drafter") if model in set(table["model"]) | set(limits["model"])]
     if not models:
@@ -77,7 +80,10 @@ def iterations(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw predicted over measured iteration times, with the diagonal and a 7 % band; None if "prediction" is empty."""
+    """Draw the table "prediction": predicted (y) against measured (x) milliseconds of an iteration, a point per plan.
+
+    A dashed line marks equal times, a band predictions within 7 % of the measured time. None if the table is empty.
+    """
     table = tables["prediction"]
     if table.empty:
         return None
@@ -104,7 +110,7 @@ def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def benchmarks(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw measured and predicted speed-up over plain decoding by prompt set; None without benchmarks."""
+    """Draw measured and predicted speed-up over plain decoding, by prompt set; None if "benchmarks" is empty."""
     table = tables["benchmarks"]
     if table.empty:
         return None
@@ -121,12 +127,14 @@ def benchmarks(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | None) -> Figure | None:
-    """Draw heatmaps of speed-up by depth and verify width, one per draft width; None if there are no shapes.
+    """Draw the predicted speed-up over plain decoding by depth and verify width, one heatmap per draft width.
+
+    Two tree shapes (draft width, depth, verify width) are marked: that of the lowest latency, and that of the highest
+    average accepted length (AAL). None if the table "objective" is empty.
 
     Args:
-        tables: all tables of the report, by name.
-        chosen: (draft width, depth, verify width) of the search, which is marked as are the shapes with the lowest
-            latency and with the highest AAL. None: not searched.
+        tables: all tables of the report, by name; "objective" is drawn.
+        chosen: the tree shape that a schedule search has chosen, marked too. None: there was no search.
     """
     table = tables["objective"]
     if table.empty:
@@ -259,7 +267,10 @@ def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def variants(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw the milliseconds that each stage variant would add to the chosen plan's iteration; None without data."""
+    """Draw the milliseconds that each stage variant would add to an iteration of the chosen plan.
+
+    None if the table "variants" is empty.
+    """
     table = tables["variants"]
     if table.empty:
         return None

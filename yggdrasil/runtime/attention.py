@@ -78,10 +78,14 @@ def attention_chunk(module: nn.Module) -> int:
 
 
 def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
-    """Check the extra keyword arguments with which the layer ``module`` calls its attention function.
+    """Check the keyword arguments of a layer's attention call that have no parameter in ``tree_attention``.
+
+    Args:
+        module: the layer, named in messages.
+        extra: the arguments. None as a value, and unknown names, are accepted.
 
     Raises:
-        YggdrasilError: tree attention does not support one of them, such as "alibi".
+        YggdrasilError: position_bias, alibi, indices or head_mask is given, which tree attention does not compute.
     """
     unsupported = [name for name in _UNSUPPORTED if extra.get(name) is not None]
     if unsupported:

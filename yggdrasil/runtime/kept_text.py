@@ -42,7 +42,10 @@ class KeptText:
 
     @property
     def whole(self) -> list[int]:
-        """Return the token ids of the whole text, including the first ones that never have KV entries."""
+        """Return the token ids of the whole text: ``lead``, then ``tokens``.
+
+        ``lead`` are the first tokens of a draft head's text, which have no KV entries; it is empty for a model.
+        """
         return [*self.lead, *self.tokens]
 
     def shared(self, whole: Sequence[int], ahead: int = 0, most: int | None = None) -> int:

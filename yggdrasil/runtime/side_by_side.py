@@ -143,7 +143,12 @@ class OneRow:
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Prefill the only prompt, or append the only token to the text. Return the logits [1, V] after it."""
+        """Run one text: prefill ``prompts[0]``, or append ``tokens[0]`` to the text. Return the logits [1, V] after it.
+
+        The parameters are those of ``Rows.read``, with a batch of one: either ``tokens`` or ``prompts`` has one entry
+        and the other none. A prompt replaces the text. ``lengths`` must be the text's length in tokens if a token is
+        given.
+        """
         assert len(tokens) + len(prompts) == 1
         if prompts:
             self._runner.text.forget()

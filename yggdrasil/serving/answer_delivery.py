@@ -49,7 +49,10 @@ class AnswerDelivery:
         self._emit(text, is_begin=is_begin)
 
     def end(self, result: Generation) -> None:
-        """Emit the rest of a streamed answer, then its result."""
+        """Pass ``result`` to the HTTP route that waits for it.
+
+        Of a streamed answer, the text, log-probabilities and trees that were not passed yet go first.
+        """
         if self._job.is_streamed:
             self._logprobs += (result.logprobs or [])[self._num_logprobs :]
             self._emit(result.text[self._emitted_length :])

@@ -79,9 +79,10 @@ def options_of(
 
 
 def with_recommended_sampling(body: Body, own: SamplingParams) -> Body:
-    """Return the request's fields with unset sampling fields taken from ``own``, the model's recommended parameters.
+    """Return a copy of a request in which unset sampling fields have the values of ``own``.
 
-    A request with temperature 0 is unchanged.
+    ``own`` has the parameters that the model's files recommend. The fields are those from temperature to
+    repetition_penalty. ``body`` itself is returned if its temperature is 0 or ``own`` is greedy.
     """
     if own.is_greedy or body.temperature == 0:
         return body

@@ -71,5 +71,5 @@ class ServerMetrics:
             self._stages.labels(stage).inc(milliseconds / 1e3)
 
     def page(self) -> bytes:
-        """Return all metrics of the server in Prometheus' text format."""
+        """Return all metrics of the server in Prometheus' text format, UTF-8, as the body of ``/metrics``."""
         return generate_latest(self._registry)

@@ -23,7 +23,7 @@ def frame(data: dict[str, Any]) -> bytes:
 
 
 def named_frame(data: dict[str, Any]) -> bytes:
-    """Encode ``data`` as one server-sent event with an ``event`` line, the value of ``data["type"]``."""
+    """Encode ``data`` as one server-sent event: the line ``event: `` with ``data["type"]``, then ``data`` as JSON."""
     return f"event: {data['type']}\n".encode("ascii") + frame(data)
 
 

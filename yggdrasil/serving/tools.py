@@ -91,7 +91,10 @@ class ToolFormat:
 
     @cached_property
     def reads_special(self) -> bool:
-        """Whether only special tokens mark a call, so that answers must be detokenised with special tokens."""
+        """Whether the marker that begins a call consists of special tokens, which detokenisation usually leaves out.
+
+        Answers must then be detokenised with ``skip_special_tokens=False``.
+        """
         return bool(self.begin.strip()) and not self._shown(self.begin).strip()
 
     @cached_property

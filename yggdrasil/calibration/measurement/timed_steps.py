@@ -68,15 +68,16 @@ def time_alternately(
     repeats: int = 1,
     seconds: float = inf,
 ) -> list[Timing]:
-    """Time ``repeats`` runs of every step in each of ``turns`` turns, in milliseconds; a turn before them warms up.
+    """Time all steps in turns, each step ``repeats`` times a turn, and return one timing per timed run, in order.
 
-    In a turn each step runs once untimed first. Every other turn is reversed, because a step's CPU caches depend on the
-    step before it.
+    An untimed turn warms up first. In a turn, each step runs once untimed before its timed runs. Every other turn takes
+    the steps in reverse, because the contents of the CPU caches depend on the step before.
 
     Args:
-        progress: takes the fraction done, 0 to 1.
-        timer: returns the milliseconds of a call.
-        seconds: no turn begins after this time, but at least two are timed.
+        turns: the most timed turns, at least 1.
+        progress: called with the fraction done, 0 to 1.
+        timer: calls a function and returns its milliseconds.
+        seconds: no turn begins so long after the call, but the first two always do.
     """
     found, began = list[Timing](), perf_counter()
     with one_thread():  # idle PyTorch threads would spin on the cores that our operators use

@@ -65,7 +65,17 @@ def fit_scorer(documents: Sequence[Document], *, with_table: bool) -> NGramScore
 
 
 def gather_candidates(documents: Sequence[Document], *, with_table: bool) -> Candidates:
-    """Collect the n-gram candidates at every position of every fifth document; the others fill the n-gram table."""
+    """Return the n-gram candidates for each answer token of every fifth document (the first, the sixth, ...).
+
+    A candidate is a token that followed the same last tokens earlier in the document, or in the n-gram table. Its
+    features are counts; ``is_right`` tells whether it is the answer's next token. Positions without candidates are left
+    out, and no further document is read after a million candidates.
+
+    Args:
+        documents: prompts with the target's answers.
+        with_table: also take candidates from an n-gram table, which is counted from the other four fifths of the
+            documents; else these are unused.
+    """
     asked = documents[::_EVERY]
     known = [document for i, document in enumerate(documents) if i % _EVERY]
     table = Table.of(known).without_rare() if with_table else None
@@ -93,7 +103,10 @@ def gather_candidates(documents: Sequence[Document], *, with_table: bool) -> Can
 
 
 def fit(candidates: Candidates, start: NGramScorer) -> NGramScorer:
-    """Return an n-gram scorer fitted by maximum likelihood to ``candidates`` (at least one), from ``start`` on."""
+    """Return an n-gram scorer fitted by maximum likelihood to ``candidates`` (at least one).
+
+    Training begins with the weights of ``start``, which is not changed.
+    """
     # A calibration may run under a caller's inference mode.
     with one_thread(), torch.inference_mode(False), torch.enable_grad():
         return _learn(_Network(start, candidates.features), candidates)
@@ -159,12 +172,14 @@ class _Network:
         return [self.layer, self.out, self.nothing]
 
     def mean_loss(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:
-        """Return the mean negative log-likelihood of the true next tokens over some positions, a scalar.
+        """Return the mean negative log-likelihood, in nats, of the target's next tokens over P positions (a scalar).
+
+        At a position where no candidate is right, the likelihood is the probability of all other tokens together.
 
         Args:
-            rows: indices of the positions' candidates.
-            of: position of each candidate, from 0 without gaps.
-            is_right: whether the candidate is the target's token.
+            rows: [C] int64, the positions' candidates as indices of the features given to the constructor.
+            of: [C] int64, position of each candidate, ascending, every one of 0 .. P - 1.
+            is_right: [C] bool, whether the candidate is the target's next token; at most one per position.
         """
         hidden = relu(self._features[rows] @ self.layer + self.bias)
         numbers = hidden @ self.out
@@ -177,7 +192,10 @@ class _Network:
         return (most + torch.log(whole) - chosen - (1.0 - hit) * nothing).mean()
 
     def scorer(self) -> NGramScorer:
-        """Return the trained network as an n-gram scorer of features that are not standardised."""
+        """Return the trained weights as an n-gram scorer, which reads raw features.
+
+        The mean and deviation by which training standardised the features are folded into the hidden layer's weights.
+        """
         layer = (self.layer / self._deviation[:, None]).detach()
         by_count, totals, by_share = layer.split(NUM_CONTEXTS)
         weights = {

@@ -79,9 +79,12 @@ def _unsaid(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
 
 
 def table_name_parts(stem: str, suffix: str) -> tuple[str, str]:
-    """Return the stem and suffix by which llama.cpp's table of names finds a Gemma 4 weight, given transformers' own.
+    """Return the parts of a Gemma 4 weight's name by which llama.cpp's table of tensor names (gguf-py) finds it.
 
-    They differ for a router's scales, which the table names after the weights that they scale.
+    ``stem`` and ``suffix`` are the name in transformers, split at its last dot. They are returned unchanged but for the
+    two scales of a mixture's router, where the table has the name of the weight that is scaled:
+    (``X.router``, ``scale``) gives (``X.router.proj``, ``scale``), and (``X.router``, ``per_expert_scale``) gives
+    (``X.experts.down_proj``, ``scale``).
     """
     if stem.endswith(".router") and suffix in _SCALES:
         scaled = _SCALES[suffix]

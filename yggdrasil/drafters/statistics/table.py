@@ -90,7 +90,10 @@ class Table:
         return int(self.totals[has_one_token(self.keys)].sum())
 
     def plus(self, other: Table) -> Table:
-        """Return the sum of this n-gram table and ``other``, with the most frequent continuations of each context."""
+        """Return a new n-gram table with the counts of this one and ``other`` added.
+
+        The 8 most frequent continuations of each context are kept. Both tables must have the same tokenizer's ids.
+        """
         return self._with(other, 1)
 
     def times(self, factor: int) -> Table:
@@ -98,7 +101,7 @@ class Table:
         return replace(self, totals=self.totals * factor, counts=self.counts * factor)
 
     def minus(self, other: Table) -> Table:
-        """Return the n-gram table with the counts of ``other`` subtracted, at least 0."""
+        """Return a new n-gram table with the counts of ``other`` subtracted. What is left with 0 or less is dropped."""
         return self._with(other, -1)
 
     def _with(self, other: Table, times: int) -> Table:
@@ -126,7 +129,7 @@ class Table:
         )
 
     def without_rare(self) -> Table:
-        """Return the table without three-token contexts seen once, which are most contexts and predict little."""
+        """Return a new table without three-token contexts seen once, which are most contexts and predict little."""
         known = ~is_longest(self.keys) | (self.totals > 1)
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         kept, renamed = known[row], np.cumsum(known) - 1
@@ -196,7 +199,10 @@ class Table:
 
 
 def _ranked(keys: IntArray, totals: IntArray, row: IntArray, tokens: IntArray, counts: IntArray) -> Table:
-    """Build the table in which ``tokens[i]`` followed context ``keys[row[i]]`` ``counts[i]`` times."""
+    """Build the table in which ``tokens[i]`` followed context ``keys[row[i]]`` ``counts[i]`` times.
+
+    Only the 8 most frequent continuations of each context are kept.
+    """
     order = np.lexsort((tokens, -counts, row))
     row = row[order]
     starts = np.searchsorted(row, np.arange(len(keys) + 1))

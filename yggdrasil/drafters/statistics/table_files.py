@@ -16,7 +16,7 @@ NICENESS = 10  # niceness of processes that write tables
 
 
 def tables_folder() -> Path:
-    """Return the folder of n-gram tables in the user's cache."""
+    """Return the folder of n-gram tables, ``tables`` in the folder of cached files. It may not exist."""
     return cache_root() / "tables"
 
 

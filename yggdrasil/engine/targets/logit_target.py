@@ -61,7 +61,7 @@ class LogitTarget:
 
     @property
     def text(self) -> KeptText:
-        """Return the text whose KV entries are in the target's cache."""
+        """Return the token ids that the target's KV cache was filled with, and how many of them have entries."""
         return self._target.text
 
     @property

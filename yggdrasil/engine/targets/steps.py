@@ -88,9 +88,9 @@ def read_tree(
 
 
 def rows_of(chosen: Tensor, tree: TokenTree) -> PassRows:
-    """Return tokens, parents, ancestors and existence of the tree nodes ``chosen`` [W] int64, as rows of one pass.
+    """Return the rows of one pass over the nodes ``chosen`` [W] int64 of ``tree``, in ascending node order.
 
-    Rows are in ascending node order. Parents are row numbers, [W]; the ancestor mask is [W, W].
+    Parents are given as row numbers. Nodes that are empty slots of the tree, whose score is -inf, are padding.
     """
     nodes = chosen.sort().values  # parents before children
     row_of = torch.zeros_like(tree.tokens).index_copy(0, nodes, torch.arange(nodes.shape[0], device=nodes.device))
@@ -148,7 +148,11 @@ class VerifyStep(CallStep[ModelCall]):
 
 
 def layout_of(rows: PassRows) -> Tensor:
-    """Return nodes, tokens, parents' rows and existence (1; 0 for padding) of a pass's rows as [4, W] int64."""
+    """Return the rows of a pass as one [4, W] int64 tensor, which the host copies at once.
+
+    Its lines are each row's node number in the drafted tree, token id, parent's row number (0 for the root itself), and
+    1 for a row or 0 for padding, whose other numbers have no meaning.
+    """
     return torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
 
 

@@ -32,10 +32,10 @@ def write_attention(
     norm: Tensor | None,
     caches: Sequence[Tensor],
 ) -> Mixed:
-    """Write the bytecode of the attention layer ``name`` over its key and value ``caches``, [Hkv, S, D] each.
+    """Write the bytecode of the attention layer ``name``, and return its output projection, which the caller writes.
 
-    ``norm`` is the weight of the RMS norm applied to its input, None without one. The output projection is not written:
-    it is returned with its input.
+    ``norm`` [H] is the weight of the RMS norm of the layer's input, None without one. ``caches`` are the layer's keys
+    and values, [Hkv, S, D] each: the pass's rows are written to them, and all are read.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -85,10 +85,16 @@ def _turn_of(model: Description, rope: str) -> list[int]:
 def write_short_convolution(
     writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the bytecode of LFM2's gated short convolution ``name`` over the layer's ``states``.
+    """Write the bytecode (for the native CPU interpreter) of LFM2's gated short convolution, and return its projection.
 
-    ``norm`` is the weight of the RMS norm applied to its input, None without one. The output projection is not written:
-    it is returned with its input.
+    The output projection is not written: the caller writes it, and fuses it with what follows.
+
+    Args:
+        writer: receives the bytecode.
+        name: of the layer in the checkpoint, such as "model.layers.0.conv".
+        norm: [H], the weight of the RMS norm of the layer's input; None without one.
+        states: the layer's buffers: the window [K - 1, C] of the text's last inputs, which is read, and [M, C], to
+            which the inputs of the pass's rows are written.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -103,10 +109,10 @@ def write_short_convolution(
 def write_gated_delta(
     writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the bytecode of the gated delta network ``name`` over the layer's recurrent ``states``.
+    """Write the bytecode of the gated delta net ``name``, and return its output projection, which the caller writes.
 
-    ``norm`` is the weight of the RMS norm applied to its input, None without one. The output projection is not written:
-    it is returned with its input.
+    ``norm`` [H] is the weight of the RMS norm of the layer's input, None without one. ``states`` are the layer's six
+    buffers in the order of ``StateBuffers``.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -130,10 +136,10 @@ def write_gated_delta(
 def write_state_space(
     writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the bytecode of the Mamba-2 layer ``name`` over its recurrent ``states``.
+    """Write the bytecode of the Mamba-2 layer ``name``, and return its output projection, which the caller writes.
 
-    ``norm`` is the weight of the RMS norm applied to its input, None without one. The output projection is not written:
-    it is returned with its input.
+    ``norm`` [H] is the weight of the RMS norm of the layer's input, None without one. ``states`` are the layer's six
+    buffers in the order of ``StateBuffers``.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -170,10 +176,10 @@ def write_state_space(
 def write_mlp(
     writer: Writer, model: Description, weights: Weights, name: str, source: int, norm: Tensor | None
 ) -> Mixed:
-    """Write the bytecode of the MLP ``name`` over the tensor number ``source``.
+    """Write the bytecode of the MLP ``name``, and return its down projection, which the caller writes.
 
-    ``norm`` is the weight of the RMS norm applied to its input, None without one. The down projection is not written:
-    it is returned with its input.
+    ``source`` is the bytecode's number of the input tensor. ``norm`` [H] is the weight of the RMS norm of this input,
+    None without one.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.

@@ -22,9 +22,13 @@ def is_tied(config: Config) -> bool:
 
 
 def weight_shapes(config: Config, described: Description) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all weights of a model by their name in checkpoints, in the order of the layers.
+    """Return the shapes of all weights of a model by their names in checkpoints, for models run by native steps.
 
-    The LM head is included only if it is not tied to the embedding.
+    The order is: embedding, layers, last norm, LM head. An LM head tied to the embedding is not included.
+
+    Args:
+        config: config.json as a mapping.
+        described: the same model's sizes and layer properties, as ``describe(config)`` returns them.
     """
     family, hidden = FAMILIES[config["model_type"]], described.hidden_size
     linears = {kind: _linears(family, described, kind) for kind in {shape.kind for shape in described.layers}}
@@ -42,7 +46,7 @@ def weight_shapes(config: Config, described: Description) -> dict[str, tuple[int
 
 
 def _linears(family: Family, of: Description, kind: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the linear layers, and the convolution, of a layer of ``kind``."""
+    """Return the weight shapes of the linear layers, and of the convolution, of a layer of ``kind``, by name."""
     hidden, inner = of.hidden_size, of.inner_size
     query, key = of.query_heads * of.head_size, of.key_heads * of.head_size
     mlp = {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
@@ -62,7 +66,7 @@ def _linears(family: Family, of: Description, kind: str) -> dict[str, tuple[int,
 
 
 def _head_norms(family: Family, of: Description) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the norms of queries and keys."""
+    """Return the weight shapes of the norms of queries and keys, by name; empty without these norms."""
     if family.head_norms == "none":
         return {}
     size = of.head_size

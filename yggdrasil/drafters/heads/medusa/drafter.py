@@ -49,7 +49,10 @@ class MedusaDrafter(LevelDrafter):
         return self._length
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens``, of which only the last is drafted from."""
+        """Start a request with the committed ``tokens`` (at least one), the last of which is the next tree's root.
+
+        The others only count. The hidden state that the heads read comes with the next ``extend``.
+        """
         self._last, self._length, self._headed = tokens[-1], len(tokens), None
 
     def pretend_context(self, length: int, token: int) -> None:
@@ -57,7 +60,10 @@ class MedusaDrafter(LevelDrafter):
         self._last, self._length = token, length + 1
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append committed ``tokens`` and keep the hidden state before the last one."""
+        """Append committed ``tokens``, and keep the target's hidden state from which the last of them was chosen.
+
+        ``states`` maps the layer that the heads read to [len(tokens), H], the states before each token.
+        """
         self._last, self._length = tokens[-1], self._length + len(tokens)
         self._state.copy_(states[self._layer][-1:])
 
