@@ -35,7 +35,7 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: 
         packed: the weight as ``pack_linear`` writes it; here, without the native library, it is the weight [N, K].
         bias: [N] or None.
         out_features: N, which native packed weights pad.
-        num_threads: threads of the native operator; not used here.
+        num_threads: threads of the native operator; not used here, as in all functions below.
     """
     return torch.nn.functional.linear(x, packed, bias)
 
@@ -62,8 +62,7 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
         gate: [..., K]; the layers' input is silu(gate) * x. None: x.
         gelu: gelu(gate) * x instead, tanh-approximated.
         norm: [K], weight of an RMS norm of x; None: no norm.
-        plus_one: the norm multiplies by 1 + norm, rounded once.
-        eps: added to the norm's mean square.
+        plus_one, eps: as in ``norm_rows``.
         residual: [..., N], added to the output of a single layer; None: nothing is added.
         packed, biases, out_features: weight, bias or None, and N of each layer.
     """
@@ -136,7 +135,6 @@ def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Ten
             are rounded to the dtype of ``x`` before they are multiplied by the weight.
         eps: added to the mean square.
         residual: [..., K], added after the norm; None: nothing is added.
-        num_threads: threads of the native operator; not used here.
     """
     whole = x.float()
     scaled = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + eps)

@@ -109,9 +109,9 @@ def commit_states(
     """Update the recurrent states of all layers, in place, by the accepted rows of a pass, from their stored factors.
 
     Args:
-        windows: [K - 1, C] each, last inputs of the convolutions; updated.
+        windows: [K - 1, C] each, the text's last inputs of the convolutions, oldest first; updated.
         inputs: [M, C] each, inputs of the pass's rows.
-        states: [Hv, Dk, Dv] each; updated.
+        states: [Hv, Dk, Dv] float32 each; updated. Empty, as are the three after it, without such states.
         keys, updates, decays: [M, Hk, Dk], [M, Hv, Dv] and [M, Hv] each, factors of the pass's rows.
         slots: slots of the accepted rows, in the order of their path.
     """

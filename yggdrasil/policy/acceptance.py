@@ -110,7 +110,9 @@ class DraftedTrees:
         return self._depth is not None
 
     def typical(self, here: int, model_free: Decision | None) -> Candidate:
-        """Return the shape with the highest objective value at the mean survival, with expected tokens and value.
+        """Return the shape with the highest objective value for a typical tree, with its expected tokens and value.
+
+        Its acceptance by depth is the calibration's mean.
 
         A drafted tree also contains the model-free drafts. If ``model_free`` could be verified alone, the expected
         tokens are its own plus those that drafting adds, which are fewer the more ``model_free`` expects.
@@ -129,7 +131,7 @@ class DraftedTrees:
         """Return the tree shape with the highest objective value for ``features``, with its expected tokens and value.
 
         Args:
-            features: what the depth predictor reads. Without a depth predictor the mean survival is used instead.
+            features: what the depth predictor reads. Without one, they are not used, and a typical tree is returned.
             here: index into ``costs``, of the nearest context length.
         """
         if self._depth is None:

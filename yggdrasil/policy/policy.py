@@ -147,12 +147,16 @@ class ObjectivePolicy:
         return best
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        """Return ``decision`` with the best verify width for the tree's ``expected`` tokens, [V]."""
+        """Return ``decision`` with the verify width of the highest objective value.
+
+        ``expected`` [V] are the tokens that the drafted tree's scores predict at each verify width, bonus token
+        included.
+        """
         self._here = bisect_left(self._borders, context)
         return self._verified_at(decision, expected, self._pruned(self._here, decision.shape).best(expected)[0])
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound of model-free drafts, alone (None) or below a tree drafted as ``shape``."""
+        """Return the early-stopping bound of model-free drafts in a tree drafted as ``shape``; None: of these alone."""
         here = bisect_left(self._borders, context)
         return self._free_passes(here).bound if shape is None else self._pruned(here, shape).bound
 

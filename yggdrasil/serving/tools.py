@@ -42,7 +42,10 @@ class ToolFormat:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ToolFormat | None":
-        """Return the form of tool calls in a chat template; None if it takes no tools or writes calls not as JSON."""
+        """Return the form of tool calls in the tokenizer's chat template, found by rendering a chat with a call.
+
+        None if the template takes no tools or writes calls in another form than JSON.
+        """
         function = {"name": _NAME, "description": "d", "parameters": _PARAMETERS}
         tools: list[Any] = [{"type": "function", "function": function}]
         call = {"type": "function", "id": "abcdefghi", "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
@@ -114,7 +117,7 @@ class ToolFormat:
         return self._shown(text) if self.reads_special else text
 
     def decided(self, text: str) -> str:
-        """Return the prefix of an unfinished answer that can be streamed, because it cannot be part of a tool call."""
+        """Return the prefix of the unfinished answer ``text`` that can be streamed: it cannot belong to a tool call."""
         return self._visible(text[: self._num_decided(text)])
 
     def _num_decided(self, text: str) -> int:
@@ -135,6 +138,7 @@ class ToolFormat:
         """Split the text of a finished answer into content and tool calls.
 
         Args:
+            text: the answer, with special tokens if ``reads_special``.
             names: names of the tools. JSON without the marker of a call is a call only if it has one of these names.
         """
         mark, lead = self._mark, self._lead
@@ -184,7 +188,7 @@ class ToolFormat:
         return ToolCallReply(id=uuid.uuid4().hex[:9], function=function)  # Mistral's templates require 9 characters
 
     def constraint(self, tools: Sequence[Tool]) -> Constraint:
-        """Return a grammar that permits one call of one of ``tools``, with arguments that match its schema."""
+        """Return a grammar that permits exactly one call, of one of ``tools``, with arguments that match its schema."""
         definitions: dict[str, Any] = {}
         choices = []
         for number, tool in enumerate(tools):

@@ -85,7 +85,7 @@ class Target(Protocol):
         """
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch a pass of the target over the ``width`` best nodes of the tree.
+        """Launch a pass of the target over the ``width`` nodes of the tree with the highest scores, without waiting.
 
         Return its outputs, which ``accept`` reads.
         """
@@ -94,9 +94,9 @@ class Target(Protocol):
         """Wait for a verification of ``width`` nodes, and return the tokens and rows that it accepted."""
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Return the tokens and rows that a verification of ``width`` nodes of ``tree`` accepted.
+        """Return what ``accept`` returns, for a pass over ``width`` nodes whose accepted path the host finds.
 
-        The host finds the path.
+        ``tree`` is the verified tree, whose nodes are copied to the host.
         """
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
@@ -274,9 +274,9 @@ class TargetModel(PromptReader):
         return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Return the tokens and rows of ``tree`` that the target's argmax tokens follow. The host finds the path.
+        """Return the accepted path of ``tree``, which follows the target's argmax tokens, as the host finds it.
 
-        ``outputs`` are those of ``verify`` for ``width`` nodes.
+        ``outputs`` are those of ``verify`` for ``width`` nodes of ``tree``, which are copied to the host.
 
         Raises:
             YggdrasilError: logits are not finite.

@@ -31,7 +31,7 @@ class Writer:
         self.numbers: list[float] = []
 
     def tensor(self, tensor: Tensor | None) -> int:
-        """Add a tensor to those of the layer, and return its number in the bytecode; ``NOTHING`` (-1) for None."""
+        """Add a tensor that the layer's bytecode uses, and return its number there; ``NOTHING`` (-1) for None."""
         if tensor is None:
             return NOTHING
         self.own.append(tensor)

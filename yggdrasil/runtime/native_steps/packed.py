@@ -31,7 +31,7 @@ class Weights:
         self.tensors, self._formats = tensors, formats
 
     def has(self, name: str) -> bool:
-        """Return whether there is a tensor of the full name ``name``."""
+        """Return whether the model has a tensor called ``name``, suffixes such as ".packed" included."""
         return name in self.tensors
 
     def linear(self, name: str, outputs: int) -> Linear:

@@ -108,10 +108,10 @@ class StateBuffers:
 
 
 def parents_of(tree_mask: Tensor) -> Tensor:
-    """Return the parent row of each of the W rows of a pass, [W] int64; -1 for the root, which has none.
+    """Return the parent row of each of the W rows of a pass, [W] int64; -1 for a row that has none.
 
-    ``tree_mask`` [W, W] bool: row i attends to row j. It may, and usually does, attend to itself, which is ignored. The
-    rows that row i attends to are its ancestors in the tree. They come before it, and the last of them is its parent.
+    ``tree_mask`` [W, W] bool: whether row i attends to row j. It usually attends to itself too, which is ignored. The
+    rows before i that it attends to are its ancestors in the tree, and the last of them is its parent.
     """
     rows = torch.arange(1, tree_mask.shape[0] + 1, device=tree_mask.device)
     # NOTE: no ``tril``, whose OpenMP threads wait awake after it and slow down the native threads of the pass.
