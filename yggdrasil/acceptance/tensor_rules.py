@@ -41,7 +41,11 @@ def accept(
 
 
 def _relaxed_choices(rows: PassRows, scores: Tensor, choices: Tensor, inputs: SamplingInputs) -> Tensor:
-    """Replace the choice after each row by its best acceptable child, unless a child holds the choice."""
+    """Return the tokens chosen after each row, [W] int64: ``choices``, changed where the relaxed rule allows it.
+
+    A choice that no child of the row holds is replaced by the child with the highest score, if that is among the
+    ``relaxed_topk`` best and near enough to the best.
+    """
     numbers = torch.arange(choices.shape[0], device=choices.device)
     is_child = (rows.parents == numbers[:, None]) & rows.exist & (numbers > 0)  # [parent, child]
     has_choice = (is_child & (rows.tokens == choices[:, None])).any(1)

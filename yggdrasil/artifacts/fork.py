@@ -149,7 +149,7 @@ def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) ->
 
 
 def _limit(cpu_seconds: int, megabytes: int) -> None:
-    """Limit the processor time and additional memory of this process."""
+    """Limit this process to ``cpu_seconds`` of processor time and ``megabytes`` MiB more memory than it has now."""
     import resource
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

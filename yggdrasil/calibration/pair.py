@@ -145,7 +145,10 @@ def _head(folder: str, source: "PairSource", target: LoadedModel) -> LoadedHead:
 
 
 def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
-    """Return an assembly of the same target with its draft head restricted to the vocabulary of ``source``."""
+    """Return an assembly of the same target and head, which drafts only tokens of ``source.vocabulary``.
+
+    The head is loaded again from ``source.drafter``.
+    """
     assert source.drafter is not None, "the assembly has one"
     target = assembly.target.loaded
     return assemble(
@@ -155,7 +158,10 @@ def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
 
 
 def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:
-    """Return an assembly of the same models, for other shapes or another backend, with its own caches and tree."""
+    """Return an assembly of the same models with its own caches, tree and steps, which are not built yet.
+
+    ``shapes`` and ``backend`` are those of ``assembly`` if None.
+    """
     return assemble(
         assembly.target.loaded, assembly.second, shapes or assembly.shapes, backend or assembly.target.backend,
         model_free=assembly.engine.model_free,
@@ -163,7 +169,10 @@ def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend |
 
 
 def with_threads(assembly: Assembly, source: "PairSource") -> Assembly:
-    """Return an assembly of the same models with the thread counts of ``source``. Its steps are defined anew."""
+    """Return an assembly of the same weights whose models run on the numbers of threads in ``source``.
+
+    It has its own caches, tree and steps, which are not built yet.
+    """
     target, drafter = on_threads(assembly.target.loaded, source.target_threads), assembly.second
     if isinstance(drafter, LoadedHead):
         drafter = drafter._replace(loaded=on_threads(drafter.loaded, source.drafter_threads))

@@ -128,7 +128,7 @@ def _bars() -> "Progress":
 
 
 def show_comparison(result: "Comparison") -> None:
-    """Print one line about a prompt that was compared with plain decoding."""
+    """Print one line about a prompt that was decoded with a plan and by plain decoding: times, AAL, and same tokens."""
     tree, plain = result.tree.metrics, result.plain.metrics
     same = "same tokens" if result.divergence is None else f"DIFFERENT TOKENS ({result.divergence.verdict})"
     ratio = f"{result.decode_ratio:5.2f}" if tree.iterations else f"{'-':>5}"  # the first token is the prefill's
@@ -140,7 +140,10 @@ def show_comparison(result: "Comparison") -> None:
 
 
 def show_summary(summary: dict[str, Any]) -> None:
-    """Print the figures of a comparison with plain decoding as a table."""
+    """Print a table of the measurements by which a plan was compared with plain decoding, one row for each.
+
+    ``summary`` maps names to numbers, texts, or quartiles as ``describe`` takes them.
+    """
     from rich.console import Console
     from rich.table import Table
 

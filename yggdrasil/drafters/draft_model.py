@@ -135,7 +135,10 @@ class DraftModel(LevelDrafter):
         self._text.num_rows = len(self._text.tokens)
 
     def grow(self, width: int, depth: int) -> None:
-        """Attach ``depth`` levels of ``width`` nodes, and run the draft model on all levels but the last."""
+        """Attach ``depth`` levels of ``width`` nodes to the tree, and run the draft model on all of them but the last.
+
+        So nodes of the last level have no KV entries.
+        """
         self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
         self.levels.run(self.root_position, width, depth, after_work=self._is_waiting)
         self._is_waiting = False

@@ -67,7 +67,7 @@ class StepCache(Cache):
 
     @property
     def parents(self) -> Tensor:
-        """Return the parent row of each row of the step, [W] int64; -1 for a row that follows the text."""
+        """Return the parent row of each row of the step, [W] int64; -1 for a row that has none."""
         assert self._parents is not None, "a step over recurrent states has the parents of its rows"
         return self._parents
 
