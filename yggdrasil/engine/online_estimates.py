@@ -31,7 +31,8 @@ def refined_costs(costs: Costs, trace: Trace) -> Costs:
 
     A verify width (rows of a pass) with n timed passes gets the mean of its stored cost, counted 64 times, and of the n
     times. All passes together give one such factor of new over stored cost, by which the costs of widths without passes
-    and of drafting are multiplied. Without timed passes, ``costs`` itself is returned.
+    and of drafting are multiplied. Then no width costs more than a wider one, which could run it too. Without timed
+    passes, ``costs`` itself is returned.
     """
     ratios = _ratios(costs, trace)
     if not ratios:

@@ -116,7 +116,8 @@ def fit(candidates: Candidates, start: NGramScorer) -> NGramScorer:
 def mean_loss(scorer: NGramScorer, candidates: Candidates) -> float:
     """Return the mean negative log-likelihood of the true next tokens under ``scorer``, in nats per position.
 
-    NaN if a weight of the scorer is NaN.
+    At a position where no candidate is right, the likelihood is the probability of all other tokens together. NaN if a
+    weight of the scorer is NaN.
     """
     rows = torch.arange(len(candidates.position))
     network = _Network(scorer, candidates.features)
