@@ -41,11 +41,11 @@ class SamplingKind:
 
 
 def kind_on_device(params: SamplingParams, speculation: Speculation = DEFAULT) -> SamplingKind | None:
-    """Return the operations by which captured steps choose and accept a request's tokens; None if the host must do it.
+    """Return the operations with which a GPU's captured graphs choose and accept the tokens of a request.
 
-    The host chooses from copied logits for ``typical_p``, ``bad_words``, ``min_new_tokens`` and ``logits_processors``
-    that differ from their defaults, for acceptance rules that draw candidates or that users define, and for
-    ``Speculation.thinking_only`` (relaxed acceptance within ``<think>`` only).
+    None if the host must choose them, from logits that are copied to it. It must if one of these holds:
+    ``typical_p``, ``bad_words``, ``min_new_tokens`` or ``logits_processors`` differs from its default; the acceptance
+    rule samples the drafted tokens or is a user's own; or ``thinking_only`` limits relaxed acceptance to ``<think>``.
     """
     rule = "match" if speculation.rule == "off" else speculation.rule
     if (

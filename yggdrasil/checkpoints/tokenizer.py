@@ -154,7 +154,8 @@ def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
 def try_template(tokenizer: Any) -> None:
     """Render short chats of all forms with the tokenizer's template, to see whether it uses too much time or memory.
 
-    Errors of the template are ignored.
+    The forms differ in system message, tools, a tool's result and the prompt of a new answer. Call it in a child
+    process that has limits of time and memory: an endless template never returns. Errors of the template are ignored.
 
     Raises:
         MemoryError: the memory limit of this process is reached.

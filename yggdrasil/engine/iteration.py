@@ -109,7 +109,10 @@ class ShadowTree:
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """Return the node numbers from the highest to the lowest score, [N] int64."""
+        """Return the node numbers from the highest to the lowest estimated acceptance, [N] int64; the root is first.
+
+        A parent precedes its children.
+        """
         return self._ranking.order
 
     def use(self, width: int) -> int:

@@ -38,10 +38,13 @@ class LlamaServer:
     def pass_ms(self, report: Callable[[float], None]) -> dict[int, float]:
         """Measure the milliseconds of a pass by its number of rows (``WIDTHS``), logits of every row included.
 
-        Width 1 is a plain step, timed during generation without speculation. A wider pass adds the extra time of
-        reading so many prompt tokens instead of one. llama-server computes logits of the last prompt token only, so the
-        extra time is scaled up by the LM head's share of the weights. It also adds the extra time of a pass after one
-        of another width, for which the server rebuilds its graph.
+        With prompt(W) the median time of reading W prompt tokens, and share the LM head's share of the weights:
+
+            ms[1] = plain, the median step of generation without speculation
+            ms[W] = plain + (prompt(W) - prompt(1)) / (1 - share) + (prompt(1) - plain)
+
+        The factor stands for the logits of all W rows, since llama-server computes those of the last prompt token only.
+        The last term is the time of rebuilding its graph after a pass of another width. Both differences are >= 0.
 
         Args:
             report: takes the fraction done, 0 to 1.

@@ -52,7 +52,10 @@ class Features(Protocol):
         """Return numbers on how the end of the text repeats an earlier part, [R] float32."""
 
     def head(self) -> Float32Array:
-        """Return the drafter's log-probabilities of its K likeliest next tokens, descending, [K]. Runs a head draft."""
+        """Return the drafter's log-probabilities of its K likeliest tokens after the text, descending, [K] float32.
+
+        Runs the first draft step (head draft), which computes them.
+        """
 
 
 class RepetitionFigures:

@@ -136,9 +136,13 @@ class TraceSet:
         return self.edge_log_probability[width][wanted], self.hit[width][wanted]
 
     def best_path_scores(self, width: int) -> Float32Array:
-        """Return the best score (log of the acceptance probability) among the nodes of each depth, [P, D] float32.
+        """Return the best score among the nodes of each depth, [P, D] float32: P recorded trees, depths 1 to D.
 
-        It is ``NO_PATH_SCORE`` where no node is that deep. ``width`` is the draft width of the trees.
+        A score is the log of the estimated probability that the whole path down to the node is accepted. It is
+        ``NO_PATH_SCORE`` where no node is that deep.
+
+        Args:
+            width: draft width, the nodes of a level, of the trees.
         """
         columns = [
             np.where(self.depth[width] == level, self.scores[width], -np.inf).max(axis=1)

@@ -106,9 +106,11 @@ class AnswerCounts:
 
 
 def merge(folder: Path, base: Path) -> None:
-    """Add the new n-gram counts in ``folder`` to the stored ones, and write their sum with the table ``base``.
+    """Merge the n-gram counts of a model's answers in ``folder``, and write the table that drafting then reads.
 
-    Damaged files of counts are removed.
+    The files ``new-*.safetensors`` are added to the file of all counts so far and deleted, so that nothing is counted
+    twice. The written table is the sum of ``base``, the model's table without answers, and of all counts, weighted by
+    ``OWN_WEIGHT``. Damaged files of counts are removed.
 
     Raises:
         ArtifactError: ``base`` is not a table, a file cannot be written, or another process holds the lock.

@@ -119,9 +119,9 @@ class CapturedTarget(PromptReader):
             yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, through the target.
+        """Run ``token``, the last committed one, through the target, and return the token that it chooses next.
 
-        Return the next token with its row and hidden state.
+        The outcome has one row, that of ``token``, and this row's hidden states of the layers that a drafter reads.
         """
         outputs = self.launch_plain(token)
         outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]

@@ -184,16 +184,17 @@ class AcceptStep(StepModule):
         chosen: Tensor,
         *buffers: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Sample a token after every row of a pass by a request's parameters, and accept a path by its rule.
+        """Sample a token after every row of a pass by a request's parameters, and accept a path by the request's rule.
 
         Args:
+            weights, caches: unused; every step takes them.
             logits: [W, V] float32.
             root: [1] int64, the root's index in the text.
             chosen: [W] int64, the rows' nodes.
             buffers: the tensors of the ``TokenTree``, then the fields of ``SamplingInputs``.
 
-        Returns (summary, words). The summary [2 + 4W] int64 is that of ``VerifyStep``. The words are the bits of every
-        row's log-probabilities, [0] if the request has none.
+        Returns (summary, words). The summary [2 + 4W] int64 has the layout of ``VerifyStep``'s. The words int64 are the
+        bits of the log-probabilities of every row's token and of the likeliest ones; empty without log-probabilities.
         """
         num_tree, kind = len(buffers) - len(SamplingInputs._fields), self._kind
         tree, inputs = TokenTree(*buffers[:num_tree]), SamplingInputs(*buffers[num_tree:])
