@@ -46,6 +46,7 @@ def kind_on_device(params: SamplingParams, speculation: Speculation = DEFAULT) -
     None if the host must choose them, from logits that are copied to it. It must if one of these holds:
     ``typical_p``, ``bad_words``, ``min_new_tokens`` or ``logits_processors`` differs from its default; the acceptance
     rule samples the drafted tokens or is a user's own; or ``thinking_only`` limits relaxed acceptance to ``<think>``.
+    Greedy requests ignore ``typical_p``.
     """
     rule = "match" if speculation.rule == "off" else speculation.rule
     if (

@@ -49,7 +49,7 @@ class MappedSafetensors:
         return name in self._files
 
     def packed(self, name: str) -> PackedRows | None:
-        """Return None: no weight of a safetensors file is stored in quantised blocks."""
+        """Return None: this reader has no weights in quantised blocks (``Mxfp4Experts`` reads those of MXFP4)."""
         return None
 
     def stop_packing(self) -> None:

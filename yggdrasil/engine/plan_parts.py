@@ -125,7 +125,7 @@ def planned_drafter(
     ``tokenizer`` is the target's. ``folder`` has the restricted draft vocabulary of a head.
 
     Raises:
-        YggdrasilError: the drafter has changed since the calibration, or does not fit the target.
+        YggdrasilError: the drafter has changed since the plan was made, or does not fit the target.
     """
     if plan.drafter is None:
         return None
@@ -176,7 +176,7 @@ def _useful(counts: StatisticsDrafter, plan: Plan) -> StatisticsDrafter:
 
 
 def check_fingerprint(model: ModelRef, role: str) -> None:
-    """Check that the checkpoint of a plan's model exists and has not changed since the calibration.
+    """Check that the checkpoint of a plan's model exists and has not changed since the plan was made.
 
     ``role`` ("target" or "drafter") names the model in messages.
 

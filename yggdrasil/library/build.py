@@ -50,7 +50,7 @@ def load_native() -> bool:
     """Load the native library for this processor, compiling it first if necessary. Return whether it is loaded.
 
     If it cannot be compiled, a library for fewer instruction sets is loaded, or False is returned; both print a
-    warning.
+    warning. On Windows, and if ``YGGDRASIL_CPU_LEVEL`` is "none", False is returned without one.
     """
     try:
         levels = chosen_levels()

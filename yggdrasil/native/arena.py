@@ -69,7 +69,7 @@ class Arena:
         self._has_huge_pages = not self._is_sparse
 
     def free_rest(self) -> None:
-        """Give the resident memory after the arena's last tensor back to the system."""
+        """Give the resident memory after the last tensor of the arena's last region back to the system."""
         begin = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._regions and begin < len(self._regions[-1]) and hasattr(mmap, "MADV_DONTNEED"):
             self._regions[-1].madvise(mmap.MADV_DONTNEED, begin)

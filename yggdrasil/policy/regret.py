@@ -44,7 +44,10 @@ class RegretBudget:
         self._first, self._has_first = 0.0, False
 
     def add_tree(self, gained: float) -> None:
-        """Add the gain or loss of one verified tree to the balance.
+        """Add the gain or loss of one verified tree to the balance; a loss counts at most ``WORST``.
+
+        The loss of a request's first tree, at most three times ``WORST``, is not added now. Later gains of the request
+        repay it, and ``begin`` of the next request charges the rest.
 
         Args:
             gained: the tree's tokens minus the tokens that plain decoding gives in the same time. Negative: a loss.

@@ -110,7 +110,8 @@ def merge(folder: Path, base: Path) -> None:
 
     The files ``new-*.safetensors`` are added to the file of all counts so far and deleted, so that nothing is counted
     twice. The written table is the sum of ``base``, the model's table without answers, and of all counts, weighted by
-    ``OWN_WEIGHT``. Damaged files of counts are removed.
+    ``OWN_WEIGHT``, without contexts that were rarely counted. Damaged files of counts are removed. Without counts
+    nothing is written.
 
     Raises:
         ArtifactError: ``base`` is not a table, a file cannot be written, or another process holds the lock.

@@ -121,7 +121,8 @@ class CapturedTarget(PromptReader):
     def plain(self, token: int) -> Outcome:
         """Run ``token``, the last committed one, through the target, and return the token that it chooses next.
 
-        The outcome has one row, that of ``token``, and this row's hidden states of the layers that a drafter reads.
+        The outcome has the one row of ``token`` and its hidden states, those of the layers that a drafter reads too. It
+        has no logits.
         """
         outputs = self.launch_plain(token)
         outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]

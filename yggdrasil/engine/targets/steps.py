@@ -194,7 +194,8 @@ class AcceptStep(StepModule):
             buffers: the tensors of the ``TokenTree``, then the fields of ``SamplingInputs``.
 
         Returns (summary, words). The summary [2 + 4W] int64 has the layout of ``VerifyStep``'s. The words int64 are the
-        bits of the log-probabilities of every row's token and of the likeliest ones; empty without log-probabilities.
+        bits of the log-probabilities of every row's token and of the likeliest ones, then the ids of these; empty
+        without log-probabilities.
         """
         num_tree, kind = len(buffers) - len(SamplingInputs._fields), self._kind
         tree, inputs = TokenTree(*buffers[:num_tree]), SamplingInputs(*buffers[num_tree:])
