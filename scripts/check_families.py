@@ -106,7 +106,9 @@ OTHERWISE: tuple[dict[str, object], ...] = (
 )  # fmt: skip
 
 
-# Published models with their own sizes (config.json of each), but two to four layers and a small vocabulary.
+# Layer sizes of published models, but two to four layers and a small vocabulary. They are from copies of config.json in
+# public code. Not compared with the published file: Granite-4.0-H-350M and Falcon-H1-1.5B, whose copies name no size,
+# and the fields of LFM2-8B-A1B that are left at transformers' defaults.
 _CONV = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "conv_L_cache": 3}
 _GRANITE = {
     "hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 4, "mamba_d_state": 128, "mamba_n_heads": 48,
