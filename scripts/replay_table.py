@@ -29,7 +29,7 @@ from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.cli import run_script
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
-from yggdrasil.drafters.statistics.grown_table import OWN_WEIGHT
+from yggdrasil.drafters.statistics.grown_table import with_answers
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.shipped_table import make_table, table_file
 from yggdrasil.drafters.statistics.table import Table
@@ -82,7 +82,7 @@ def main(  # noqa: PLR0913
     for count in grown:
         own = Table.of(known[:count])
         name = f"and {count} answers, {own.num_tokens:,} tokens"
-        tables.append((name, shipped.plus(own.times(OWN_WEIGHT)).without_rare()))
+        tables.append((name, with_answers(shipped, own)))
     print(f"| table | {' | '.join(f'{each} rows' for each in width)} |\n|---|{'---|' * len(width)}")
     for name, table in tables:
         cells = [f"{tokens_a_pass(table, replayed, each):.2f}" for each in width]

@@ -5,7 +5,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 from full_disk import full_disk
 from hypothesis import given
@@ -50,28 +49,6 @@ def test_a_sum_is_the_count_of_both(some, others):
     for key in range(len(total.keys)):
         counts = total.counts[total.starts[key] : total.starts[key + 1]]
         assert (counts[:-1] >= counts[1:]).all()
-
-
-@given(DOCUMENTS, DOCUMENTS, DOCUMENTS)
-def test_a_difference_is_the_count_of_the_rest(some, others, strangers):
-    """Of text that was never counted here, nothing can be taken away but what looks like it."""
-    both = Table.of([*some, *others])
-
-    assert read(both.minus(Table.of(others))) == read(Table.of(some))
-    unlike = Table.of(
-        [([90 + token for token in prompt], [90 + token for token in answer]) for prompt, answer in strangers]
-    )
-    assert read(both.minus(unlike)) == read(both)
-    assert both.minus(both).num_tokens == 0
-
-
-def test_what_was_not_kept_takes_no_more_away_than_there_was():
-    """Nine continuations of one context, of which eight are kept: without them the ninth is all that is left."""
-    every = [token for continuation in range(1, BRANCHES + 1) for token in (0, continuation, 0, continuation)]
-    left = (
-        Table.of([([], [0, 99, 0, 99, 0, 99])]).plus(Table.of([([], every)])).minus(Table.of([([], [*every, 0, 99])]))
-    )
-    assert (left.counts <= np.repeat(left.totals, np.diff(left.starts))).all()
 
 
 def test_a_sum_keeps_the_most_frequent():

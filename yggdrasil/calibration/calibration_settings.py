@@ -142,7 +142,7 @@ class CalibrationSettings:
     effort: Effort
     chat: bool = False  # plain prompts are a user's turn in the target's chat template
     table_tokens: int | None = None  # tokens to generate for a table; None: by the effort's time
-    own_table: bool = False  # use this calibration's table even if a larger one of the target exists
+    own_table: bool = False  # count only text of the target in its table, no shipped text
     keeps_drafter: bool = False  # also if it does not pay off
 
     @property

@@ -41,7 +41,7 @@ from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.calibration.results import SAMPLES_VERSION, write_results
-from yggdrasil.calibration.statistics.known_tables import announce_table, largest_table, with_larger_table
+from yggdrasil.calibration.statistics.base_table import base_table
 from yggdrasil.calibration.statistics.learning import LearnedStatistics
 from yggdrasil.calibration.statistics.model_free import (
     OWN_TEXT,
@@ -101,8 +101,7 @@ def _calibrate(
     left_out: LeftOut | None = None,
 ) -> Path | LeftOut:
     """Return the path of the plan that was written, or the drafter if it does not pay off and may be left out."""
-    known = largest_table(settings)
-    announce_table(known, reporter)
+    base = base_table(settings, assembly.target.loaded, reporter)
     pair = _choose_threads(assembly, settings.pair, work, reporter)
     if pair != settings.pair:
         assembly = with_threads(assembly, pair)
@@ -113,7 +112,7 @@ def _calibrate(
     frame = _measure(job)
     shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
     costs = costs_from(frame, shapes)
-    counted = with_larger_table(generate_and_fit(job, costs[0].steps()), known)
+    counted = generate_and_fit(job, costs[0].steps(), base)
     choice = _choose(job, counted, costs[0].steps())
     if choice.gain is not None and not (choice.gain.pays or settings.keeps_drafter):
         assert pair.drafter is not None, "only a drafter can be left out"

@@ -114,7 +114,7 @@ def calibrate(
     ] = None,
     own_table: Annotated[
         bool,
-        typer.Option("--own-table", help="Use this calibration's table even if the target has a larger one."),
+        typer.Option("--own-table", help="Count only text of the target in its table, no shipped text."),
     ] = False,
     keep_drafter: Annotated[
         bool,

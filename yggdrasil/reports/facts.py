@@ -66,7 +66,7 @@ class Facts:
 
     @property
     def table(self) -> str | None:
-        """A line about the n-gram table if another calibration built it; None otherwise."""
+        """A line about the n-gram table if it counts shipped text; None otherwise."""
         return table_origin(self.predictor)
 
     def reasons(self) -> list[str]:

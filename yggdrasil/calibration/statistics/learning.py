@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from yggdrasil.calibration.own_text import Document
+from yggdrasil.calibration.statistics.base_table import BaseTable, count_documents
 from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.calibration.statistics.scorer_fit import fit_scorer
 from yggdrasil.drafters.model_free_options import StatisticsOptions
@@ -23,13 +24,14 @@ _HELD_OUT_EVERY = 10  # one document in so many is for the prediction, the other
 class LearnedStatistics(NamedTuple):
     """A scorer, a table of all documents, and the expected speeds on held-out documents.
 
-    Without ``documents`` the expected speeds are empty and there is no table, or the table is of another plan.
+    Without ``documents`` the expected speeds are empty and there is no table.
     """
 
     scorer: NGramScorer
     table: Table | None
     expected: list[Expectation]
     documents: Sequence[Document] = ()
+    base: BaseTable | None = None  # to which the counts of the documents are added
 
     def options(self) -> StatisticsOptions:
         """Return the options of the n-gram statistics drafter as a plan records them."""
@@ -38,14 +40,11 @@ class LearnedStatistics(NamedTuple):
     def drafter_without(self, documents: Sequence[Document]) -> StatisticsDrafter:
         """Return a drafter whose n-gram table excludes answers to the prompts of ``documents``, for a fair evaluation.
 
-        If the table's documents are unknown, the counts of ``documents`` are subtracted from it.
+        The table of shipped text stays as it is.
         """
         asked = {document.prompt_key for document in documents}
         others = [document for document in self.documents if document.prompt_key not in asked]
-        table = self.table
-        if table is not None:
-            table = Table.of(others).without_rare() if self.documents else table.minus(Table.of(documents))
-        return StatisticsDrafter(self.scorer, table)
+        return StatisticsDrafter(self.scorer, None if self.table is None else count_documents(others, self.base))
 
     def save(self, folder: Path) -> None:
         """Write the n-gram scorer, and the n-gram table if there is one, to ``folder``."""
@@ -55,7 +54,12 @@ class LearnedStatistics(NamedTuple):
 
 
 def fit_statistics(
-    documents: Sequence[Document], costs: StepCosts, *, with_table: bool, others: Sequence[Drafter] = ()
+    documents: Sequence[Document],
+    costs: StepCosts,
+    *,
+    with_table: bool,
+    others: Sequence[Drafter] = (),
+    base: BaseTable | None = None,
 ) -> LearnedStatistics:
     """Fit the n-gram scorer on 9 of 10 documents, predict the speed on the others, and count all in a table.
 
@@ -64,14 +68,19 @@ def fit_statistics(
         costs: step costs in milliseconds, for the predicted speed.
         with_table: make an n-gram table; if False, only the text of the request is counted.
         others: model-free drafters that draft in the same tree.
+        base: n-gram table to which the counts of the documents are added; None: they are the whole table.
     """
     if not documents:
         return LearnedStatistics(NGramScorer.default(with_table=False), None, [])
     held_out = documents[::_HELD_OUT_EVERY]
     rest = [document for i, document in enumerate(documents) if i % _HELD_OUT_EVERY]
-    scorer = fit_scorer(rest, with_table=with_table)
-    drafter = StatisticsDrafter(scorer, Table.of(rest).without_rare() if with_table else None)
+    scorer = fit_scorer(rest, with_table=with_table, base=base)
+    drafter = StatisticsDrafter(scorer, count_documents(rest, base) if with_table else None)
     drafter.leave_out_below(least_useful_probability([costs]))
     is_predicted = any(len(document.answer) > 1 for document in held_out)
     expected = predict_model_free(DrafterGroup([*others, drafter]), held_out, costs) if is_predicted else []
-    return LearnedStatistics(scorer, Table.of(documents).without_rare() if with_table else None, expected, documents)
+    table = count_documents(documents, base) if with_table else None
+    if table is not None and base is not None:
+        own = sum(len(document.answer) for document in documents)
+        table = table.taken_from(f"{base.table.origin} and {own:,} tokens that the target wrote")
+    return LearnedStatistics(scorer, table, expected, documents, base)

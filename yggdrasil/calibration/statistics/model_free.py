@@ -6,6 +6,7 @@ from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.documents import open_ended_stream
 from yggdrasil.calibration.job import Job
 from yggdrasil.calibration.own_text import Document, OwnText, read_documents, text_file
+from yggdrasil.calibration.statistics.base_table import BaseTable
 from yggdrasil.calibration.statistics.learning import LearnedStatistics, fit_statistics
 from yggdrasil.calibration.statistics.prediction import predict_model_free
 from yggdrasil.checkpoints.source import Source
@@ -22,10 +23,11 @@ OWN_TEXT = "own-text.json"  # records the seconds spent on generating text
 PREDICTION_DOCUMENTS = 4  # documents decoded for the prediction if there is no text of the target
 
 
-def generate_and_fit(job: Job, costs: StepCosts) -> LearnedStatistics | None:
+def generate_and_fit(job: Job, costs: StepCosts, base: BaseTable | None) -> LearnedStatistics | None:
     """Generate text of the target and fit the n-gram statistics on it; None if the pair uses no n-gram statistics.
 
-    A pair with a draft model and no n-gram table generates no text and has the default scorer.
+    A pair with a draft model and no n-gram table generates no text and has the default scorer. The counts of the text
+    are added to the table ``base``, if there is one.
     """
     pair = job.pair
     if pair.counts is None:
@@ -37,7 +39,7 @@ def generate_and_fit(job: Job, costs: StepCosts) -> LearnedStatistics | None:
         return fit_statistics([], costs, with_table=False)
     documents = own_text(job)
     report = job.reporter.phase("fitting the n-gram scorer")
-    counted = fit_statistics(documents, costs, with_table=pair.counts.table, others=others)
+    counted = fit_statistics(documents, costs, with_table=pair.counts.table, others=others, base=base)
     drafter.set_scorer(counted.scorer, counted.table)
     report(1.0)
     return counted

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from yggdrasil.calibration.own_text import Document
+from yggdrasil.calibration.statistics.base_table import BaseTable, count_documents
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.portable import NUM_CONTEXTS
 from yggdrasil.drafters.statistics.scorer import NGramScorer
-from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.native.one_thread import one_thread
 
 _EVERY = 5  # one document in so many fits the scorer; the others fill the table it is fitted with
@@ -44,27 +44,29 @@ class Candidates(NamedTuple):
         )
 
 
-def fit_scorer(documents: Sequence[Document], *, with_table: bool) -> NGramScorer:
+def fit_scorer(documents: Sequence[Document], *, with_table: bool, base: BaseTable | None = None) -> NGramScorer:
     """Return a scorer fitted to every fifth document, with a temporary table counted from the others.
 
-    The last fifth of these positions is held out. Returns the default scorer (``NGramScorer.default``) where
-    ``documents`` have fewer than 2,000 answer tokens, or where the fit is no better on the held-out positions.
+    The last fifth of these positions is held out. Returns the scorer that the fit starts from where ``documents`` have
+    fewer than 2,000 answer tokens, or where the fit is no better on the held-out positions.
 
     Args:
         documents: prompts with the target's answers.
         with_table: fit the weights of table contexts too; else those of the text's own contexts alone.
+        base: table to which the documents' counts are added, with the scorer to start from; None: a table of the
+            documents alone, and the default scorer (``NGramScorer.default``).
     """
-    usual = NGramScorer.default(with_table=with_table)
+    usual = NGramScorer.default(with_table=with_table) if base is None else base.scorer
     if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
         return usual
-    told, held_out = gather_candidates(documents, with_table=with_table).split(_HELD_OUT)
+    told, held_out = gather_candidates(documents, with_table=with_table, base=base).split(_HELD_OUT)
     if not len(told.position) or not len(held_out.position):
         return usual
     fitted = fit(told, usual)
     return fitted if mean_loss(fitted, held_out) < mean_loss(usual, held_out) else usual
 
 
-def gather_candidates(documents: Sequence[Document], *, with_table: bool) -> Candidates:
+def gather_candidates(documents: Sequence[Document], *, with_table: bool, base: BaseTable | None = None) -> Candidates:
     """Return the n-gram candidates for each answer token of every fifth document (the first, the sixth, ...).
 
     A candidate is a token that followed the same last tokens earlier in the document, or in the n-gram table. Its
@@ -75,10 +77,11 @@ def gather_candidates(documents: Sequence[Document], *, with_table: bool) -> Can
         documents: prompts with the target's answers.
         with_table: also take candidates from an n-gram table, which is counted from the other four fifths of the
             documents; else these are unused.
+        base: table of other text to which these counts are added; None: no other text.
     """
     asked = documents[::_EVERY]
     known = [document for i, document in enumerate(documents) if i % _EVERY]
-    table = Table.of(known).without_rare() if with_table else None
+    table = count_documents(known, base) if with_table else None
     drafter = StatisticsDrafter(NGramScorer.none(), table)
     found: list[npt.NDArray[np.int64]] = []
     right: list[npt.NDArray[np.bool_]] = []

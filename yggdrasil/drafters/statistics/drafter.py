@@ -27,17 +27,13 @@ POOL_TOKENS = 1 << 17  # the most tokens of earlier requests, about 65 MB of cou
 
 
 def table_origin(folder: Path) -> str | None:
-    """Return one line on the n-gram table in a predictor folder: its size and the plan or package it is from.
+    """Return one line on the n-gram table in a predictor folder: which text it counts.
 
-    None if the folder has no table, or if the folder's own calibration counted it.
+    None if the folder has no table, or if the table counts text of the folder's own calibration alone.
     """
     file = folder / TABLE_FILE
     table = Table.load(file) if file.is_file() else None
-    return (
-        None
-        if table is None or not table.origin
-        else f"n-gram table of {table.num_tokens:,} tokens from {table.origin}"
-    )
+    return None if table is None or not table.origin else f"n-gram table of {table.origin}"
 
 
 class StatisticsDrafter:

@@ -131,7 +131,15 @@ def merge(folder: Path, base: Path) -> None:
         answers.save(folder / _ALL)
         for file in new:
             file.unlink(missing_ok=True)
-        Table.load(base).plus(answers.times(OWN_WEIGHT)).without_rare().save(_merged_file(folder, base))
+        with_answers(Table.load(base), answers).save(_merged_file(folder, base))
+
+
+def with_answers(base: Table, answers: Table) -> Table:
+    """Return the sum of the n-gram table ``base`` and the counts of a model's own answers, weighted by ``OWN_WEIGHT``.
+
+    Three-token contexts that were seen once are left out.
+    """
+    return base.plus(answers.times(OWN_WEIGHT)).without_rare()
 
 
 def _merged_file(folder: Path, base: Path) -> Path:

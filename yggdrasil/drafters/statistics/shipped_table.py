@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from yggdrasil.artifacts.lock import locked
+from yggdrasil.artifacts.lock import locked, tell
 from yggdrasil.drafters.statistics.table import SCHEMA_VERSION, IntArray, Table
 from yggdrasil.drafters.statistics.table_files import NICENESS, TABLE_FILE, start_process, tables_folder
 from yggdrasil.errors import ArtifactError
@@ -56,11 +56,14 @@ def make_table_in_background(tokenizer: Path, file: Path) -> None:
 def make_table(tokenizer: Path, file: Path) -> None:
     """Write the n-gram table of the shipped text and tables to ``file``, for ``tokenizer`` (a tokenizer.json).
 
-    Does nothing if another process is writing the table or has written it.
+    Does nothing if the file exists. Waits while another process writes it.
+
+    Raises:
+        ArtifactError: the file cannot be written.
     """
     from tokenizers import Tokenizer
 
-    with suppress(ArtifactError), locked(file.with_suffix(".lock"), f"writing {file}"):
+    with locked(file.with_suffix(".lock"), f"writing {file}", tell):
         if file.exists():
             return
         encoder = Tokenizer.from_file(str(tokenizer))
@@ -114,4 +117,5 @@ def _code() -> str:
 if __name__ == "__main__":
     if hasattr(os, "nice"):
         os.nice(NICENESS)
-    make_table(Path(sys.argv[1]), Path(sys.argv[2]))
+    with suppress(ArtifactError):  # decoding goes on without the table
+        make_table(Path(sys.argv[1]), Path(sys.argv[2]))

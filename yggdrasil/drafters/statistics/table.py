@@ -49,7 +49,7 @@ class Table:
     starts: IntArray  # [C + 1] index of each context's first continuation
     tokens: IntArray  # [F] token ids
     counts: IntArray  # [F]
-    origin: str = ""  # where the table comes from; empty if its own calibration counted the text
+    origin: str = ""  # the text that was counted; empty if it is of the table's own calibration alone
 
     def __post_init__(self) -> None:
         sizes_fit = len(self.totals) == len(self.keys) == len(self.starts) - 1 and len(self.tokens) == len(self.counts)
@@ -94,29 +94,18 @@ class Table:
 
         The 8 most frequent continuations of each context are kept. Both tables must have the same tokenizer's ids.
         """
-        return self._with(other, 1)
+        keys, rows = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
+        totals = np.zeros(len(keys), dtype=np.int64)
+        np.add.at(totals, rows, np.concatenate([self.totals, other.totals]))
+        row = np.repeat(rows, np.concatenate([np.diff(self.starts), np.diff(other.starts)]))
+        pairs, positions = np.unique(row << 32 | np.concatenate([self.tokens, other.tokens]), return_inverse=True)
+        counts = np.zeros(len(pairs), dtype=np.int64)
+        np.add.at(counts, positions, np.concatenate([self.counts, other.counts]))
+        return _ranked(keys, totals, pairs >> 32, pairs & (1 << 32) - 1, counts)
 
     def times(self, factor: int) -> Table:
         """Return the n-gram table with every count multiplied by ``factor``."""
         return replace(self, totals=self.totals * factor, counts=self.counts * factor)
-
-    def minus(self, other: Table) -> Table:
-        """Return a new n-gram table with the counts of ``other`` subtracted. What is left with 0 or less is dropped."""
-        return self._with(other, -1)
-
-    def _with(self, other: Table, times: int) -> Table:
-        keys, rows = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
-        totals = np.zeros(len(keys), dtype=np.int64)
-        np.add.at(totals, rows, np.concatenate([self.totals, times * other.totals]))
-        row = np.repeat(rows, np.concatenate([np.diff(self.starts), np.diff(other.starts)]))
-        both, positions = np.unique(row << 32 | np.concatenate([self.tokens, other.tokens]), return_inverse=True)
-        counts = np.zeros(len(both), dtype=np.int64)
-        np.add.at(counts, positions, np.concatenate([self.counts, times * other.counts]))
-        known = totals > 0
-        counts = np.minimum(counts, totals[both >> 32])  # the subtracted table may lack rare continuations
-        left = counts > 0
-        renamed = np.cumsum(known) - 1
-        return _ranked(keys[known], totals[known], renamed[both[left] >> 32], both[left] & (1 << 32) - 1, counts[left])
 
     def halved(self) -> Table:
         """Return the n-gram table with every count halved. Counts of one are dropped."""
@@ -159,7 +148,7 @@ class Table:
         return _ranked(contexts, totals, renamed[row[kept]], ids[self.tokens[kept]], self.counts[kept])
 
     def taken_from(self, origin: str) -> Table:
-        """Return the n-gram table with ``origin``, the name of the plan or package that it is from."""
+        """Return the n-gram table with ``origin``, a description of the text that was counted."""
         return replace(self, origin=origin)
 
     def tensors(self) -> list[Tensor]:
