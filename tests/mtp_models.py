@@ -4,6 +4,7 @@ import json
 from typing import NamedTuple
 
 import torch
+from other_heads import StateTwin
 from safetensors.torch import load_file, save_file
 from tiny_pair import VOCAB_SIZE
 from torch.nn import functional
@@ -152,7 +153,7 @@ def write_target(folder, family, model, module):
     return folder
 
 
-class Reference:
+class Reference(StateTwin):
     """The formats' forwards by tensors alone; nothing of ours or of transformers' layers is used."""
 
     def __init__(self, family, module, model):

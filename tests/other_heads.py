@@ -66,16 +66,22 @@ def random_tensors(shapes, seed=0, scale=0.3):
     return {name: torch.randn(shape, generator=generator) * scale for name, shape in shapes.items()}
 
 
-class FirstReference(Reference):
+class StateTwin:
+    """A format whose head predicts the state that it reads, as it is."""
+
+    def feature(self, states):
+        return states
+
+    next_feature = feature
+
+
+class FirstReference(StateTwin, Reference):
     """EAGLE-1's forward; ``output`` [V, H] is the target's head."""
 
     def __init__(self, config, tensors, embedding, output):
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         super().__init__({**config, "head_dim": hidden // heads}, tensors, embedding, spelling="layers.0.")
         self.output = output
-
-    def feature(self, states):
-        return states
 
     @torch.no_grad()
     def rows(self, tokens, features, positions, mask):
@@ -94,9 +100,6 @@ class FirstReference(Reference):
         h = z + (weights @ repeat_kv(v, groups)).transpose(1, 2).flatten(-2)[0] @ self._of("self_attn.o_proj").T
         h = h + self.mlp(self.norm(self._of("post_attention_layernorm"), h))
         return h, h @ self.output.T
-
-    def next_feature(self, h):
-        return h
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from drafters.heads.test_other_heads_draft import FirstCase
+from head_cases import FirstCase
 from made_up import stage_samples
 from tiny_pair import VOCAB_SIZE, byte_tokenizer, make_pair
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafters.heads.test_other_heads_draft import COUNT, PROMPT, FirstCase
+from head_cases import COUNT, PROMPT, FirstCase
 from made_up import write_artifacts
 from tiny_pair import VOCAB_SIZE, byte_tokenizer, make_pair
 from watched import watch

@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from drafters.heads.test_mtp import Case
-from drafters.heads.test_other_heads_draft import FirstCase
 from gguf import GGMLQuantizationType as Q
 from gguf import quants
+from head_cases import COUNT, HIDDEN, PROMPT, FirstCase, make_case
 from head_files import eagle_config, published_tensors, write_head
 from mtp_models import FAMILIES
 from other_heads import random_tensors, vllm_medusa_shapes
 from safetensors.torch import load_file, save_file
-from tiny_pair import TEXT, VOCAB_SIZE, make_pair
+from tiny_pair import VOCAB_SIZE, make_pair
 from torch.nn import functional
 from watched import assert_guesses, assert_sampled_alike, watch
 
@@ -29,8 +28,6 @@ from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.tree.shape import TreeShape
 
-PROMPT, COUNT = TEXT[:21], 24
-HIDDEN = 32
 SOME = torch.tensor([0, 3, 15, 16, 17, 40, 41, 95])
 
 needs_blocks = pytest.mark.skipif(not is_native(), reason="quantised weights need the native kernels")
@@ -124,30 +121,21 @@ def test_what_is_added_to_logits_comes_along():
 # ==== heads ====
 
 
-class First(FirstCase):
-    """EAGLE-1's head behind its own target."""
-
-    def __init__(self, folder):
-        super().__init__(make_pair(num_hidden_layers=2, hidden_size=HIDDEN), folder)
+@pytest.fixture(scope="module")
+def pair():
+    return make_pair(num_hidden_layers=2, hidden_size=HIDDEN)
 
 
-NOT_NATIVE = {"glm4_moe", "ernie4_5_moe", "qwen3_next"}  # steps of these are compiled, which would take minutes
-CASES = {"eagle 1": First, **{family: lambda folder, family=family: Case(folder, family) for family in FAMILIES}}
-
-
-@pytest.fixture(scope="module", params=CASES)
-def case(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=["eagle 1", *FAMILIES])
+def case(request, pair, tmp_path_factory):
     """A head that drafts among three quarters of what the text to come holds, and some others."""
-    case = CASES[request.param](tmp_path_factory.mktemp("head"))
+    case = make_case(request.param, pair, tmp_path_factory.mktemp("head"))
     text = sorted(set(case.pair.reference(PROMPT, COUNT + 8)))
     kept = [token for i, token in enumerate(text) if i % 4 < 3]
     others = [token for token in range(VOCAB_SIZE) if token not in text][5::6]
-    case.vocabulary = Vocabulary(torch.tensor(sorted([*kept, *others])))
-    case.misses = len(kept) < len(text)
+    case.tokens, case.misses = sorted([*kept, *others]), len(kept) < len(text)
+    case.vocabulary = Vocabulary(torch.tensor(case.tokens))
     case.whole = load_head(case.folder, case.pair.target, 1)
-    case.head = load_head(case.folder, case.pair.target, 1, case.vocabulary)
-    backend = "eager" if request.param in NOT_NATIVE else "native"
-    case.decoder = lambda: case.pair.decoder(FixedPolicy(TreeShape(2, 3, 8)), drafter=case.head, backend=backend)
     return case
 
 
@@ -164,28 +152,12 @@ def test_every_guess_is_the_formats_among_those_tokens(case):
     decoder = case.decoder()
     seen = watch(decoder)
     result = decoder.generate(PROMPT, max_new_tokens=COUNT)
-    known = case.vocabulary.tokens
-
-    def expected_edge(text, path):
-        features, tokens = _states(case, text)[:-1], torch.tensor([*text[1:], *path])
-        for length in range(len(text) - 1, len(text) - 1 + len(path)):
-            rows = torch.arange(length)
-            outputs, logits = case.twin.rows(tokens[:length], features, rows, rows[:, None] >= rows)
-            features = torch.cat([features, outputs[-1:]])
-        law = torch.full((VOCAB_SIZE,), -torch.inf)
-        law[known] = logits[-1][known].log_softmax(-1)
-        return law[path[-1]]
 
     assert result.tokens == case.pair.reference(PROMPT, COUNT)
     assert result.metrics.aal > 1.1
-    assert not case.misses or not set(result.tokens) <= set(known.tolist())
-    assert {token for _, guesses in seen for path, _ in guesses for token in path} <= set(known.tolist())
-    assert_guesses(seen, expected_edge)
-
-
-def _states(case, text):
-    with torch.no_grad():
-        return case.pair.plain_target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+    assert not case.misses or not set(result.tokens) <= set(case.tokens)
+    assert {token for _, guesses in seen for path, _ in guesses for token in path} <= set(case.tokens)
+    assert_guesses(seen, case.expected_edge)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -203,8 +175,8 @@ def test_steps_read_no_other_row_and_are_known_by_it(case):
     assert case.head.loaded.described != case.whole.loaded.described
 
 
-def test_a_head_that_brings_an_output_layer_drafts_among_its_rows(tmp_path):
-    case = First(tmp_path)
+def test_a_head_that_brings_an_output_layer_drafts_among_its_rows(pair, tmp_path):
+    case = FirstCase(pair, tmp_path)
     own = torch.randn(VOCAB_SIZE, HIDDEN)
     save_file(load_file(tmp_path / "model.safetensors") | {"lm_head.weight": own}, tmp_path / "model.safetensors")
     states = torch.randn(2, HIDDEN)
@@ -217,9 +189,9 @@ def test_a_head_that_brings_an_output_layer_drafts_among_its_rows(tmp_path):
 @needs_blocks
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("weights", ["q8_0", "q4_1"])
-def test_of_a_quantised_target_the_rows_are_rounded_as_the_head_is(tmp_path, weights, is_tied):
+def test_of_a_quantised_target_the_rows_are_rounded_as_the_head_is(pair, tmp_path, weights, is_tied):
     """From the numbers of its blocks, whether one table or two serve for embedding and output."""
-    case = First(tmp_path)
+    case = FirstCase(pair, tmp_path)
     own = make_pair(num_hidden_layers=2, hidden_size=HIDDEN, tie_word_embeddings=is_tied).plain_target
     target = prepare_model(own, "rounded", 1, quantise=rounding_to(weights, own))
     head = load_head(case.folder, target, 1, Vocabulary(SOME)).loaded.model.head
@@ -232,11 +204,11 @@ def test_of_a_quantised_target_the_rows_are_rounded_as_the_head_is(tmp_path, wei
 
 
 @needs_blocks
-def test_of_a_target_in_bfloat16_too(tmp_path):
-    case = First(tmp_path)
-    pair = make_pair(num_hidden_layers=2, hidden_size=HIDDEN, dtype=torch.bfloat16)
-    head = load_head(case.folder, pair.target, 1, Vocabulary(SOME)).loaded.model.head
-    weight = pair.plain_target.get_output_embeddings().weight[SOME].detach()
+def test_of_a_target_in_bfloat16_too(pair, tmp_path):
+    case = FirstCase(pair, tmp_path)
+    narrow = make_pair(num_hidden_layers=2, hidden_size=HIDDEN, dtype=torch.bfloat16)
+    head = load_head(case.folder, narrow.target, 1, Vocabulary(SOME)).loaded.model.head
+    weight = narrow.plain_target.get_output_embeddings().weight[SOME].detach()
     rounded = torch.from_numpy(quants.dequantize(quantised_to_q4_1("", weight).blocks.numpy(), Q.Q4_1))
     states = torch.randn(3, HIDDEN)
 
@@ -287,8 +259,8 @@ def test_a_vocabulary_of_another_target_is_refused(case):
 
 @pytest.mark.compiled
 @pytest.mark.slow
-def test_compiled_steps_draft_the_same(tmp_path):
-    case = First(tmp_path)
+def test_compiled_steps_draft_the_same(pair, tmp_path):
+    case = FirstCase(pair, tmp_path)
     head = load_head(case.folder, case.pair.target, 1, Vocabulary(SOME))
     grown = []
     for backend in ("inductor", "eager"):

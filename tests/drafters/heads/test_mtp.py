@@ -1,43 +1,32 @@
-"""A target's own MTP module is read from its files and drafts what its format says; no output shows that it guessed."""
+"""A target's own MTP module is read from its files; test_drafting.py checks what it drafts."""
 
 import json
 
 import gguf
 import pytest
 import torch
+from head_cases import COUNT, PROMPT, MtpCase
 from mtp_models import (
     FAMILIES,
     HIDDEN,
     LAYERS,
     PROJECTIONS,
-    QWEN,
-    Reference,
     Sizes,
     module_shapes,
     random_module,
     tiny_target,
     write_target,
 )
-from no_waiting import refuse_waiting
 from safetensors.torch import load_file, save_file
-from tiny_pair import TEXT, VOCAB_SIZE, TinyPair
-from watched import assert_guesses, assert_sampled_alike, watch
+from tiny_pair import VOCAB_SIZE
 
 from yggdrasil.calibration.pair import default_max_length
-from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.mtp import files as mtp_files
 from yggdrasil.drafters.heads.mtp.files import open_mtp
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import load_model
-from yggdrasil.tree.shape import TreeShape
-
-PROMPT = TEXT[:21]
-COUNT = 24
-TREE = FixedPolicy(TreeShape(2, 3, 8))
-
 
 # llama.cpp's names of a module's tensors, in the layer behind the target's own.
 IN_GGUF = {
@@ -50,66 +39,14 @@ IN_GGUF = {
 }  # fmt: skip
 
 
-class Case:
-    """A target on disk whose module knows the text to come, but for what its layer adds at random."""
-
-    def __init__(self, folder, family):
-        model, module = tiny_target(family), random_module(family)
-        twin = Reference(family, module, model)
-        self.pair = TinyPair(None, None, model, None)
-        text = torch.tensor([*PROMPT, *self.pair.reference(PROMPT, COUNT + 8)])
-        states = self.states(text.tolist())
-        fitted = torch.linalg.lstsq(twin.fused(text[1:], states[:-1]), states[1:], driver="gelsd").solution
-        module[PROJECTIONS[family]] = fitted.T.contiguous()
-        self.twin, self.folder = twin, write_target(folder, family, model, module)
-        self.pair = self.pair._replace(target=load_model(str(folder), torch.float32, torch.device("cpu"), 1))
-        self.head = load_head(folder, self.pair.target, 1)
-
-    @torch.no_grad()
-    def states(self, text):
-        """What the target's head reads at every position."""
-        return self.pair.plain_target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
-
-    def expected_edge(self, text, path):
-        features, tokens = self.states(text)[:-1], torch.tensor([*text[1:], *path])
-        for length in range(len(text) - 1, len(text) - 1 + len(path)):
-            rows = torch.arange(length)
-            outputs, logits = self.twin.rows(tokens[:length], features, rows, rows[:, None] >= rows)
-            features = torch.cat([features, outputs[-1:]])
-        return logits[-1].log_softmax(-1)[path[-1]]
-
-    def decoder(self, **options):
-        return self.pair.decoder(TREE, drafter=self.head, **options)
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request, tmp_path_factory):
-    return Case(tmp_path_factory.mktemp("target"), request.param)
-
-
-@pytest.mark.parametrize("backend", ["eager", "cudagraph"])
-def test_every_guess_is_what_the_format_says(case, backend, monkeypatch):
-    """Behind paths of every length: what the module drafted on its own outputs has left nothing behind."""
-    if backend == "cudagraph" and case.twin.family in QWEN:
-        pytest.skip("recurrent layers decode on a CPU")
-    refuse_waiting(monkeypatch)
-    decoder = case.decoder(backend=backend)
-    seen = watch(decoder)
-    result = decoder.generate(PROMPT, max_new_tokens=COUNT)
-
-    assert result.tokens == case.pair.reference(PROMPT, COUNT)
-    assert result.metrics.aal > 1.3
-    assert max(len(path) for _, guesses in seen for path, _ in guesses) > 1
-    assert_guesses(seen, case.expected_edge)
-
-
-def test_sampling_with_a_seed_is_what_the_target_alone_samples(case):
-    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=20.0, seed=1)
+    return MtpCase(tmp_path_factory.mktemp("target"), request.param)
 
 
 def test_the_target_decodes_without_its_module(case):
     """Its tensors are no fault of the target's, and its context stays its own."""
-    decoder = case.pair.decoder(TREE, drafter=None)
+    decoder = case.decoder(drafter=None)
 
     assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == case.pair.reference(PROMPT, COUNT)
     assert default_max_length(str(case.folder), str(case.folder)) == 256
@@ -160,19 +97,6 @@ def test_the_modules_layer_is_the_targets_own_kind(case):
 
     assert large
     assert all(head.tensors[name].data_ptr() in own for name in large)
-
-
-def test_a_batch_of_texts_is_read_as_each_of_them(case):
-    """As a head is tried on the target's own text."""
-    texts = torch.tensor([PROMPT[:12], TEXT[30:42]])
-    states = torch.stack([case.states(text.tolist()) for text in texts])[:, :-1]
-    rows = torch.arange(11)
-
-    ours = convention._logits(case.head.loaded.model, texts, states)
-
-    for text, state, logits in zip(texts, states, ours, strict=True):
-        wanted = case.twin.rows(text[1:], state, rows, rows[:, None] >= rows)[1]
-        torch.testing.assert_close(logits, wanted, rtol=1e-3, atol=1e-3)
 
 
 # MiMo-7B, GLM-4.5, ERNIE-4.5-21B-A3B, Qwen3.5-0.8B and Qwen3-Next-80B-A3B.
