@@ -85,12 +85,7 @@ def run(runner: ModelRunner, parents: tuple[int, ...]) -> float:
 
 def node_share(runner: ModelRunner) -> float:
     """Bytes that a node of a tree adds over those of the recurrent states."""
-    states = runner.cache.states
-    if states is None:
-        return 0.0
-    kept = sum(tensor.nbytes for tensor in (*states.windows, *states.states))
-    factors = (*states.inputs, *states.keys, *states.updates, *states.decays)
-    return sum(tensor.nbytes for tensor in factors) / states.num_slots / kept
+    return 0.0 if runner.cache.states is None else runner.cache.states.node_share
 
 
 def main(

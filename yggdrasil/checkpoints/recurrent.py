@@ -67,7 +67,7 @@ class Recurrence:
     @property
     def num_buffers(self) -> int:
         """Return the number of state tensors per recurrent layer that a step takes."""
-        return 6 if self.heads else 2
+        return 5 if self.heads else 2
 
     @property
     def state_size(self) -> int:

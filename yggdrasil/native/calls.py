@@ -201,12 +201,11 @@ _ALL = (
     "rows_attention(Tensor query, Tensor keys, Tensor values, Tensor lengths, float scale, int window, float softcap, "
     "int num_threads) -> Tensor",
     "tree_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor window, Tensor(a!) inputs, Tensor offsets, "
-    "Tensor parents, int num_threads) -> Tensor",
-    "tree_recurrence(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? beta, Tensor state, "
-    "Tensor(a!) keys, Tensor(b!) updates, Tensor(c!) decays, Tensor offsets, Tensor parents, int num_threads) "
-    "-> Tensor",
-    "commit_states(Tensor(a!)[] windows, Tensor[] inputs, Tensor(b!)[] states, Tensor[] keys, Tensor[] updates, "
-    "Tensor[] decays, int[] slots, int num_threads) -> ()",
+    "Tensor parents, bool silu, int num_threads) -> Tensor",
+    "tree_recurrence(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor strength, bool delta, Tensor state, "
+    "Tensor(a!) decays, Tensor(b!) strengths, Tensor offsets, Tensor parents, int num_threads) -> Tensor",
+    "commit_states(Tensor(a!)[] windows, Tensor[] inputs, Tensor(b!)[] states, Tensor[] decays, Tensor[] strengths, "
+    "Tensor[] taps, Tensor[] biases, bool delta, int[] slots, int num_threads) -> ()",
     "best_tokens(Tensor logits, int num_threads) -> (Tensor, Tensor)",
     "top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)",
     "reweigh(Tensor likely, Tensor edges, Tensor tokens, Tensor levels, Tensor draws, Tensor weights) -> Tensor",

@@ -10,10 +10,10 @@ Dims: W rows, C channels, K taps, M slots, Hk key heads, Hv value heads, Dk and 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def tree_convolution(
+def tree_convolution(  # noqa: PLR0913  (an operator's schema)
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -21,6 +21,7 @@ def tree_convolution(
     inputs: Tensor,
     offsets: Tensor,
     parents: Tensor,
+    silu: bool,
     num_threads: int,
 ) -> Tensor:
     """Compute a causal convolution along each row's path in the tree, and return [W, C].
@@ -32,18 +33,25 @@ def tree_convolution(
         inputs: [M, C], written: receives ``x``, in the slots from ``offsets[1]`` on, modulo M.
         offsets: [2] int64, the context length and the first slot written.
         parents: [W] int64, each row's parent row; -1 for a row that follows the text.
+        silu: apply SiLU to the sums.
     """
     inputs[_slots(offsets, x.shape[0], inputs.shape[0])] = x
-    past = window.shape[0]
-    seen = torch.cat([window, x]).float()
-    numbers = torch.arange(past, device=x.device)
+    sums = _convolved(torch.cat([window, x]), weight.t(), bias, parents)
+    return nn.functional.silu(sums) if silu else sums
+
+
+def _convolved(seen: Tensor, taps: Tensor, bias: Tensor | None, parents: Tensor) -> Tensor:
+    """Convolve the last W rows of ``seen`` [K - 1 + W, C], before which are the text's inputs, with ``taps`` [K, C]."""
+    width, past = parents.shape[0], seen.shape[0] - parents.shape[0]
+    numbers = torch.arange(past, device=seen.device)
     above = torch.cat([(numbers - 1).clamp(min=0), torch.where(parents < 0, past - 1, past + parents)])
-    place = past + torch.arange(x.shape[0], device=x.device)
-    total = seen[place] * weight[:, past].float()
+    place = past + torch.arange(width, device=seen.device)
+    wide, factors = seen.float(), taps.float()
+    total = wide[place] * factors[past]
     for tap in reversed(range(past)):
         place = above[place]
-        total = total + seen[place] * weight[:, tap].float()
-    return (total if bias is None else total + bias.float()).to(x.dtype)
+        total = total + wide[place] * factors[tap]
+    return (total if bias is None else total + bias.float()).to(seen.dtype)
 
 
 def tree_recurrence(  # noqa: PLR0913  (an operator's schema)
@@ -51,58 +59,75 @@ def tree_recurrence(  # noqa: PLR0913  (an operator's schema)
     key: Tensor,
     value: Tensor,
     decay: Tensor,
-    beta: Tensor | None,
+    strength: Tensor,
+    delta: bool,
     state: Tensor,
-    keys: Tensor,
-    updates: Tensor,
     decays: Tensor,
+    strengths: Tensor,
     offsets: Tensor,
     parents: Tensor,
     num_threads: int,
 ) -> Tensor:
     """Compute a gated delta rule, or Mamba-2, along each row's path in the tree, and return [W, Hv, Dv] float32.
 
-    The output of a row is read from the state after its ancestors and itself. ``state`` is not changed: the factors of
-    each row's update are stored, for a later commit.
+    The output of a row is read from the state after its ancestors and itself. ``state`` is not changed: the decay and
+    the strength of each row are stored, for a later commit.
 
     Args:
-        query, key: [W, Hk, Dk] float32.
+        query, key: [W, Hk, Dk] float32; with the delta rule they are normalised here, and queries divided by sqrt(Dk).
         value: [W, Hv, Dv] float32.
         decay: [W, Hv] float32, logarithm of each row's decay of the state.
-        beta: [W, Hv] float32, strength of the delta rule; None: no delta rule (Mamba-2).
+        strength: [W, Hv] float32, factor of each row's update; of Mamba-2 the time step.
+        delta: whether the delta rule is applied, else Mamba-2.
         state: [Hv, Dk, Dv] float32, after the committed text.
-        keys, updates, decays: [M, Hk, Dk], [M, Hv, Dv] and [M, Hv], written: receive the rows' factors, in the slots
-            from ``offsets[1]`` on, modulo M.
+        decays, strengths: [M, Hv], written: receive those of the rows, in the slots from ``offsets[1]`` on, modulo M.
         offsets: [2] int64, the context length and the first slot written.
         parents: [W] int64, each row's parent row; -1 for a row that follows the text.
     """
-    width, group = key.shape[0], value.shape[1] // key.shape[1]
-    slots = _slots(offsets, width, keys.shape[0])
+    slots, group = _slots(offsets, key.shape[0], decays.shape[0]), value.shape[1] // key.shape[1]
+    if delta:
+        query, key = _unit(query) * query.shape[-1] ** -0.5, _unit(key)
     query, own = (each.repeat_interleave(group, 1).transpose(0, 1) for each in (query, key))  # [Hv, W, Dk]
     path = _paths(parents)  # [W, W], itself included
-    total = path @ decay  # [W, Hv]: cumulative decay since the text
-    apart = (total[:, None] - total[None]).permute(2, 0, 1)  # [Hv, W, W]
-    factor = torch.where(path.bool(), apart, -torch.inf).exp()
-    faded = total.t()[:, :, None].exp()  # [Hv, W, 1]
-    update = value.transpose(0, 1)  # [Hv, W, Dv]
-    if beta is not None:
-        strength = beta.t()[:, :, None]
-        between = (strength * factor * (own @ own.mT)).tril(-1)
-        right = strength * (update - faded * (own @ state))
-        unit = between + torch.eye(width, device=key.device)
-        update = torch.linalg.solve_triangular(unit, right, upper=False, unitriangular=True)
-    keys[slots], updates[slots], decays[slots] = key, update.transpose(0, 1), decay
+    update, faded, factor = _updates(own, value, decay, strength, state, path, is_delta=delta)
+    decays[slots], strengths[slots] = decay, strength
     output = faded * (query @ state) + (factor * (query @ own.mT)) @ update
     return output.transpose(0, 1).contiguous()
 
 
-def commit_states(
+def _updates(
+    own: Tensor,  # [Hv, W, Dk]
+    value: Tensor,  # [W, Hv, Dv]
+    decay: Tensor,  # [W, Hv]
+    strength: Tensor,  # [W, Hv]
+    state: Tensor,
+    path: Tensor,  # [W, W]
+    *,
+    is_delta: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rows' updates [Hv, W, Dv], and their decays since the text [Hv, W, 1] and ancestors [Hv, W, W]."""
+    total = path @ decay  # [W, Hv]: cumulative decay since the text
+    apart = (total[:, None] - total[None]).permute(2, 0, 1)  # [Hv, W, W]
+    factor = torch.where(path.bool(), apart, -torch.inf).exp()
+    faded, strong = total.t()[:, :, None].exp(), strength.t()[:, :, None]  # [Hv, W, 1]
+    update = strong * value.transpose(0, 1)  # [Hv, W, Dv]
+    if is_delta:
+        between = (strong * factor * (own @ own.mT)).tril(-1)
+        right = update - strong * faded * (own @ state)
+        unit = between + torch.eye(own.shape[1], device=own.device)
+        update = torch.linalg.solve_triangular(unit, right, upper=False, unitriangular=True)
+    return update, faded, factor
+
+
+def commit_states(  # noqa: PLR0913  (an operator's schema)
     windows: Sequence[Tensor],
     inputs: Sequence[Tensor],
     states: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    updates: Sequence[Tensor],
     decays: Sequence[Tensor],
+    strengths: Sequence[Tensor],
+    taps: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    delta: bool,
     slots: Sequence[int],
     num_threads: int,
 ) -> None:
@@ -111,35 +136,54 @@ def commit_states(
     Args:
         windows: [K - 1, C] each, the text's last inputs of the convolutions, oldest first; updated.
         inputs: [M, C] each, inputs of the pass's rows.
-        states: [Hv, Dk, Dv] float32 each; updated. Empty, as are the three after it, without such states.
-        keys, updates, decays: [M, Hk, Dk], [M, Hv, Dv] and [M, Hv] each, factors of the pass's rows.
+        states: [Hv, Dk, Dv] float32 each; updated. Empty, as are the four after it, without such states.
+        decays, strengths: [M, Hv] each, those of the pass's rows.
+        taps, biases: [K, C] and [C] float32 each, of the convolutions.
+        delta: whether the layers are gated delta networks, else Mamba-2.
         slots: slots of the accepted rows, in the order of their path.
     """
     if not slots:
         return
-    for window, kept in zip(windows, inputs, strict=True):
-        window.copy_(torch.cat([window, kept[list(slots)]])[-window.shape[0] :])
-    for state, *factors in zip(states, keys, updates, decays, strict=True):
-        key, update, decay = (each[list(slots)] for each in factors)
-        apply_updates(state, key, update, decay, decay.new_ones(len(slots), dtype=torch.bool))
+    places = torch.tensor(list(slots), device=windows[0].device)
+    for number, (window, given) in enumerate(zip(windows, inputs, strict=True)):
+        seen = torch.cat([window, given[places]])
+        if states:
+            own = [each[number] for each in (states, decays, strengths, taps, biases)]
+            apply_path(seen, own, places, is_delta=delta, is_accepted=torch.ones_like(places, dtype=torch.bool))
+        window.copy_(seen[-window.shape[0] :])
 
 
-def apply_updates(state: Tensor, key: Tensor, update: Tensor, decay: Tensor, is_accepted: Tensor) -> None:
-    """Apply the updates of the accepted rows of a path to the recurrent ``state`` [Hv, Dk, Dv] float32, in place.
-
-    Row after row, each value head h becomes exp(decay[h]) state[h] + outer(key[h // (Hv / Hk)], update[h]).
+def apply_path(seen: Tensor, own: Sequence[Tensor], slots: Tensor, *, is_delta: bool, is_accepted: Tensor) -> None:
+    """Apply the updates of the accepted rows of a path to one layer's recurrent state, in place.
 
     Args:
-        key: [W, Hk, Dk] float32; Hk divides Hv.
-        update: [W, Hv, Dv] float32, the values, or what the delta rule of ``tree_recurrence`` has made of them.
-        decay: [W, Hv] float32, natural logarithms.
-        is_accepted: [W] bool, true for the first rows, in path order. A mask and not a number, so that a CUDA graph can
+        seen: [K - 1 + P, C], inputs of the convolution: the text's last ones, then those of the path's P rows.
+        own: the layer's state [Hv, Dk, Dv] float32, the decays and strengths [M, Hv] of the pass's rows, and the weight
+            [K, C] and bias [C] of the convolution.
+        slots: [P] int64, slots of the path's rows.
+        is_delta: whether the layer is a gated delta network, else Mamba-2.
+        is_accepted: [P] bool, true for the first rows, in path order. A mask and not a number, so that a CUDA graph can
             compute it.
     """
-    total = torch.where(is_accepted[:, None], decay, 0.0).cumsum(0)
-    share = torch.where(is_accepted[:, None], (total[-1] - total).exp(), 0.0)
-    own = key.repeat_interleave(update.shape[1] // key.shape[1], 1) * share[..., None]
-    state.mul_(total[-1].exp()[:, None, None]).add_(torch.einsum("whk,whv->hkv", own, update))
+    state, decays, strengths, taps, bias = own
+    heads, key_size, value_size = state.shape
+    rows = slots.shape[0]
+    chain = torch.arange(rows, device=slots.device) - 1
+    mixed = nn.functional.silu(_convolved(seen, taps, bias, chain)).float()
+    values, keys = heads * value_size, (mixed.shape[1] - heads * value_size) // 2
+    sizes = (keys, keys, values) if is_delta else (values, keys, keys)
+    parts = mixed.split(sizes, dim=1)
+    key, value = parts[1].view(rows, -1, key_size), parts[2 if is_delta else 0].view(rows, heads, value_size)
+    key = (_unit(key) if is_delta else key).repeat_interleave(heads // key.shape[1], 1).transpose(0, 1)
+    decay, strength = (torch.where(is_accepted[:, None], each[slots], 0.0) for each in (decays, strengths))
+    path = (chain[:, None] >= chain).float()
+    update, faded, factor = _updates(key, value, decay, strength, state, path, is_delta=is_delta)
+    state.mul_(faded[:, -1:]).add_((key * factor[:, -1, :, None]).mT @ update)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Normalise rows to length 1 along the last dimension."""
+    return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + 1e-6)
 
 
 def _slots(offsets: Tensor, width: int, count: int) -> Tensor:

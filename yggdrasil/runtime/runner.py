@@ -67,6 +67,8 @@ class ModelRunner:
         self.backend: Backend = backend if not is_built else "native" if native is not None else others
         self.call: ModelCall = native or TracedCall(loaded, vocab_size, hidden_layers)
         states = self.cache.states
+        if states is not None and native is None:
+            states.read_weights(loaded.tensors)
         self.states = None if states is None else TextStates(states, loaded.num_threads)
         self.text = KeptText(self.states)  # the text in the cache
         self._is_complete = self._is_uncompiled = False

@@ -179,6 +179,8 @@ def _read_in_parts(ids: Tensor, record: _Record, expected: Tensor) -> None:
     """Run pass 2 on the text ``ids`` [T], and compare its logits with ``expected`` [T, V]."""
     loaded = record.loaded
     cache = StaticCache.allocate(loaded.outline, 2 * len(ids), loaded.dtype, loaded.device)
+    if cache.states is not None:
+        cache.states.read_weights(loaded.tensors)
     num_attending = sum(heads > 0 for heads, _ in loaded.outline.key_heads)
     for part in record.parts:
         if len(part.rows) == 0:

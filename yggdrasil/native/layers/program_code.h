@@ -10,7 +10,7 @@
 //                turn, gated
 //   norm         2, input, norm, plus one, residual
 //   convolution  3, input, factor, gate, weight, bias, text's inputs, tree's inputs, offsets, parents, silu
-//   recurrence   4, mixed, decay, beta, gate, bias, rate, skip, norm, state, keys, updates, decays, offsets, parents, norm first
+//   recurrence   4, mixed, decay, beta, gate, bias, rate, skip, norm, state, decays, strengths, offsets, parents, norm first
 //   experts      5, input, logits, correction, shared, shared gate, residual, sigmoid, normed, places, inner, activation, gate, up, down,
 //                gate bias, up bias, down bias, their formats (three; -1: not quantised)
 //
@@ -56,7 +56,7 @@ struct ConvolutionCode {
 
 // As in RecurrentLayer.
 struct RecurrenceCode {
-  int64_t mixed, decay, beta, gate, bias, rate, skip, norm, state, keys, updates, decays, offsets, parents, norm_first;
+  int64_t mixed, decay, beta, gate, bias, rate, skip, norm, state, decays, strengths, offsets, parents, norm_first;
   double eps, least, most;
 };
 
@@ -98,7 +98,7 @@ void read_program(const Program& program, const Visit& visit) {
                         {take(), take(), take()}, numbers[0], numbers[1], numbers[2]});
     } else {
       YGG_CHECK(kind == 4, "a program has no stage of the kind ", kind);
-      visit(RecurrenceCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
+      visit(RecurrenceCode{take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(), take(),
                            numbers[0], numbers[1], numbers[2]});
     }
   }

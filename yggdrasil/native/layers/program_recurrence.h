@@ -63,8 +63,8 @@ class ProgramRecurrence : public ProgramExperts<T> {
   }
 
   int64_t add(const RecurrenceCode& code, int64_t value, const Tensors& tensors) {
-    const RecurrenceSizes sizes(tensor_at(code.state, tensors), tensor_at(code.keys, tensors), tensor_at(code.updates, tensors),
-                                tensor_at(code.decays, tensors));
+    const RecurrenceSizes sizes((size(code.mixed) - size(code.gate)) / 2, tensor_at(code.state, tensors), tensor_at(code.decays, tensors),
+                                tensor_at(code.strengths, tensors));
     const int64_t queries = sizes.key_heads * sizes.key_size, values = sizes.heads * sizes.value_size;
     check_rows({code.mixed, code.decay, code.beta, code.gate}, tensors);
     check_floats({code.bias, code.rate, code.skip}, tensors);
@@ -90,10 +90,10 @@ class ProgramRecurrence : public ProgramExperts<T> {
 
   RecurrentLayer<T> recurrence_of(const RecurrenceWork& work) const {
     const RecurrenceCode& code = work.code;
-    float *queries = reinterpret_cast<float*>(memory_), *overlaps = queries + rows_ * work.sizes.key_heads * work.sizes.key_size;
-    float *betas = overlaps + rows_ * work.sizes.heads, *rows = betas + rows_ * work.sizes.heads;
-    const TreeRecurrence of{work.sizes, work.tree, &work.buffers, queries, overlaps, code.beta < 0 ? nullptr : betas, floats_at(code.state), floats_at(code.keys), floats_at(code.decays),
-                            static_cast<float*>(result_at(code.updates)), rows};
+    const int64_t count = rows_ * work.sizes.key_heads * work.sizes.key_size;
+    float *queries = reinterpret_cast<float*>(memory_), *keys = queries + count, *overlaps = keys + count, *rows = overlaps + rows_ * work.sizes.heads;
+    const TreeRecurrence of{work.sizes, work.tree, &work.buffers, code.beta >= 0, queries, keys, overlaps, floats_at(code.state),
+                            static_cast<float*>(result_at(code.decays)), static_cast<float*>(result_at(code.strengths)), rows};
     return {of, at(code.mixed), at(code.decay), at(code.beta), at(code.gate), floats_at(code.bias), floats_at(code.rate), floats_at(code.skip),
             norm_at(code.norm, 0, code.eps), code.norm_first != 0, static_cast<float>(code.least), static_cast<float>(code.most), static_cast<T*>(result_at(work.value))};
   }

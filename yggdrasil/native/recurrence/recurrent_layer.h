@@ -20,8 +20,8 @@ struct RecurrentLayer {
   float least, most;                    // Mamba-2: of time steps
   T* out;                               // [W, Hv * Dv]
 
-  // Words of memory: queries, their overlaps, betas, and values that become outputs.
-  static int64_t words(int64_t rows, int64_t queries, int64_t heads, int64_t values) { return rows * (queries + 2 * heads + values); }
+  // Words of memory: queries, keys, their overlaps, and values that become outputs.
+  static int64_t words(int64_t rows, int64_t queries, int64_t heads, int64_t values) { return rows * (2 * queries + heads + values); }
 
   // `work` does prepare(), recur() and finish() when the stages run.
   template <typename Work>
@@ -39,21 +39,21 @@ struct RecurrentLayer {
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t row = unit / of.key_heads, head = unit % of.key_heads, at = head * of.key_size, slot = of.tree.slot(row);
       const T *from = mixed + row * (2 * keys + values), *given = beta ? from + 2 * keys : from;
-      float *asked = const_cast<float*>(of.query) + row * keys + at, *own_keys = const_cast<float*>(of.keys) + slot * keys + at;
+      float *asked = of.query + row * keys + at, *own_keys = of.keys + row * keys + at;
       if (beta) {
-        normalise(from + at, 1.0f / std::sqrt(static_cast<float>(of.key_size)), asked);
-        normalise(from + keys + at, 1.0f, own_keys);
+        normalise(from + at, 1.0f / std::sqrt(static_cast<float>(of.key_size)), of.key_size, asked);
+        normalise(from + keys + at, 1.0f, of.key_size, own_keys);
       } else {
         for (int64_t i = 0; i < of.key_size; ++i) own_keys[i] = widen(from[values + at + i]), asked[i] = widen(from[values + keys + at + i]);
       }
-      const_cast<float*>(of.overlaps)[unit] = dot(asked, own_keys, of.key_size);
+      of.overlaps[unit] = dot(asked, own_keys, of.key_size);
       for (int64_t own = head * group; own < (head + 1) * group; ++own) {
         const int64_t place = row * of.heads + own;
-        const float time = time_of(place, own), factor = beta ? 1.0f : time;
-        const_cast<float*>(of.decays)[slot * of.heads + own] = rate[own] * time;
-        if (beta) const_cast<float*>(of.beta)[place] = widen(T(1.0f / (1.0f + std::exp(-widen(beta[place])))));
+        const float time = time_of(place, own);
+        of.decays[slot * of.heads + own] = rate[own] * time;
+        of.strengths[slot * of.heads + own] = beta ? widen(T(1.0f / (1.0f + std::exp(-widen(beta[place]))))) : time;
         const T* some = given + own * of.value_size;
-        for (int64_t c = 0; c < of.value_size; ++c) of.rows[place * of.value_size + c] = widen(some[c]) * factor;
+        for (int64_t c = 0; c < of.value_size; ++c) of.rows[place * of.value_size + c] = widen(some[c]);
       }
     }
   }
@@ -112,11 +112,6 @@ struct RecurrentLayer {
       const float factor = widen(gates[c]) / (1.0f + std::exp(-widen(gates[c])));
       rows[c] *= norm.weight ? factor : widen(T(factor));
     }
-  }
-
-  void normalise(const T* from, float scale, float* to) const {
-    const float factor = 1.0f / std::sqrt(dot(from, from, recurrence.key_size) + 1e-6f);
-    for (int64_t i = 0; i < recurrence.key_size; ++i) to[i] = widen(from[i]) * factor * scale;
   }
 };
 

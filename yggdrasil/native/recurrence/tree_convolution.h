@@ -15,7 +15,8 @@ namespace yggdrasil {
 // The rows of a pass: a row follows its parent, -1 for the text; what it adds is kept in a slot.
 struct TreeSlots {
   Ints parents;
-  int64_t start, slots;  // row r has slot (start + r) modulo the number of slots
+  int64_t start, slots;                // row r has slot (start + r) modulo the number of slots
+  const int64_t* places = nullptr;  // slots of the rows instead
 
   // `parents` [W] and `offsets` [2], both int64 and dense; parents come before children.
   TreeSlots(const Tensor& parents, const Tensor& offsets, int64_t rows, int64_t slots)
@@ -26,15 +27,17 @@ struct TreeSlots {
       YGG_CHECK(this->parents[row] >= -1 && this->parents[row] < row, "row ", row, " has the parent ", this->parents[row]);
   }
 
+  TreeSlots(Ints parents, const int64_t* places) : parents(parents), start(0), slots(0), places(places) {}
+
   int64_t rows() const { return static_cast<int64_t>(parents.size()); }
-  int64_t slot(int64_t row) const { return (start + row) % slots; }
+  int64_t slot(int64_t row) const { return places ? places[row] : (start + row) % slots; }
 };
 
 // Dims: W rows, C channels, K taps, M slots. Sums go from the newest input to the oldest.
 template <typename T>
 struct TreeConvolution {
   TreeSlots tree;
-  const T *input, *factor, *gate;  // [W, C] each: `factor` multiplies the inputs, `gate` the outputs; null: none
+  const T *input, *factor, *gate;  // [W, C] each: `factor` multiplies the inputs, `gate` the outputs; null: none; no input: `inputs` have it
   const float *weight, *bias;      // [K, C]; [C] or null
   const T* window;                 // [K - 1, C]: the text's last inputs, oldest first
   T *inputs, *out;                 // [M, C], keeps the inputs of this pass; [W, C]
@@ -53,9 +56,15 @@ struct TreeConvolution {
   void convolve(int64_t begin, int64_t end) const {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kBlock, count = std::min(kBlock, channels - first);
-      for (int64_t row = 0; row < tree.rows(); ++row) keep(row, first, count), sum(row, first, count);
+      for (int64_t row = 0; row < tree.rows(); ++row) {
+        if (input) keep(row, first, count);
+        sum(row, first, count);
+      }
     }
   }
+
+  // Of the rows without `input`: the blocks that have the channels from `first` on.
+  void convolve_channels(int64_t first, int64_t count) const { convolve(first / kBlock, (first + count + kBlock - 1) / kBlock); }
 
  private:
   static constexpr int64_t kBlock = 64;
@@ -101,9 +110,9 @@ struct TreeConvolution {
   }
 };
 
-// The operator: `input` [W, C], `weight` [C, K], `bias` [C] or none, `window` [K - 1, C], `inputs` [M, C].
+// The operator: `input` [W, C], `weight` [C, K], `bias` [C] or none, `window` [K - 1, C], `inputs` [M, C]; `silu` of the sums.
 inline void tree_convolution(const Tensor& input, const Tensor& weight, const Tensor& bias, const Tensor& window, const Tensor& inputs,
-                             const Tensor& offsets, const Tensor& parents, int64_t num_threads, const Tensor& out) {
+                             const Tensor& offsets, const Tensor& parents, bool silu, int64_t num_threads, const Tensor& out) {
   const int64_t rows = input.size(0), channels = input.size(1), taps = weight.size(1);
   YGG_CHECK(weight.dim() == 2 && weight.size(0) == channels && window.dim() == 2 && window.size(0) == taps - 1 &&
                 window.size(1) == channels && inputs.size(1) == channels && window.is_contiguous() && inputs.is_contiguous(),
@@ -116,7 +125,7 @@ inline void tree_convolution(const Tensor& input, const Tensor& weight, const Te
   const auto run = [&]<typename T>(T) {
     const TreeConvolution<T> all{TreeSlots(above, places, rows, inputs.size(0)), given.const_data_ptr<T>(), nullptr, nullptr, transposed.data(),
                                  shift.defined() ? shift.const_data_ptr<float>() : nullptr, window.const_data_ptr<T>(),
-                                 inputs.mutable_data_ptr<T>(), out.mutable_data_ptr<T>(), channels, taps, false};
+                                 inputs.mutable_data_ptr<T>(), out.mutable_data_ptr<T>(), channels, taps, silu};
     parallel(all.blocks(), num_threads, [&](int64_t begin, int64_t end) { all.convolve(begin, end); });
   };
   if (input.dtype() == DType::bfloat16) return run(BFloat16{});

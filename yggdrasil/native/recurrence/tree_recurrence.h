@@ -1,12 +1,11 @@
 // Linear recurrence with a matrix state along the paths of a tree, for gated delta networks and Mamba-2.
 //
-// A head's state S [Dk, Dv] is updated by every token: S = S * exp(decay) + key x update. The update is the value, or with
-// the delta rule beta * (value - exp(decay) * key . S). The output is query . S with the new S; it is computed from the old
+// A head's state S [Dk, Dv] is updated by every token: S = S * exp(decay) + key x update. The update is strength * value, or with
+// the delta rule strength * (value - exp(decay) * key . S). The output is query . S with the new S; it is computed from the old
 // one, exp(decay) * query . S + (query . key) * update, so a node without children has no state. Columns of S are
 // independent, so a thread processes a few columns for the whole tree: the text's state is read once, and the nodes' states
-// exist only as these columns in the processor's cache. Only the factors key, update and decay of each node are stored;
-// `commit_state` applies those of the accepted path to the state. Both use the same operations in the same order, so results
-// equal those of plain steps.
+// exist only as these columns in the processor's cache. Of each node only its decay and strength are stored, and the input of the
+// convolution before the recurrence, from which `commit_states` computes the key and the value of accepted nodes again.
 //
 // Dims: W rows, Hk key heads, Hv value heads (a multiple of Hk), Dk and Dv their sizes, M slots.
 #pragma once
@@ -20,6 +19,7 @@
 namespace yggdrasil {
 
 constexpr int64_t kColumns = 32;  // of a state that go through the tree together
+constexpr int64_t kParts = kColumns / 16;
 
 // Buffers for the columns of nodes with children, as few as the tree's shape allows: a node's last child may take over its
 // parent's.
@@ -53,45 +53,52 @@ float dot(const Number* a, const Number* b, int64_t size) {
   return sum;
 }
 
+// Reads and writes kColumns columns; not `Whole`: the first `count` of them.
+template <bool Whole>
+struct Columns {
+  int64_t count;
+
+  Lanes load(const float* from, int64_t part) const { return Whole ? load16(from + 16 * part) : load_first(from + 16 * part, left(part)); }
+  void store(float* to, Lanes values, int64_t part) const {
+    if (Whole) store16(to + 16 * part, values);
+    else store_first(to + 16 * part, values, left(part));
+  }
+
+ private:
+  int64_t left(int64_t part) const { return std::clamp<int64_t>(count - 16 * part, 0, 16); }
+};
+
 // One token of one head, over kColumns columns of its state; not `Whole`: over the first `count` of them.
 template <bool Whole>
 struct TokenStep {
   const float *key, *query, *value;
-  float decay;        // a factor
-  float overlap;      // query . key
-  const float* beta;  // null: no delta rule
-  float *update, *out;
-  int64_t count;
+  float decay;                       // a factor
+  float overlap;                     // query . key
+  float strength;
+  bool delta;
+  float* out;
+  Columns<Whole> columns;
 
   // The state before the token is `from`, whose rows are `stride` apart; the state after it goes to `to`, whose rows are
   // kColumns apart. `to` is null if no row follows, and may be `from`.
   void run(const float* from, int64_t stride, float* to, int64_t key_size) const {
     const Lanes fade = spread(decay);
     Lanes seen[kParts], sum[kParts], added[kParts];
-    for (int64_t j = 0; j < kParts; ++j) seen[j] = sum[j] = zeros(), added[j] = load(value, j);
+    for (int64_t j = 0; j < kParts; ++j) seen[j] = sum[j] = zeros(), added[j] = columns.load(value, j);
     for (int64_t i = 0; i < key_size; ++i)
       for (int64_t j = 0; j < kParts; ++j) {
-        const Lanes old = load(from + i * stride, j);
-        if (beta) seen[j] = fused(old, spread(key[i]), seen[j]);
+        const Lanes old = columns.load(from + i * stride, j);
+        if (delta) seen[j] = fused(old, spread(key[i]), seen[j]);
         sum[j] = fused(old, spread(query[i]), sum[j]);
       }
     for (int64_t j = 0; j < kParts; ++j) {
-      if (beta) added[j] = fused(seen[j], spread(-decay), added[j]) * spread(*beta);
-      store(update, added[j], j), store(out, fused(added[j], spread(overlap), sum[j] * fade), j);
+      if (delta) added[j] = fused(seen[j], spread(-decay), added[j]);
+      added[j] = added[j] * spread(strength);
+      columns.store(out, fused(added[j], spread(overlap), sum[j] * fade), j);
     }
     if (!to) return;
     for (int64_t i = 0; i < key_size; ++i)
-      for (int64_t j = 0; j < kParts; ++j) store16(to + i * kColumns + 16 * j, fused(spread(key[i]), added[j], load(from + i * stride, j) * fade));
-  }
-
- private:
-  static constexpr int64_t kParts = kColumns / 16;
-
-  int64_t left(int64_t part) const { return std::clamp<int64_t>(count - 16 * part, 0, 16); }
-  Lanes load(const float* from, int64_t part) const { return Whole ? load16(from + 16 * part) : load_first(from + 16 * part, left(part)); }
-  void store(float* to, Lanes values, int64_t part) const {
-    if (Whole) store16(to + 16 * part, values);
-    else store_first(to + 16 * part, values, left(part));
+      for (int64_t j = 0; j < kParts; ++j) store16(to + i * kColumns + 16 * j, fused(spread(key[i]), added[j], columns.load(from + i * stride, j) * fade));
   }
 };
 
@@ -106,30 +113,38 @@ inline void run_columns(Ints parents, const ColumnBuffers& buffers, const float*
   }
 }
 
-// Sizes of a state [Hv, Dk, Dv] and of the factors `keys` [M, Hk, Dk], `updates` [M, Hv, Dv] and `decays` [M, Hv], which are
-// dense and float32.
+// Sizes of a state [Hv, Dk, Dv], of the keys and values that a row has for it, and of the rows' `decays` and `strengths` [M, Hv],
+// all dense and float32.
 struct RecurrenceSizes {
   int64_t slots, key_heads, heads, key_size, value_size;
 
-  RecurrenceSizes(const Tensor& state, const Tensor& keys, const Tensor& updates, const Tensor& decays) {
-    for (const Tensor* tensor : {&state, &keys, &updates, &decays})
+  // `keys` are Hk * Dk.
+  RecurrenceSizes(int64_t keys, const Tensor& state, const Tensor& decays, const Tensor& strengths) {
+    for (const Tensor* tensor : {&state, &decays, &strengths})
       YGG_CHECK(tensor->dtype() == DType::float32 && tensor->is_contiguous(), "states are dense and float32");
-    YGG_CHECK(state.dim() == 3 && keys.dim() == 3, "a state has heads, keys and values");
-    slots = keys.size(0), key_heads = keys.size(1), heads = state.size(0), key_size = state.size(1), value_size = state.size(2);
-    YGG_CHECK(keys.size(2) == key_size && heads % key_heads == 0 && updates.sizes() == Ints({slots, heads, value_size}) &&
-                  decays.sizes() == Ints({slots, heads}),
-              "a recurrence of the state ", state.sizes(), " has the keys ", keys.sizes(), " and updates ", updates.sizes());
+    YGG_CHECK(state.dim() == 3 && decays.dim() == 2, "a state has heads, keys and values");
+    slots = decays.size(0), heads = state.size(0), key_size = state.size(1), value_size = state.size(2), key_heads = keys / key_size;
+    YGG_CHECK(key_heads > 0 && keys == key_heads * key_size && heads % key_heads == 0 && decays.size(1) == heads &&
+                  strengths.sizes() == decays.sizes(),
+              "a recurrence of the state ", state.sizes(), " has ", keys, " keys and the decays ", decays.sizes());
   }
 };
 
-// All rows of a tree: their factors are in their slots, and their outputs take the place of their values. All float32.
+// Normalises a head's query or key of a gated delta network.
+template <typename T>
+void normalise(const T* from, float scale, int64_t size, float* to) {
+  const float factor = 1.0f / std::sqrt(dot(from, from, size) + 1e-6f);
+  for (int64_t i = 0; i < size; ++i) to[i] = widen(from[i]) * factor * scale;
+}
+
+// All rows of a tree; their outputs take the place of their values. All float32.
 struct TreeRecurrence : RecurrenceSizes {
   TreeSlots tree;
   const ColumnBuffers* buffers;
-  const float *query, *overlaps;      // [W, Hk, Dk]; [W, Hk], with the row's keys
-  const float *beta, *state;          // [W, Hv] or null; [Hv, Dk, Dv]
-  const float *keys, *decays;         // [M, Hk, Dk]; [M, Hv], logarithms
-  float *updates, *rows;              // [M, Hv, Dv]; [W, Hv, Dv], values that become outputs
+  bool delta;
+  float *query, *keys, *overlaps;     // [W, Hk, Dk] twice; [W, Hk]
+  const float* state;                 // [Hv, Dk, Dv]
+  float *decays, *strengths, *rows;   // [M, Hv] twice, decays as logarithms; [W, Hv, Dv], values that become outputs
 
   int64_t units() const { return heads * parts(); }
 
@@ -151,78 +166,48 @@ struct TreeRecurrence : RecurrenceSizes {
   TokenStep<Whole> step_of(int64_t row, int64_t head, int64_t first) const {
     const int64_t slot = tree.slot(row), own = head / (heads / key_heads);
     float* values = rows + (row * heads + head) * value_size + first;
-    return {keys + (slot * key_heads + own) * key_size, query + (row * key_heads + own) * key_size, values, std::exp(decays[slot * heads + head]),
-            overlaps[row * key_heads + own], beta ? beta + row * heads + head : nullptr, updates + (slot * heads + head) * value_size + first, values, value_size - first};
+    return {keys + (row * key_heads + own) * key_size, query + (row * key_heads + own) * key_size, values, std::exp(decays[slot * heads + head]),
+            overlaps[row * key_heads + own], strengths[slot * heads + head], delta, values, {value_size - first}};
   }
 };
 
-// `query`, `key` [W, Hk, Dk], `value` [W, Hv, Dv], `decay` [W, Hv] (a logarithm), `beta` [W, Hv] or none, `state`
-// [Hv, Dk, Dv]; `keys` [M, Hk, Dk], `updates` [M, Hv, Dv] and `decays` [M, Hv] keep the factors. All float32.
-inline void tree_recurrence(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay, const Tensor& beta,
-                            const Tensor& state, const Tensor& keys, const Tensor& updates, const Tensor& decays, const Tensor& offsets,
-                            const Tensor& parents, int64_t num_threads, const Tensor& out) {
-  const Tensor q = query.contiguous(), k = key.contiguous(), v = value.contiguous(), g = decay.contiguous(), b = beta.contiguous();
-  const RecurrenceSizes sizes(state, keys, updates, decays);
-  const int64_t rows = k.size(0), heads = sizes.heads;
-  YGG_CHECK(k.sizes() == Ints({rows, sizes.key_heads, sizes.key_size}) && q.sizes() == k.sizes(), "a recurrence of keys ", k.sizes(),
-            " and values ", v.sizes(), " has the state ", state.sizes());
+// `query`, `key` [W, Hk, Dk], with the delta rule normalised here, `value` [W, Hv, Dv], `decay` (a logarithm) and `strength`
+// [W, Hv], `state` [Hv, Dk, Dv]; `decays` and `strengths` [M, Hv] keep those of the rows. All float32.
+inline void tree_recurrence(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay, const Tensor& strength, bool delta,
+                            const Tensor& state, const Tensor& decays, const Tensor& strengths, const Tensor& offsets, const Tensor& parents,
+                            int64_t num_threads, const Tensor& out) {
+  const Tensor q = query.contiguous(), k = key.contiguous(), v = value.contiguous(), g = decay.contiguous(), b = strength.contiguous();
+  YGG_CHECK(k.dim() == 3 && q.sizes() == k.sizes(), "a recurrence has the queries ", q.sizes(), " and the keys ", k.sizes());
+  const int64_t rows = k.size(0), queries = k.size(1) * k.size(2);
+  const RecurrenceSizes sizes(queries, state, decays, strengths);
+  const int64_t heads = sizes.heads;
+  YGG_CHECK(k.size(2) == sizes.key_size, "a recurrence of keys ", k.sizes(), " has the state ", state.sizes());
+  for (const Tensor* tensor : {&g, &b}) YGG_CHECK(tensor->sizes() == Ints({rows, heads}), "a row has a decay and a strength for each head");
   check_result(out, {rows, heads, sizes.value_size}, DType::float32);
   const Tensor above = parents.contiguous(), places = offsets.contiguous();
   const TreeSlots tree(above, places, rows, sizes.slots);
   const ColumnBuffers buffers(tree.parents);
-  auto *keys_ = keys.mutable_data_ptr<float>(), *decays_ = decays.mutable_data_ptr<float>(), *out_ = out.mutable_data_ptr<float>();
+  std::vector<float> memory(rows * (2 * queries + sizes.key_heads));
+  const TreeRecurrence all{sizes, tree, &buffers, delta, memory.data(), memory.data() + rows * queries, memory.data() + 2 * rows * queries,
+                           state.const_data_ptr<float>(), decays.mutable_data_ptr<float>(), strengths.mutable_data_ptr<float>(),
+                           out.mutable_data_ptr<float>()};
+  std::copy_n(v.const_data_ptr<float>(), v.numel(), all.rows);
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t slot = tree.slot(row), size = sizes.key_heads * sizes.key_size;
-    std::copy_n(k.const_data_ptr<float>() + row * size, size, keys_ + slot * size);
-    std::copy_n(g.const_data_ptr<float>() + row * heads, heads, decays_ + slot * heads);
+    std::copy_n(g.const_data_ptr<float>() + row * heads, heads, all.decays + tree.slot(row) * heads);
+    std::copy_n(b.const_data_ptr<float>() + row * heads, heads, all.strengths + tree.slot(row) * heads);
   }
-  std::copy_n(v.const_data_ptr<float>(), v.numel(), out_);
-  std::vector<float> overlaps(rows * sizes.key_heads);
-  for (size_t i = 0; i < overlaps.size(); ++i)
-    overlaps[i] = dot(q.const_data_ptr<float>() + i * sizes.key_size, k.const_data_ptr<float>() + i * sizes.key_size, sizes.key_size);
-  const TreeRecurrence all{sizes, tree, &buffers, q.const_data_ptr<float>(), overlaps.data(),
-                           b.defined() ? b.const_data_ptr<float>() : nullptr, state.const_data_ptr<float>(), keys_, decays_,
-                           updates.mutable_data_ptr<float>(), out_};
-  parallel(all.units(), num_threads, [&](int64_t begin, int64_t end) { all.recur(begin, end); });
-}
-
-// The factors in `slots`, a path in order, become the state's.
-inline void commit_state(const Tensor& state, const Tensor& keys, const Tensor& updates, const Tensor& decays, const std::vector<int64_t>& slots,
-                         int64_t num_threads) {
-  const int64_t heads = state.size(0), key_size = state.size(1), value_size = state.size(2), key_heads = keys.size(1), group = heads / key_heads;
-  auto* s_ = state.mutable_data_ptr<float>();
-  const auto *k_ = keys.const_data_ptr<float>(), *u_ = updates.const_data_ptr<float>(), *g_ = decays.const_data_ptr<float>();
-  parallel(heads, num_threads, [&](int64_t begin, int64_t end) {
-    std::vector<float> factors(slots.size());
-    for (int64_t head = begin; head < end; ++head) {
-      for (size_t i = 0; i < slots.size(); ++i) factors[i] = std::exp(g_[slots[i] * heads + head]);
-      for (int64_t d = 0; d < key_size; ++d) {
-        float* row = s_ + (head * key_size + d) * value_size;
-        for (size_t i = 0; i < slots.size(); ++i) {
-          const float* update = u_ + (slots[i] * heads + head) * value_size;
-          const float key = k_[(slots[i] * key_heads + head / group) * key_size + d];
-          for (int64_t c = 0; c < value_size; ++c) {
-            const float faded = row[c] * factors[i];
-            row[c] = multiply_add(key, update[c], faded);
-          }
-        }
-      }
+  for (int64_t unit = 0; unit < rows * sizes.key_heads; ++unit) {
+    const int64_t size = sizes.key_size, at = unit * size;
+    const float *asked = q.const_data_ptr<float>() + at, *own = k.const_data_ptr<float>() + at;
+    if (delta) {
+      normalise(asked, 1.0f / std::sqrt(static_cast<float>(size)), size, all.query + at);
+      normalise(own, 1.0f, size, all.keys + at);
+    } else {
+      std::copy_n(asked, size, all.query + at), std::copy_n(own, size, all.keys + at);
     }
-  });
-}
-
-// What the rows in `slots` have added, a path in order, becomes part of the text's states, in every layer.
-inline void commit_states(const std::vector<Tensor>& windows, const std::vector<Tensor>& inputs, const std::vector<Tensor>& states,
-                          const std::vector<Tensor>& keys, const std::vector<Tensor>& updates, const std::vector<Tensor>& decays, Ints slots,
-                          int64_t num_threads) {
-  YGG_CHECK(inputs.size() == windows.size() && keys.size() == states.size() && updates.size() == states.size() && decays.size() == states.size(),
-            "every state has its factors");
-  const std::vector<int64_t> path = slots.vec();
-  for (size_t i = 0; i < windows.size(); ++i) {
-    for (const int64_t slot : path) YGG_CHECK(0 <= slot && slot < inputs[i].size(0), "there is no slot ", slot);
-    commit_window(windows[i], inputs[i], path);
+    all.overlaps[unit] = dot(all.query + at, all.keys + at, size);
   }
-  for (size_t i = 0; i < states.size(); ++i) commit_state(states[i], keys[i], updates[i], decays[i], path, num_threads);
+  parallel(all.units(), num_threads, [&](int64_t begin, int64_t end) { all.recur(begin, end); });
 }
 
 }  // namespace yggdrasil

@@ -13,6 +13,7 @@ from yggdrasil.runtime.native_steps.bytecode import CARRIED, FIRST_TURN, MASK, N
 from yggdrasil.runtime.native_steps.description import Description, LayerShape
 from yggdrasil.runtime.native_steps.families import BOTH, CONVOLUTION, DELTA, SPACE
 from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weights
+from yggdrasil.runtime.states.buffers import StateBuffers
 
 
 class Mixed(NamedTuple):
@@ -111,8 +112,8 @@ def write_gated_delta(
 ) -> Mixed:
     """Write the bytecode of the gated delta net ``name``, and return its output projection, which the caller writes.
 
-    ``norm`` [H] is the weight of the RMS norm of the layer's input, None without one. ``states`` are the layer's six
-    buffers in the order of ``StateBuffers``.
+    ``norm`` [H] is the weight of the RMS norm of the layer's input, None without one. ``states`` are the layer's seven
+    buffers in the order of ``StateBuffers``; the convolution's weight is written to the last two.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -122,12 +123,12 @@ def write_gated_delta(
     outputs = {"qkv": sizes.conv_channels, "z": sizes.heads * sizes.value_size, "a": sizes.heads, "b": sizes.heads}
     layers = [weights.linear(f"{name}.in_proj_{part}", size) for part, size in outputs.items()]
     mixed, gate, decay, beta = writer.linears(CARRIED, layers, norm=norm, norm_kind=model.norm_kind, eps=model.norm_eps)
-    taps = _taps(writer, weights, f"{name}.conv1d", states[:2])
+    taps = _taps(writer, weights, f"{name}.conv1d", states)
     mixed = writer.convolution([mixed, NOTHING, NOTHING, *taps, OFFSETS, parents_tensor(model)], is_silu=True)
     bias, rate, own = (weights.tensors.get(f"{name}.{part}") for part in ("dt_bias", "A_log", "norm.weight"))
     if bias is None or rate is None or own is None:
         raise NotCoveredError(f"{name} lacks decays or its norm")
-    operands = [writer.tensor(tensor) for tensor in (bias.float(), -rate.float().exp(), own, *states[2:])]
+    operands = [writer.tensor(tensor) for tensor in (bias.float(), -rate.float().exp(), own, *states[2:5])]
     values = [mixed, decay, beta, gate, *operands[:2], NOTHING, *operands[2:], OFFSETS, parents_tensor(model)]
     rows = writer.recurrence(values, [model.norm_eps, 0.0, 0.0])
     return Mixed(rows, weights.linear(f"{name}.out_proj", model.hidden_size))
@@ -138,8 +139,8 @@ def write_state_space(
 ) -> Mixed:
     """Write the bytecode of the Mamba-2 layer ``name``, and return its output projection, which the caller writes.
 
-    ``norm`` [H] is the weight of the RMS norm of the layer's input, None without one. ``states`` are the layer's six
-    buffers in the order of ``StateBuffers``.
+    ``norm`` [H] is the weight of the RMS norm of the layer's input, None without one. ``states`` are the layer's seven
+    buffers in the order of ``StateBuffers``; the convolution's weight is written to the last two.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -159,12 +160,12 @@ def write_state_space(
     gate, mixed, time = given
     # A convolution is linear: its taps are scaled instead of its inputs.
     factors = torch.tensor(scales[1:4]).repeat_interleave(torch.tensor([values, keys, keys]))
-    taps = _taps(writer, weights, f"{name}.conv1d", states[:2], factors)
+    taps = _taps(writer, weights, f"{name}.conv1d", states, factors)
     mixed = writer.convolution([mixed, NOTHING, NOTHING, *taps, OFFSETS, parents_tensor(model)], is_silu=True)
     bias, rate, skip = (weights.tensors.get(f"{name}.{part}") for part in ("dt_bias", "A_log", "D"))
     if bias is None or rate is None or skip is None:
         raise NotCoveredError(f"{name} lacks time steps, decays or what its inputs are multiplied by")
-    own = [bias.float(), -rate.float().exp(), skip.float(), weights.tensors.get(f"{name}.norm.weight"), *states[2:]]
+    own = [bias.float(), -rate.float().exp(), skip.float(), weights.tensors.get(f"{name}.norm.weight"), *states[2:5]]
     operands = [writer.tensor(tensor) for tensor in own]
     rows = writer.recurrence(
         [mixed, time, NOTHING, gate, *operands, OFFSETS, parents_tensor(model)], [model.norm_eps, *form.limits],
@@ -207,14 +208,20 @@ RECURRENT: Mapping[str, tuple[str, Callable[..., Mixed]]] = {
 def _taps(
     writer: Writer, weights: Weights, name: str, states: Sequence[Tensor], factors: Tensor | float = 1.0
 ) -> list[int]:
-    """Register the weight [K, C] and bias [C] of convolution ``name``, both float32, and its ``states``.
+    """Add the weight [K, C] and bias [C] of convolution ``name``, both float32, and the first two of its ``states``.
 
-    The weight is multiplied by ``factors`` [C].
+    The weight is multiplied by ``factors`` [C]. If ``states`` have buffers for weight and bias, those are written.
     """
     weight, bias = (weights.tensors.get(f"{name}.{part}") for part in ("weight", "bias"))
     if weight is None:
         raise NotCoveredError(f"{name} has no weight")
-    own = [(weight.flatten(1).t().float() * factors).contiguous(), None if bias is None else bias.float(), *states]
+    taps = weight.flatten(1).t().float() * factors
+    window, inputs, *rest = states
+    if rest:
+        StateBuffers.set_weights(*rest[3:], taps, bias)
+        own = [*rest[3:], window, inputs]
+    else:
+        own = [taps.contiguous(), None if bias is None else bias.float(), window, inputs]
     return [writer.tensor(tensor) for tensor in own]
 
 

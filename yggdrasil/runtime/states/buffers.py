@@ -1,19 +1,21 @@
 """States of recurrent layers, and the factors of the updates that the rows of a pass make to them.
 
-A pass reads the state after the committed text. Each row stores its update as small factors instead of a whole state;
-committing a path applies the updates of its rows to the state.
+A pass reads the state after the committed text. Each row stores small factors of its update instead of a whole state:
+the input of the convolution, the decay, and the strength of the update. Committing a path computes the keys and values
+of its rows again from these inputs, and applies their updates to the state.
 
 Dims: R recurrent layers, K taps, C channels of the convolution, M slots, Hk and Hv heads, Dk and Dv their sizes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from yggdrasil.checkpoints.recurrent import Recurrence
-from yggdrasil.native.portable_recurrence import apply_updates
+from yggdrasil.checkpoints.recurrent import GATED_DELTA, Recurrence
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.native.portable_recurrence import apply_path
 
 SavedState = tuple[Tensor, ...]  # windows of all layers, then states of all layers
 
@@ -30,9 +32,11 @@ class StateBuffers:
     windows: list[Tensor]  # R x [K - 1, C]: the text's last inputs of the convolution, oldest first
     inputs: list[Tensor]  # R x [M, C]: inputs of the convolution of the pass's rows
     states: list[Tensor]  # R x [Hv, Dk, Dv] float32; empty if the layers only have a convolution, as are the others
-    keys: list[Tensor]  # R x [M, Hk, Dk] float32
-    updates: list[Tensor]  # R x [M, Hv, Dv] float32
-    decays: list[Tensor]  # R x [M, Hv] float32
+    decays: list[Tensor]  # R x [M, Hv] float32, logarithms
+    strengths: list[Tensor]  # R x [M, Hv] float32: factors of the updates
+    taps: list[Tensor]  # R x [K, C] float32: the convolution's weight, which commits need
+    biases: list[Tensor]  # R x [C] float32
+    is_delta: bool  # whether the layers are gated delta networks
 
     @classmethod
     def allocate(
@@ -53,19 +57,50 @@ class StateBuffers:
             zeros((recurrence.conv_kernel - 1, recurrence.conv_channels), dtype),
             zeros((num_slots, recurrence.conv_channels), dtype),
             zeros((recurrence.heads, recurrence.key_size, recurrence.value_size), torch.float32, exists=has_state),
-            zeros((num_slots, recurrence.key_heads, recurrence.key_size), torch.float32, exists=has_state),
-            zeros((num_slots, recurrence.heads, recurrence.value_size), torch.float32, exists=has_state),
             zeros((num_slots, recurrence.heads), torch.float32, exists=has_state),
+            zeros((num_slots, recurrence.heads), torch.float32, exists=has_state),
+            zeros((recurrence.conv_kernel, recurrence.conv_channels), torch.float32, exists=has_state),
+            zeros((recurrence.conv_channels,), torch.float32, exists=has_state),
+            recurrence.kind == GATED_DELTA,
         )  # fmt: skip
 
+    def read_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the weights of the layers' convolutions from a model's ``tensors`` by name.
+
+        Raises:
+            YggdrasilError: a layer has no convolution called "conv1d".
+        """
+        for layer, taps, bias in zip(self.layers, self.taps, self.biases, strict=False):
+            name = next((name for name in tensors if f".{layer}." in name and name.endswith("conv1d.weight")), None)
+            if name is None:
+                raise YggdrasilError(f"the recurrent layer {layer} has no convolution called conv1d")
+            own_bias = tensors.get(f"{name.removesuffix('weight')}bias")
+            self.set_weights(taps, bias, tensors[name].flatten(1).t(), own_bias)
+
+    @staticmethod
+    @torch.no_grad()
+    def set_weights(taps: Tensor, bias: Tensor, weight: Tensor, own_bias: Tensor | None) -> None:
+        """Write the ``weight`` [K, C] and bias [C] of one layer's convolution to the layer's ``taps`` and ``bias``."""
+        taps.copy_(weight)
+        if own_bias is not None:
+            bias.copy_(own_bias)
+
     def tensors(self) -> list[Tensor]:
-        """Return the buffers of all recurrent layers, layer by layer, in the order in which steps take them."""
-        return [tensor for layer in self.layers for tensor in self.of_layer(layer)]
+        """Return the buffers that steps take, of all recurrent layers, layer by layer: all but the weights."""
+        count = 5 if self.states else 2
+        return [tensor for layer in self.layers for tensor in self.of_layer(layer)[:count]]
+
+    @property
+    def node_share(self) -> float:
+        """Return the bytes that a row of a pass stores, over the bytes of the states and windows."""
+        factors = (*self.inputs, *self.decays, *self.strengths)
+        kept = sum(tensor.nbytes for tensor in (*self.windows, *self.states))
+        return sum(tensor.nbytes for tensor in factors) / self.num_slots / kept
 
     def of_layer(self, layer: int) -> list[Tensor]:
         """Return the buffers of the recurrent layer with this index in the model, in the order of the fields."""
         number = self.layers.index(layer)
-        parts = self.windows, self.inputs, self.states, self.keys, self.updates, self.decays
+        parts = self.windows, self.inputs, self.states, self.decays, self.strengths, self.taps, self.biases
         return [part[number] for part in parts if part]
 
     def commit(self, start: int, rows: Sequence[int], num_threads: int) -> None:
@@ -75,8 +110,9 @@ class StateBuffers:
         """
         slots = [(start + row) % self.num_slots for row in rows]
         torch.ops.yggdrasil.commit_states.default(
-            self.windows, self.inputs, self.states, self.keys, self.updates, self.decays, slots, num_threads
-        )
+            self.windows, self.inputs, self.states, self.decays, self.strengths, self.taps, self.biases, self.is_delta,
+            slots, num_threads,
+        )  # fmt: skip
 
     def commit_captured(self, start: Tensor, rows: Tensor, count: Tensor) -> None:
         """Update the recurrent states in place by a pass's accepted rows, within a CUDA graph.
@@ -86,11 +122,13 @@ class StateBuffers:
         """
         slots = (start + rows) % self.num_slots
         places = torch.arange(slots.shape[0], device=slots.device)
-        for window, inputs in zip(self.windows, self.inputs, strict=True):
+        for layer in self.layers:
+            window, inputs, *state = self.of_layer(layer)
+            seen = torch.cat([window, inputs[slots]])
+            if state:
+                apply_path(seen, state, slots, is_delta=self.is_delta, is_accepted=places < count)
             past = torch.arange(window.shape[0], device=rows.device)
-            window.copy_(torch.cat([window, inputs[slots]]).index_select(0, count + past))
-        for state, key, update, decay in zip(self.states, self.keys, self.updates, self.decays, strict=True):
-            apply_updates(state, key[slots], update[slots], decay[slots], places < count)
+            window.copy_(seen.index_select(0, count + past))
 
     def clear(self) -> None:
         """Reset the recurrent states to those of an empty text, zeros."""

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import ACT2FN
 
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.step_cache import StepCache
@@ -65,12 +64,12 @@ def _convolution(
     **_: object,
 ) -> Tensor:
     """Compute the causal convolution along each row's path in the tree, [1, C, W]."""
+    assert activation in (None, "silu", "swish"), f"{activation = }"
     window, inputs, *_rest = step_cache.own_states()
     rows: Tensor = torch.ops.yggdrasil.tree_convolution(
-        hidden_states[0].t(), weight, bias, window, inputs, step_cache.offsets, step_cache.parents, num_threads
-    )
-    if activation is not None:
-        rows = ACT2FN[activation](rows)
+        hidden_states[0].t(), weight, bias, window, inputs, step_cache.offsets, step_cache.parents,
+        activation is not None, num_threads,
+    )  # fmt: skip
     return rows.t()[None]
 
 
@@ -87,16 +86,9 @@ def _gated_delta(
     **_: object,
 ) -> tuple[Tensor, None]:
     """Compute the gated delta rule along each row's path, [1, W, Hv, Dv]; the state is not updated before a commit."""
-    asked, own = query[0].float(), key[0].float()
-    if use_qk_l2norm_in_kernel:
-        asked, own = _unit(asked), _unit(own)
-    rows = _recur(asked * query.shape[-1] ** -0.5, own, value[0].float(), g[0], beta[0], step_cache, num_threads)
+    assert use_qk_l2norm_in_kernel, "queries and keys are normalised"
+    rows = _recur((query, key, value), g, beta, step_cache, num_threads, is_delta=True)
     return rows[None].to(query.dtype), None
-
-
-def _unit(rows: Tensor) -> Tensor:
-    """Normalise rows to length 1 along the last dimension."""
-    return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + 1e-6)
 
 
 def _state_space(  # noqa: PLR0913  (the signature is transformers')
@@ -119,26 +111,25 @@ def _state_space(  # noqa: PLR0913  (the signature is transformers')
     """Compute Mamba-2 along each row's path, [1, W, Hv, Dv] float32; the state is not updated before a commit."""
     time = dt[0] if dt_bias is None else dt[0] + dt_bias.to(dt.dtype)
     time = nn.functional.softplus(time) if dt_softplus else time
-    time = time.clamp(*dt_limit).float()
-    given = hidden_states[0].float()
-    rows = _recur(C[0].float(), B[0].float(), given * time[..., None], A * time, None, step_cache, num_threads)
+    time = time.clamp(*dt_limit).float()[None]
+    rows = _recur((C, B, hidden_states), A * time, time, step_cache, num_threads, is_delta=False)
     if D is not None:
-        rows = rows + D[:, None] * given
+        rows = rows + D[:, None] * hidden_states[0].float()
     return (rows[None], None) if return_final_states else rows[None]
 
 
 def _recur(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    given: tuple[Tensor, Tensor, Tensor],  # queries, keys and values of the rows
     decay: Tensor,
-    beta: Tensor | None,
+    strength: Tensor,
     step_cache: StepCache,
     num_threads: int,
+    *,
+    is_delta: bool,
 ) -> Tensor:
     rows: Tensor = torch.ops.yggdrasil.tree_recurrence(
-        query, key, value, decay.float(), None if beta is None else beta.float(), *step_cache.own_states()[2:],
-        step_cache.offsets, step_cache.parents, num_threads,
+        *(each[0].float() for each in given), decay[0].float(), strength[0].float(), is_delta,
+        *step_cache.own_states()[2:5], step_cache.offsets, step_cache.parents, num_threads,
     )  # fmt: skip
     return rows
 
