@@ -2,6 +2,7 @@
 
 import json
 import threading
+from copy import copy
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -40,6 +41,7 @@ from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.policy.policy import ObjectivePolicy
+from yggdrasil.prompts import encode_chat
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.runtime.side_by_side import Rows
 from yggdrasil.scheduling.plan import resolve_source
@@ -199,6 +201,29 @@ def test_nor_does_it_go_on_with_what_it_asked_itself_when_time_is_up(tmp_path, l
     documents = OwnText(loaded, tokenizer, [], tmp_path / "own").write(TextBudget(40.0), tmp_path / "spent", silent)
 
     assert any(len(each.answer) < 48 and each.answer[-1] not in ends for each in documents)
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_prompts_that_the_model_samples_begin_as_the_given_ones_do(tmp_path, loaded, tokenizer, monkeypatch):
+    """One opening has no words; prompts that are too short or no chat give none."""
+    for name, tokens in {"OPENING": 4, "ANSWER": 16, "_LEAST": 1}.items():
+        monkeypatch.setattr(f"yggdrasil.calibration.own_text.{name}", tokens)
+    tokenizer = copy(tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}ask:\n{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}say:\n{% endif %}"
+    )
+    turns = [encode_chat(tokenizer, [{"role": "user", "content": text}]) for text in ("Why is it", "Add two", "Why is")]
+    start = list(tokenizer("ask:\n")["input_ids"])
+    openings = [turn[: len(start) + 2] for turn in turns[:2]]
+    given = [*turns, list(tokenizer("def add(a, b):")["input_ids"]), openings[0]]
+    writer = OwnText(loaded, tokenizer, given, tmp_path / "own")
+    documents = writer.write(TextBudget(60.0, 400), tmp_path / "spent", silent)
+    sampled = [tokenizer.decode(each.prompt) for each in documents if each.prompt not in given]
+
+    assert writer._openings() == [start, *openings]
+    for opening in openings:
+        assert any(each.startswith(tokenizer.decode(opening)) for each in sampled)
+    assert all(each.startswith("ask:\n") for each in sampled)
 
 
 def test_answers_of_one_token_foresee_nothing():

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from itertools import cycle
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -37,6 +38,7 @@ ANSWER, OPENING = 256, 96  # maximum tokens of an answer, and of a sampled openi
 _LEAST = 16  # minimum tokens of an answer that the end of the time has cut
 _LONGEST_PROMPT = 512  # maximum of the last tokens that are kept of a prompt
 _SORTED = 256  # prompts that are sorted by length together, so that rows of a batch have similar lengths
+_OPENING_TOKENS = 2  # of a given prompt, with which a sampled one begins
 _END = 24  # last tokens by which prompts are compared
 _MARK = "a-turn-that-is-to-be-written"
 
@@ -183,7 +185,7 @@ class OwnText:
             yield self._told(finished)
         asked: deque[Task] = deque()
         for finished in writer.write(self._own_tasks(asked, is_enough), is_late, at_once):
-            asked += (Task(self._asked(text)[-longest:], self._most) for text in finished if text.task.is_drawn)
+            asked += (Task(self._prompt_of(text)[-longest:], self._most) for text in finished if text.task.is_drawn)
             if answered := self._told(finished):
                 yield answered
 
@@ -205,24 +207,36 @@ class OwnText:
 
     def _own_tasks(self, asked: deque[Task], is_enough: Callable[[], bool]) -> Iterator[Task]:
         """Yield the prompts that the model has sampled (``asked``); while there are none, a task that samples one."""
-        opening = Task(self._opening, min(OPENING, self._loaded.max_context // 2), is_drawn=True)
+        most, openings = min(OPENING, self._loaded.max_context // 2), cycle(self._openings())
         while not is_enough():
-            yield asked.popleft() if asked else opening
+            yield asked.popleft() if asked else Task(next(openings), most, is_drawn=True)
 
     @cached_property
     def _is_chat(self) -> bool:
         return bool(getattr(self._tokenizer, "chat_template", None))
 
     @cached_property
-    def _opening(self) -> list[int]:
+    def _start(self) -> list[int]:
+        """The tokens before a prompt's text: the chat template up to the user's text, or an end token."""
         return _bare_turn(self._tokenizer) if self._is_chat else [next(iter(self._ends), 0)]
 
-    def _asked(self, text: Written) -> list[int]:
+    def _openings(self) -> list[list[int]]:
+        """Return the starts of prompts to sample: no words, and the first words of each given prompt of a user's turn.
+
+        Without the latter, a model that was trained on code asks itself for nothing else.
+        """
+        size = len(self._start)
+        turns = [prompt for prompt in self._prompts if self._is_chat and prompt[:size] == self._start]
+        given = (prompt[: size + _OPENING_TOKENS] for prompt in turns if len(prompt) > size + _OPENING_TOKENS)
+        return [self._start, *map(list, dict.fromkeys(map(tuple, given)))]
+
+    def _prompt_of(self, text: Written) -> list[int]:
         """Return the sampled prompt: as a user turn in the chat template if there is one, else the sampled tokens."""
         if not self._is_chat:
             return text.task.prompt + text.tokens
-        turn = str(self._tokenizer.decode(text.tokens, skip_special_tokens=True)).strip()
-        return encode_chat(self._tokenizer, [{"role": "user", "content": turn}]) if turn else self._opening
+        tokens = text.task.prompt[len(self._start) :] + text.tokens
+        turn = str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+        return encode_chat(self._tokenizer, [{"role": "user", "content": turn}]) if turn else self._start
 
 
 def _append(file: Path, text: str) -> None:
