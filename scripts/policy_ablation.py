@@ -29,7 +29,7 @@ import numpy as np
 import typer
 
 from yggdrasil.artifacts import current_machine, resolve_plan
-from yggdrasil.calibration.measurement.passes import OVERLAP
+from yggdrasil.calibration.measurement.costs import OVERLAP
 from yggdrasil.calibration.own_text import Document, read_documents
 from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, replay
 from yggdrasil.calibration.survival import survival_of

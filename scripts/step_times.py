@@ -1,6 +1,6 @@
 """Times single steps at given contexts, and compares them with the machine's limits.
 
-Unlike ``stages``, which measures inside real iterations, this runs one step several times in a row.
+Unlike a calibration, this runs one step several times in a row.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import pandas as pd
 from roofline import measure_rates, step_work
 
 from yggdrasil.calibration.calibration_settings import PairSource
-from yggdrasil.calibration.measurement.timed_steps import TimedStep, time_alternately, timed_steps
+from yggdrasil.calibration.measurement.steps import TimedStep, time_in_turns, timed_steps
 from yggdrasil.calibration.pair import build_assembly, sibling
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import YggdrasilError
@@ -24,11 +24,11 @@ REPEATS = 3  # consecutive timed runs of a step
 def time_steps(
     steps: Sequence[TimedStep], rounds: int, progress: Callable[[float], None], timer: Timer = host_ms
 ) -> pd.DataFrame:
-    """Time all steps alternately; returns one row per run, in milliseconds, with columns ``SAMPLE_COLUMNS``.
+    """Time all steps in turns; returns one row per run, in milliseconds, with columns ``SAMPLE_COLUMNS``.
 
     ``timer`` returns the milliseconds of one run.
     """
-    found = time_alternately(steps, rounds, progress, timer, repeats=REPEATS)
+    found = time_in_turns(steps, rounds, progress, timer, repeats=REPEATS)
     return pd.DataFrame([(*step[:6], turn, ms) for step, turn, ms in found], columns=list(SAMPLE_COLUMNS))
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from tiny_pair import SHAPES
 
 from yggdrasil.artifacts import current_machine, plan_path, predictor_directory, profile_directory, write_csv
-from yggdrasil.calibration.measurement.stages import COLUMNS as SAMPLE_COLUMNS
+from yggdrasil.calibration.measurement.steps import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table_files import SCORER_FILE
@@ -66,21 +66,23 @@ def schedule_samples(shapes=SHAPES):
 
 
 def stage_samples(shapes=SHAPES):
-    """Three cycles: verification takes a millisecond a row plus context / 64, a draft level 0.1 a node; 10 % spread.
+    """Three turns: a pass takes a millisecond a row plus context / 64, a draft step 0.1 a node; 10 % spread.
 
-    Between drafted trees are free ones, whose passes are quicker.
+    Iterations are plain, with free trees, whose stages are quicker, and with drafted ones.
     """
-    rows = []
+    rows, deepest = [], shapes.max_depth
     for context in (64, 128):
         for cycle, spread in enumerate((0.9, 1.0, 1.1), start=1):
+            rows.append((context, cycle, 0, 0, 1, "pass", PLAIN_MS))
+            rows += [
+                (context, cycle, 0, 0, width, "pass", spread * (width + context / 64))
+                for width in shapes.verify_widths[1:]
+            ]
+            rows += [(context, cycle, width, 0, 1, "grow", 0.1 * width) for width in shapes.draft_widths]
             rows += [(context, cycle, 0, 0, 1, stage, PLAIN_MS) for stage in ("plain", "iteration")]
-            rows += [(context, cycle, 0, 1, width, "verify", 0.5) for width in shapes.verify_widths[1:]]
-            rows += [(context, cycle, 0, 1, width, "draft_steps", 0.0) for width in shapes.verify_widths[1:]]
+            rows.append((context, cycle, 0, 1, shapes.verify_widths[-1], "verify", 0.5))
             for width in shapes.draft_widths:
-                for verify_width in shapes.verify_widths[1:]:
-                    shape = (width, shapes.max_depth, verify_width)
-                    rows.append((context, cycle, *shape, "verify", spread * (verify_width + context / 64)))
-                    rows.append((context, cycle, *shape, "draft_steps", 0.1 * width * (shapes.max_depth - 1)))
+                rows += [(context, cycle, width, deepest, 8, stage, spread) for stage in ("verify", "draft_steps")]
     return pd.DataFrame(rows, columns=list(SAMPLE_COLUMNS))
 
 

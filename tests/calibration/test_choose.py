@@ -3,29 +3,30 @@
 import sys
 from dataclasses import replace
 from itertools import chain, count, repeat
+from types import SimpleNamespace
 
 import pytest
 from integrity import check_traces
 from tiny_pair import SHAPES, TEXT, byte_tokenizer, make_pair
 
+from yggdrasil.calibration import pipeline
 from yggdrasil.calibration.choose import Gain, _error_of_ratio, choose
-from yggdrasil.calibration.measurement import stages
-from yggdrasil.calibration.measurement.stages import READ, costs_from, measure_stages, useful_verify_widths
+from yggdrasil.calibration.measurement.costs import costs_from, useful_verify_widths
+from yggdrasil.calibration.measurement.iterations import READ, WARM_UP, measured_policies
 from yggdrasil.calibration.record import concatenate, record_document
 from yggdrasil.calibration.replay import recorded_documents
 from yggdrasil.drafters import NGramDrafter, NGramOptions
 from yggdrasil.drafters.registry import ngram_options
 from yggdrasil.drafters.statistics.drafter import default_statistics
-from yggdrasil.engine.text_stream import TextStream
+from yggdrasil.engine.iteration import ModelFreeDrafts
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.fixed import PLAIN_POLICY
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.repetition import repeated_share
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
-from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.11, 4: 0.12}, {w: 1 + 0.02 * w for w in SHAPES.verify_widths}, 0.05, 1.05)
 
@@ -171,27 +172,35 @@ def replace_times(gain, ratio):
     return gain._replace(drafting=replace(gain.without, tpot_ms=ratio * gain.without.tpot_ms))
 
 
-def beside_each_other(frame):
-    """Verify widths by streak of plain steps, in order."""
-    return [set(part["verify_width"]) for _, part in frame[frame["stage"] == "iteration"].groupby("cycle")]
+def measured(decoder, prompt, samples=4):
+    """Samples of a calibration with so many iterations of a kind."""
+    effort = SimpleNamespace(effort=SimpleNamespace(samples=samples))
+    job = SimpleNamespace(assembly=decoder.assembly, tokenizer=byte_tokenizer(), settings=effort)
+    return pipeline._samples_at(job, prompt, lambda fraction: None)
 
 
-def test_free_trees_are_measured_between_drafted_ones(pair):
+def test_every_kind_of_iteration_is_timed_in_every_turn(pair):
     decoder = pair.decoder(PLAIN_POLICY, model_free=default_statistics())
-    frame = measure_stages(
-        decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), list(TEXT[:40]), 2,
-        lambda fraction: None,
-    )  # fmt: skip
-    wide = {width for width in SHAPES.verify_widths if width > 1}
-    for is_free in (True, False):
-        trees = frame[(frame["depth"] > 0) & ((frame["width"] == 0) == is_free)]
-        assert set(trees["verify_width"]) == wide
-    assert beside_each_other(frame) == [{1, width} for width in sorted(wide)]
-    costs = costs_from(frame, SHAPES)[0]
+    samples = measured(decoder, list(TEXT[:40]) * 2)
+    for turn in range(pipeline.ITERATION_TURNS):
+        timed = {each[2:5] for each in samples if each.cycle == turn and each.stage == "verify"}
+        assert {shape[0] for shape in timed} == {0, *SHAPES.draft_widths}
+        assert sum(each.stage == "plain" and each.cycle == turn and not each.depth for each in samples) == 1
+    (costs,) = costs_from(samples, SHAPES)
 
     assert not decoder.assembly.engine.target.text.tokens, "what was timed last is no text to go on from"
     assert costs.model_free_overhead_ms is not None
     assert costs.head_ms > 0.0
+    assert set(costs.draft_ms) == set(SHAPES.draft_widths)
+
+
+def test_model_free_drafts_extend_measured_trees_as_far_as_they_are_verified(pair, monkeypatch):
+    filled, fill = [], ModelFreeDrafts.fill
+    monkeypatch.setattr(ModelFreeDrafts, "fill", lambda drafts, *given: filled.append(fill(drafts, *given)))
+    measured(pair.decoder(PLAIN_POLICY), list(TEXT[:40]))
+    assert not filled
+    measured(pair.decoder(PLAIN_POLICY, model_free=default_statistics()), list(TEXT[:40]))
+    assert len(filled) >= pipeline.ITERATION_TURNS * len(SHAPES.draft_widths)
 
 
 def test_what_a_drafter_takes_to_read_a_text_is_measured(pair, monkeypatch):
@@ -208,34 +217,43 @@ def test_what_a_drafter_takes_to_read_a_text_is_measured(pair, monkeypatch):
     monkeypatch.setattr(drafter, "extend", lambda tokens, hidden: unread.append(len(tokens)) or extend(tokens, hidden))
     monkeypatch.setattr(drafter, "_draft_head", read)
     monkeypatch.setattr("yggdrasil.engine.trace.perf_counter_ns", lambda: next(now) + sum(passed))
-    frame = measure_stages(
-        decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), prompt, 2, lambda _: None
-    )
-    reading = frame[frame["stage"] == "reading"]["ms"]
+    reading = [each.ms for each in measured(decoder, prompt) if each.stage == "reading"]
 
     assert len(reading) == READ
-    assert reading.between((len(prompt) - 4) / len(prompt), (len(prompt) + 4) / len(prompt)).all()
+    assert all((len(prompt) - 4) / len(prompt) <= ms <= (len(prompt) + 4) / len(prompt) for ms in reading)
 
 
 @pytest.mark.parametrize("free", [None, NGramDrafter(), default_statistics()], ids=["none", "n-gram", "text"])
-def test_stages_without_a_drafter_have_costs(pair, free):
-    """Free trees are measured as they are decoded; where the text says nothing their pass is as wide."""
+def test_a_target_without_a_drafter_has_costs(pair, free):
     widths = SHAPES.verify_widths if free else (1,)
     shapes = replace(SHAPES, draft_widths=(), verify_widths=widths)
     decoder = pair.decoder(PLAIN_POLICY, shapes, drafter=None, model_free=free)
-    frame = measure_stages(
-        decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), list(range(1, 90)), 2,
-        lambda fraction: None,
-    )  # fmt: skip
-    costs = costs_from(frame, shapes)[0].steps()
+    samples = measured(decoder, [*range(1, 45), *range(1, 45)])
+    costs = costs_from(samples, shapes)[0].steps()
 
     assert costs.draft_ms == {}
     assert costs.head_ms == 0.0
     assert costs.overhead_ms > 0.0
-    assert set(costs.verify_ms) == set(widths) == set(useful_verify_widths(frame, shapes)) | set(widths)
-    measured = frame[(frame["stage"] == "verify") & (frame["depth"] > 0)].groupby("verify_width").size()
-    assert set(measured.index) == {width for width in widths if width > 1}
-    assert measured.min() >= 2 if free else measured.empty
+    assert set(costs.verify_ms) == set(widths) == set(useful_verify_widths(samples, shapes)) | set(widths)
+    trees = {each.verify_width for each in samples if each.stage == "verify" and each.depth}
+    assert trees == ({widths[-1]} if free else set())
+
+
+def test_a_drafter_without_a_verify_width_for_trees_is_refused(pair):
+    with pytest.raises(YggdrasilError, match=r"the only verify width is 1.*--verify-widths"):
+        measured_policies(pair.decoder(PLAIN_POLICY, replace(SHAPES, verify_widths=(1,))).assembly)
+
+
+def test_iterations_are_timed_behind_their_text_and_not_far_behind(pair, monkeypatch):
+    """A request that went on to the context's end would tell of that."""
+    contexts, choose = [], FixedPolicy.choose
+    monkeypatch.setattr(
+        FixedPolicy, "choose", lambda policy, *asked: contexts.append(asked[0]) or choose(policy, *asked)
+    )
+    measured(pair.decoder(PLAIN_POLICY), list(TEXT[:30]))
+
+    assert 30 <= min(contexts) <= max(contexts) < 30 + (WARM_UP + 1) * (SHAPES.max_depth + 1)
+    assert contexts.count(30) > pipeline.ITERATION_TURNS  # requests that began again
 
 
 def test_n_gram_options_of_the_command_line():
@@ -245,44 +263,3 @@ def test_n_gram_options_of_the_command_line():
     for wrong, named in (("max_draft_len", "name=value"), ("length=4", "length"), ("max_draft_len=0", "at least 1")):
         with pytest.raises(YggdrasilError, match=named):
             ngram_options(wrong)
-
-
-def test_stages_are_measured_behind_their_text_and_not_far_behind(pair, monkeypatch):
-    """A request that went on to the context's end would tell of that.
-
-    However requests begin and end, plain steps stand beside the trees of one width.
-    """
-    monkeypatch.setattr(stages, "SPAN", 12)
-    seen, choose = [], stages.ShapeCycle.choose
-    monkeypatch.setattr(
-        stages.ShapeCycle,
-        "choose",
-        lambda cycle, *asked: seen.append((asked[0], choose(cycle, *asked))) or seen[-1][1],
-    )
-    decoder = pair.decoder(PLAIN_POLICY)
-    frame = measure_stages(
-        decoder.assembly, lambda: TextStream(byte_tokenizer(), frozenset(), 1 << 30, ()), list(TEXT[:30]), 2,
-        lambda fraction: None,
-    )  # fmt: skip
-
-    contexts = [context for context, _ in seen]
-    assert 30 <= min(contexts) <= max(contexts) < 30 + 12 + SHAPES.max_depth + 1
-    assert contexts.count(30) > 2  # requests that began again
-    assert set(frame["verify_width"]) == set(SHAPES.verify_widths)
-    assert beside_each_other(frame) == [{1, width} for width in SHAPES.verify_widths[1:]]
-
-
-def test_narrow_passes_are_measured_before_wide_ones_and_all_behind_plain_steps():
-    shapes = [TreeShape(4, 2, 64), TreeShape(4, 2, 8), TreeShape(4, 8, 8), TreeShape(4, 8, 64)]
-    cycle, order = stages.ShapeCycle(shapes, seed=0), []
-    for _ in range(20 * cycle.length):
-        order.append(cycle.choose(30).shape)
-
-    streaks = order[:: stages.STREAK]
-    assert order == [shape for shape in streaks for _ in range(stages.STREAK)]
-    cycles = [streaks[i : i + 6] for i in range(0, len(streaks), 6)]
-    assert cycle.length == 6 * stages.STREAK
-    for each in cycles:
-        assert sorted(each) == sorted([*shapes, PLAIN_STEP, PLAIN_STEP])
-        assert [shape.verify_width for shape in each] == [1, 8, 8, 1, 64, 64]
-    assert len({tuple(each) for each in cycles}) == 4  # those of one width take turns

@@ -8,7 +8,7 @@ import torch
 from scheduling.test_plan import made_up_plan
 
 from yggdrasil.calibration.calibration_settings import PairSource
-from yggdrasil.calibration.measurement.stages import on_device_clock
+from yggdrasil.calibration.measurement.iterations import on_device_clock
 from yggdrasil.engine.trace import EventExecutor, InOrderExecutor
 
 

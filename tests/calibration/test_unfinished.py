@@ -16,8 +16,7 @@ from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration import pipeline
 from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, PairSource
 from yggdrasil.calibration.documents import usable_texts
-from yggdrasil.calibration.measurement.passes import PASS
-from yggdrasil.calibration.measurement.stages import COLUMNS
+from yggdrasil.calibration.measurement.steps import COLUMNS, Sample
 from yggdrasil.calibration.pair import check_pair, default_max_length
 from yggdrasil.calibration.work_folder import copy_benchmarks, open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.facts import load_tokenizer
@@ -190,15 +189,18 @@ def test_a_part_that_cannot_be_read_now_is_named_and_stays(tmp_path, monkeypatch
     assert file.read_bytes() == b"of hours"
 
 
-@pytest.mark.parametrize("stages", [["plain"], ["plain", PASS]])
-def test_stages_of_an_earlier_version_are_measured_anew(tmp_path, stages):
-    """They hold no passes in turns."""
+@pytest.mark.parametrize(
+    ("stages", "is_kept"),
+    [(["plain"], False), (["plain", "pass"], True), (["pass", "verify"], False), (["pass", "verify", "grow"], True)],
+)
+def test_samples_of_an_earlier_version_are_measured_anew(tmp_path, stages, is_kept):
+    """They lack passes, or draft steps beside drafted trees."""
     file = tmp_path / "stages-128.csv"
-    frame = pd.DataFrame([(128, 1, 0, 0, 1, stage, 1.0) for stage in stages], columns=list(COLUMNS))
-    write_csv(file, "stage-samples", 1, frame)
+    rows = [Sample(128, 1, int(stage in ("verify", "grow")), 0, 1, stage, 1.0) for stage in stages]
+    write_csv(file, "stage-samples", 1, pd.DataFrame(rows, columns=list(COLUMNS)))
 
-    assert (read_or_drop(file, pipeline._read_stages) is None) == (PASS not in stages)
-    assert file.exists() == (PASS in stages)
+    assert read_or_drop(file, pipeline._read_samples) == (rows if is_kept else None)
+    assert file.exists() == is_kept
 
 
 def test_a_pair_that_is_refused_leaves_nothing_behind(tmp_path, monkeypatch):

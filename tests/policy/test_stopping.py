@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from yggdrasil.calibration.measurement.stages import ShapeCycle
 from yggdrasil.drafters.protocol import Budget, DrafterGroup
 from yggdrasil.drafters.statistics.best_first import EarlyStopping
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
@@ -15,6 +14,7 @@ from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
 from yggdrasil.engine.iteration import ShadowTree
 from yggdrasil.native import is_native
 from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, stopping_bound
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.tree.shape import TreeShape
@@ -139,9 +139,9 @@ def test_the_bound_follows_what_model_free_drafts_had_accepted():
 
 def test_a_measured_tree_is_filled_as_far_as_it_is_verified():
     generator = np.random.default_rng(13)
-    cycle = ShapeCycle([TreeShape(0, 1, 8), TreeShape(2, 2, 8)], seed=0)
+    shape = TreeShape(2, 2, 8)
     for _ in range(40):
-        (small, _, order), (_, _, every) = filled(generator, False, cycle, TreeShape(2, 2, 8))
+        (small, _, order), (_, _, every) = filled(generator, False, FixedPolicy(shape, wants_model_free=True), shape)
         assert order[:8] == every[:8]
         assert small.size < 8 + 7, "beside the best, there are those that were drafted"
 

@@ -7,7 +7,7 @@ import torch
 from step_times import REPEATS, roofline, time_steps
 from tiny_pair import SHAPES, make_pair
 
-from yggdrasil.calibration.measurement.timed_steps import timed_steps
+from yggdrasil.calibration.measurement.steps import timed_steps
 from yggdrasil.calibration.pair import sibling
 from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.profiling.timers import timer_for

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
@@ -17,7 +16,9 @@ import yggdrasil
 from yggdrasil.artifacts import current_machine, predictor_directory
 from yggdrasil.artifacts.atomic import atomic_directory
 from yggdrasil.calibration.calibration_settings import FIRST_WIDTHS, PairSource
-from yggdrasil.calibration.measurement.timed_steps import time_alternately, timed_steps
+from yggdrasil.calibration.measurement.costs import costs_from, shows_pause
+from yggdrasil.calibration.measurement.iterations import measure_iterations, measured_policies
+from yggdrasil.calibration.measurement.steps import Sample, measure_steps
 from yggdrasil.calibration.pair import check_pair, default_drafter_weights, default_max_length
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
@@ -30,19 +31,14 @@ from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.text_stream import TextStream
-from yggdrasil.engine.trace import MODEL_STAGES, Trace
-from yggdrasil.policy.costs import has_pause, lower_envelope, without_pauses
-from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.profiling.timers import timer_for
 from yggdrasil.scheduling.plan import Costs, DeviceName, Expectation, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 CONTEXT = 128  # tokens in the KV caches while steps are timed
 SECONDS, ROUNDS = 2.5, 6  # timing ends after the first of these
-_Step: TypeAlias = tuple[str, str, int]  # model, kind of step, width
-_LEAST_MS = 1e-4  # a cost must be positive
-_PROMPT = 48  # length of the prompt on which the overhead is measured
-ITERATIONS = 6  # real iterations in which the overhead is measured
+_PROMPT = 48  # length of the prompt on which iterations are timed
+ITERATIONS = 4  # timed iterations of each kind
 _ASSUMED_MS, _A_ROW = 10.0, 0.02  # before measuring: milliseconds of a plain step, share that a row adds
 _EXPECTED = Expectation("shipped acceptance statistics", 1.0, _ASSUMED_MS, 1.0)
 
@@ -131,63 +127,25 @@ def with_measured_costs(
         progress: takes the fraction done, 0 to 1.
     """
     context = max(1, min(CONTEXT, assembly.engine.max_length // 2))
-    times = _times(assembly, context, progress)
-    assembly.forget()
-    one_row = min(ms for (model, _, _), ms in times.items() if model == "target")
-    passes = {width: times.get(("target", "verify", width), one_row) for width in plan.shapes.verify_widths}
-    overhead_ms = _overhead_ms(assembly, tokenizer, context)
-    assembly.forget()
-    heads = [ms for (model, step, _), ms in times.items() if (model, step) == ("drafter", "head")]
-    head_ms = min(heads, default=0.0)
-    levels = {
-        width: times.get(("drafter", "grow", width), max(head_ms, _LEAST_MS)) for width in plan.shapes.draft_widths
-    }
-    costs = Costs(
-        context, head_ms,
-        _envelope(levels) if levels else {}, _envelope(passes), overhead_ms, one_row + overhead_ms,
-        overhead_ms,
-    )  # fmt: skip
-    return replace(plan, costs=[costs])
-
-
-def _envelope(measured: dict[int, float]) -> dict[int, float]:
-    return {width: ms for width, (ms, _) in lower_envelope(without_pauses(measured)).items()}
-
-
-def _times(assembly: Assembly, context: int, progress: Callable[[float], None]) -> dict[_Step, float]:
-    """Return the least milliseconds of every step; other programs only ever add to the time of a turn."""
-    timer, times = timer_for(assembly.target.loaded.device), dict[_Step, float]()
+    timer, samples = timer_for(assembly.target.loaded.device), list[Sample]()
     for _ in range(2):
-        steps = timed_steps([assembly], [context])
-        for step, _, ms in time_alternately(steps, ROUNDS, progress, timer, seconds=SECONDS):
-            key = (step.model, step.step, step.width)
-            times[key] = max(min(ms, times.get(key, ms)), _LEAST_MS)
-        by_model = [
-            {width: ms for (model, step, width), ms in times.items() if model == each and step != "head"}
-            for each in ("target", "drafter")
-        ]
-        if not any(map(has_pause, by_model)):
+        samples += measure_steps(assembly, context, ROUNDS, progress, timer, seconds=SECONDS)
+        if not shows_pause(samples):
             break
-    return times
+    samples += _iteration_samples(assembly, tokenizer, context)
+    assembly.forget()
+    return replace(plan, costs=costs_from(samples, plan.shapes))
 
 
-def _overhead_ms(assembly: Assembly, tokenizer: Tokenizer, context: int) -> float:
-    """Return the lower quartile of the milliseconds of an iteration outside the models, over real iterations.
+def _iteration_samples(assembly: Assembly, tokenizer: Tokenizer, context: int) -> list[Sample]:
+    """Time some iterations that verify the widest model-free tree, and some that draft.
 
-    They verify the widest tree of model-free drafts. The prompt repeats itself, so that there are drafts.
+    The prompt repeats itself, so that there are model-free drafts.
     """
-    vocab_size = assembly.target.call.vocab_size
-    prompt = [1 + number % min(8, vocab_size - 1) for number in range(min(context, _PROMPT))]
-    trace, outside, before = Trace(), list[float](), 0
-    policy = ModelFreePolicy(assembly.shapes.verify_widths[-1])
-    request = assembly.engine.decode(prompt, TextStream(tokenizer, frozenset(), 1 << 20, ()), policy, trace)
-    next(request)
-    for _ in request:
-        models_ns = sum(trace.stage_ns[stage] for stage in MODEL_STAGES)
-        outside.append((trace.decode_ns - models_ns - before) / 1e6)
-        before = trace.decode_ns - models_ns
-        if len(outside) > ITERATIONS:
-            break
-    del request  # ends it
-    timed = sorted(outside[1:]) or [0.0]
-    return max(timed[len(timed) // 4], 0.0)
+    prompt = [1 + number % min(8, assembly.target.call.vocab_size - 1) for number in range(min(context, _PROMPT))]
+    plain, *trees = measured_policies(assembly)
+    timed = measure_iterations(
+        assembly, lambda: TextStream(tokenizer, frozenset(), 1 << 20, ()), prompt, trees[:2] or [plain], ITERATIONS, 1,
+        lambda _: None,
+    )  # fmt: skip
+    return [sample._replace(context=context) for sample in timed]

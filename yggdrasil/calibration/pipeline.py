@@ -4,8 +4,9 @@ Intermediate results are in ``profiles/NAME/<machine>.partial`` until the calibr
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -27,14 +28,14 @@ from yggdrasil.calibration.choose import Choice, choose
 from yggdrasil.calibration.documents import open_ended_stream, record_all, usable_texts
 from yggdrasil.calibration.draft_vocabulary import restrict_vocabulary
 from yggdrasil.calibration.job import Job
-from yggdrasil.calibration.measurement.passes import PASS
-from yggdrasil.calibration.measurement.stages import (
-    COLUMNS,
-    costs_from,
-    measure_stages,
+from yggdrasil.calibration.measurement.costs import costs_from, useful_verify_widths
+from yggdrasil.calibration.measurement.iterations import (
+    measure_iterations,
+    measure_reading,
+    measured_policies,
     on_device_clock,
-    useful_verify_widths,
 )
+from yggdrasil.calibration.measurement.steps import COLUMNS, Sample, measure_steps
 from yggdrasil.calibration.measurement.threads import COLUMNS as thread_columns
 from yggdrasil.calibration.measurement.threads import best_threads, thread_counts, time_threads
 from yggdrasil.calibration.pair import build_assembly, check_pair, with_threads
@@ -57,11 +58,15 @@ from yggdrasil.drafters.model_free_options import ModelFreeOptions, StatisticsOp
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import ArtifactError
 from yggdrasil.policy.costs import StepCosts
+from yggdrasil.profiling.timers import timer_for
 from yggdrasil.prompts import read_prompts
 from yggdrasil.runtime.kept_tensors import keep_model
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.scheduling.plan import Costs, LeftOut, ModelRef, Plan, Shapes, portable_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
+
+STEP_TURNS = 12  # turns in which every step is timed
+ITERATION_TURNS = 4  # turns in which every kind of iteration is timed
 
 
 def calibrate(settings: CalibrationSettings, reporter: Reporter) -> Path:
@@ -109,9 +114,9 @@ def _calibrate(
     job = restrict_vocabulary(Job(settings, pair, assembly, tokenizer, texts, work, reporter))
     pair = job.pair
     job.assembly.complete(reporter.phase)
-    frame = _measure(job)
-    shapes = replace(pair.shapes, verify_widths=useful_verify_widths(frame, pair.shapes))
-    costs = costs_from(frame, shapes)
+    samples = _measure(job)
+    shapes = replace(pair.shapes, verify_widths=useful_verify_widths(samples, pair.shapes))
+    costs = costs_from(samples, shapes)
     counted = generate_and_fit(job, costs[0].steps(), base)
     choice = _choose(job, counted, costs[0].steps())
     if choice.gain is not None and not (choice.gain.pays or settings.keeps_drafter):
@@ -121,7 +126,7 @@ def _calibrate(
 
     plan = _plan(job, shapes, costs, counted, choice, left_out)
     destination = plan_path(settings.root, plan.name, plan.machine)
-    write_results(settings, plan, destination, choice, counted, pair.vocabulary, frame, work)
+    write_results(settings, plan, destination, choice, counted, pair.vocabulary, samples, work)
     keep_model(job.assembly.target.loaded, pair.target, pair.weights)
     second = job.assembly.second
     if isinstance(second, LoadedModel) and pair.drafter is not None:
@@ -215,29 +220,41 @@ def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: 
     return replace(pair, target_threads=chosen["target"], drafter_threads=chosen["drafter"])
 
 
-def _measure(job: Job) -> pd.DataFrame:
-    """Return the stage samples (``COLUMNS``) of every context, from disk if an interrupted run measured them."""
+def _measure(job: Job) -> list[Sample]:
+    """Return the samples of every context, from disk if an interrupted run measured them."""
     stream = [token for text in job.texts for token in text]
-    frames = []
+    samples: list[Sample] = []
     for context in job.settings.effort.contexts_within(job.assembly.engine.max_length):
         file = job.work / f"stages-{context}.csv"
-        if read_or_drop(file, _read_stages) is None:
-            report = job.reporter.phase(f"measuring stages at context {context}")
-            text = (stream * (context // len(stream) + 1))[:context]
-            with on_device_clock(job.assembly):
-                frame = measure_stages(
-                    job.assembly, lambda: open_ended_stream(job.tokenizer), text, job.settings.effort.samples, report
-                )
-            write_csv(file, "stage-samples", SAMPLES_VERSION, frame)
-        frames.append(_read_stages(file))
-    return pd.concat(frames, ignore_index=True)
+        if (known := read_or_drop(file, _read_samples)) is None:
+            report = job.reporter.phase(f"timing steps at context {context}")
+            known = _samples_at(job, (stream * (context // len(stream) + 1))[:context], report)
+            write_csv(file, "stage-samples", SAMPLES_VERSION, pd.DataFrame(known, columns=list(COLUMNS)))
+        samples += known
+    return samples
 
 
-def _read_stages(file: Path) -> pd.DataFrame:
+def _samples_at(job: Job, text: Sequence[int], report: Callable[[float], None]) -> list[Sample]:
+    """Time the steps in turns, then real iterations, with the tokens ``text`` in the caches."""
+    assembly, stream = job.assembly, partial(open_ended_stream, job.tokenizer)
+    timer, policies = timer_for(assembly.target.loaded.device), measured_policies(assembly)
+    each = -(-job.settings.effort.samples // ITERATION_TURNS)
+    samples = measure_steps(assembly, len(text), STEP_TURNS, lambda part: report(0.5 * part), timer)
+    with on_device_clock(assembly):
+        samples += measure_iterations(
+            assembly, stream, text, policies, each, ITERATION_TURNS, lambda part: report(0.5 + 0.5 * part)
+        )
+        samples += measure_reading(assembly, stream, text)
+    assembly.forget()
+    return samples
+
+
+def _read_samples(file: Path) -> list[Sample]:
     frame = read_csv(file, "stage-samples", SAMPLES_VERSION, COLUMNS)
-    if PASS not in frame["stage"].values:  # written by an earlier version
-        raise ArtifactError(f"{file} holds no passes")
-    return frame
+    drafted = set(frame.loc[frame["width"] > 0, "stage"])
+    if "pass" not in frame["stage"].values or (drafted and "grow" not in drafted):
+        raise ArtifactError(f"{file} lacks times of steps: an earlier version wrote it")
+    return [Sample(*row) for row in frame.itertuples(index=False)]
 
 
 def _model_ref(source: str, threads: int, weights: Weights) -> ModelRef:

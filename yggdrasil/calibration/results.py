@@ -1,7 +1,7 @@
 """Writes the results of a calibration: samples to the profile, fitted tables to the predictor, and the plan."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pandas as pd
 from yggdrasil.artifacts import atomic_directory, predictor_directory, profile_directory, write_csv
 from yggdrasil.calibration.calibration_settings import CalibrationSettings
 from yggdrasil.calibration.choose import Choice
+from yggdrasil.calibration.measurement.steps import COLUMNS, Sample
 from yggdrasil.calibration.statistics.learning import LearnedStatistics
 from yggdrasil.calibration.work_folder import copy_benchmarks
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
@@ -28,7 +29,7 @@ def write_results(
     choice: Choice,
     counted: LearnedStatistics | None,
     vocabulary: Vocabulary | None,
-    frame: pd.DataFrame,
+    samples: Sequence[Sample],
     work: Path,
 ) -> None:
     """Write the profile and predictor folders of a calibration atomically, and its plan last.
@@ -38,10 +39,11 @@ def write_results(
         choice: fitted tables and training reports.
         counted: n-gram statistics; None without them.
         vocabulary: draft vocabulary of a head; None if it is not restricted.
-        frame: samples of stages, columns ``stages.COLUMNS``.
+        samples: times of steps and iterations.
         work: folder of intermediate results.
     """
     profile = profile_directory(settings.root, settings.name, plan.machine)
+    frame = pd.DataFrame(samples, columns=list(COLUMNS))
     with atomic_directory(profile) as folder:
         copy_benchmarks(profile, folder)
         write_csv(folder / "stage_samples.csv", "stage-samples", SAMPLES_VERSION, frame)

@@ -14,6 +14,8 @@ from yggdrasil.artifacts import current_machine, plan_path, read_csv, resolve_pl
 from yggdrasil.artifacts.names import profile_of_plan, root_of
 from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.documents import open_ended_stream
+from yggdrasil.calibration.measurement.costs import rounded
+from yggdrasil.calibration.measurement.iterations import on_device_clock
 from yggdrasil.calibration.measurement.schedules import (
     PLAIN,
     MeasuredPlan,
@@ -22,7 +24,6 @@ from yggdrasil.calibration.measurement.schedules import (
     measured_schedules,
     summarise_plans,
 )
-from yggdrasil.calibration.measurement.stages import on_device_clock, rounded
 from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.checkpoints.facts import load_tokenizer

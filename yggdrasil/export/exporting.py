@@ -7,7 +7,7 @@ from typing import Any
 
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.artifacts.homes import expanded
-from yggdrasil.calibration.measurement.stages import rounded
+from yggdrasil.calibration.measurement.costs import rounded
 from yggdrasil.calibration.own_text import Document, read_documents, text_file
 from yggdrasil.calibration.reporter import Reporter
 from yggdrasil.checkpoints.facts import load_tokenizer

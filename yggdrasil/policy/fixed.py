@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 
-from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound
+from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound, stopping_bound
 from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 
 class FixedPolicy:
-    """Policy that chooses the same tree shape in every iteration. A draft width of 1 drafts a chain."""
+    """Policy that chooses the same tree shape in every iteration. A draft width of 1 drafts a chain.
 
-    wants_model_free = False
+    With ``wants_model_free`` model-free drafts extend the tree.
+    """
 
-    def __init__(self, shape: TreeShape) -> None:
+    def __init__(self, shape: TreeShape, *, wants_model_free: bool = False) -> None:
         self._decision = Decision(shape, is_drafting=shape.depth > 0)
+        self.wants_model_free = wants_model_free
 
     def begin(self) -> None:
         """Do nothing: a fixed policy has no state of a request."""
@@ -25,8 +27,8 @@ class FixedPolicy:
         return self._decision
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the empty bound: model-free trees are grown in full."""
-        return UNBOUNDED
+        """Return a bound by which a drafted tree is extended to about its verify width; others are grown in full."""
+        return UNBOUNDED if shape is None else stopping_bound([shape.verify_width], [1.0])
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
         """Return ``decision`` with the fixed verify width, whatever the expected tokens."""
@@ -39,10 +41,8 @@ class FixedPolicy:
 class ModelFreePolicy(FixedPolicy):
     """Policy that verifies ``verify_width`` nodes of every model-free tree, or decodes plainly without drafts."""
 
-    wants_model_free = True
-
     def __init__(self, verify_width: int) -> None:
-        super().__init__(PLAIN_STEP)
+        super().__init__(PLAIN_STEP, wants_model_free=True)
         self._verify_width = verify_width
 
     def choose(

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from yggdrasil.artifacts import parse_json, profile_of_plan, shown
-from yggdrasil.calibration.measurement.stages import COLUMNS as SAMPLE_COLUMNS
-from yggdrasil.calibration.measurement.stages import trees_of, without_drift
+from yggdrasil.calibration.measurement.steps import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.calibration.results import REPORT_VERSION
 from yggdrasil.drafters.statistics.drafter import table_origin
 from yggdrasil.errors import YggdrasilError
@@ -113,15 +112,10 @@ class Facts:
         frame = read_csv_if_any(self.profile / "stage_samples.csv", "stage-samples", SAMPLE_COLUMNS)
         if frame.empty:
             return pd.DataFrame(columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
-        frame = without_drift(frame)
-        verify = trees_of(frame[frame["stage"] == "verify"]).assign(model="target")
-        verify = verify.assign(size=verify["verify_width"])
-        plain = frame[(frame["stage"] == "plain") & (frame["depth"] == 0)].assign(model="target", size=1)
-        deepest = max(int(frame["depth"].max()), 2)  # where the overhead around the steps counts least
-        draft = frame[(frame["stage"] == "draft_steps") & (frame["depth"] == deepest)].assign(model="drafter")
-        draft = draft.assign(size=draft["width"], ms=draft["ms"] / (draft["depth"] - 1))
+        target = frame[frame["stage"] == "pass"].assign(model="target", size=frame["verify_width"])
+        draft = frame[frame["stage"] == "grow"].assign(model="drafter", size=frame["width"])
         rows = []
-        for (model, context, width), part in pd.concat([plain, verify, draft]).groupby(["model", "context", "size"]):
+        for (model, context, width), part in pd.concat([target, draft]).groupby(["model", "context", "size"]):
             low, middle, high = np.quantile(part["ms"], [0.1, 0.5, 0.9])
             rows.append((model, context, width, middle, low, high, len(part)))
         return pd.DataFrame(rows, columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
@@ -152,7 +146,8 @@ class Facts:
         frame = read_csv_if_any(self.profile / "stage_samples.csv", "stage-samples", SAMPLE_COLUMNS)
         if frame.empty:
             return pd.DataFrame(columns=["stage", "ms_an_iteration", "share"])
-        drafted = trees_of(frame[frame["context"] == frame["context"].min()])
+        trees = frame[(frame["context"] == frame["context"].min()) & (frame["depth"] > 0)]
+        drafted = trees[trees["width"] > 0] if (trees["width"] > 0).any() else trees
         drafted = drafted[~drafted["stage"].isin(["overhead", "iteration", "plain"])]
         mean = drafted.groupby("stage", sort=False)["ms"].median().rename("ms_an_iteration").reset_index()
         table: pd.DataFrame = mean.assign(share=mean["ms_an_iteration"] / mean["ms_an_iteration"].sum())

@@ -6,20 +6,19 @@ alternate, and every turn includes a plain request, whose steps give the machine
 speed at which a plain step takes its median time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
-from yggdrasil.calibration.measurement.stages import WARM_UP, measured_shapes
+from yggdrasil.calibration.measurement.iterations import WARM_UP, TimedIteration, timed_iterations, wide_widths
 from yggdrasil.engine.assembly import Assembly
-from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.text_stream import TextStream
-from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.policy.policy import Policy
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
+from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
@@ -27,6 +26,21 @@ Progress = Callable[[float], None]
 Way = TypeVar("Way")
 PLAN_COLUMNS = ("plan", "prompt", "round", "iterations", "tokens", "iteration_ms", "decode_ms", *STAGES, LOOP)
 PLAIN = "plain decoding"
+SHALLOW = 2  # the other measured depth is ``max_depth``
+
+
+def measured_shapes(shapes: Shapes) -> list[TreeShape]:
+    """Return the tree shapes to time: every verify width and every draft width, at a shallow and at the full depth.
+
+    Raises:
+        YggdrasilError: the only verify width is 1.
+    """
+    wide, narrow = wide_widths(shapes), shapes.draft_widths
+    return [
+        TreeShape(narrow[(i + shift) % len(narrow)], depth, wide[i % len(wide)])
+        for shift, depth in enumerate((min(SHALLOW, shapes.max_depth), shapes.max_depth))
+        for i in range(max(len(wide), len(narrow)))
+    ]
 
 
 def measured_schedules(named: Mapping[str, Mapping[str, str]]) -> list[Schedule]:
@@ -39,27 +53,6 @@ def measured_schedules(named: Mapping[str, Mapping[str, str]]) -> list[Schedule]
 
 
 MEASURED = measured_schedules(NAMED_VARIANTS)
-
-
-class _Sample(NamedTuple):
-    shape: TreeShape
-    stages: dict[str, float]  # milliseconds
-    total_ms: float
-
-
-def _iterations(engine: Engine, text: Sequence[int], stream: TextStream, policy: Policy) -> Iterator[_Sample]:
-    """Decode ``text`` and yield the time of each iteration."""
-    trace = Trace()
-    request = engine.decode(text, stream, policy, trace)
-    next(request)
-    seen, seen_ns, counted = dict(trace.stage_ns), 0, 0
-    for _ in request:
-        if trace.iterations == counted:
-            continue
-        counted = trace.iterations
-        stages = {name: (ns - seen.get(name, 0)) / 1e6 for name, ns in trace.stage_ns.items()}
-        yield _Sample(trace.last_shape, stages, (trace.decode_ns - seen_ns) / 1e6)
-        seen, seen_ns = dict(trace.stage_ns), trace.decode_ns
 
 
 def measure_stage_costs(
@@ -85,7 +78,7 @@ def measure_stage_costs(
     Raises:
         YggdrasilError: requests are too short to measure every schedule.
     """
-    shapes = measured_shapes(assembly.shapes, with_model_free=False)
+    shapes = measured_shapes(assembly.shapes)
     cycles = [(text, shape) for _ in range(rounds) for text in texts for shape in shapes]
     rows: list[tuple[object, ...]] = []
     measured = set()
@@ -93,7 +86,7 @@ def measure_stage_costs(
         ways = [(schedule, shape) for schedule in schedules] + [(schedules[0], PLAIN_STEP)]
         for schedule, way in _rotated_order(ways, number):
             assembly.engine.use_schedule(schedule.labels)
-            samples = list(_iterations(assembly.engine, text, new_stream(), FixedPolicy(way)))
+            samples = list(timed_iterations(assembly.engine, text, new_stream(), FixedPolicy(way)))
             if number:
                 rows += [_row(len(text), number, schedule, sample) for sample in samples[WARM_UP:]]
                 measured |= {(schedule.labels, way)} if samples[WARM_UP:] else set()
@@ -118,7 +111,7 @@ def _rotated_order(ways: Sequence[Way], turn: int) -> list[Way]:
     return [*ways[shift:], *ways[:shift]]
 
 
-def _row(context: int, cycle: int, schedule: Schedule, sample: _Sample) -> tuple[object, ...]:
+def _row(context: int, cycle: int, schedule: Schedule, sample: TimedIteration) -> tuple[object, ...]:
     between = sample.total_ms - sum(sample.stages.values())
     times = {**sample.stages, "iteration": sample.total_ms, LOOP: between}
     return context, cycle, schedule_code(schedule), *sample.shape, *(times.get(name) for name in TIMES)
@@ -177,7 +170,7 @@ def measure_plans(
         for name, stages, policy in _rotated_order(ways, turn):
             assembly.engine.use_schedule(stages)
             stream = new_stream()
-            samples = list(_iterations(assembly.engine, texts[prompt], stream, policy))
+            samples = list(timed_iterations(assembly.engine, texts[prompt], stream, policy))
             if number >= 0 and len(samples) > WARM_UP:
                 tokens, total = len(stream.tokens) - 1, sum(sample.total_ms for sample in samples)
                 rows.append((name, prompt, number, len(samples), tokens, *_means(samples[WARM_UP:], total)))
@@ -188,7 +181,7 @@ def measure_plans(
     return pd.DataFrame(rows, columns=list(PLAN_COLUMNS))
 
 
-def _means(samples: Sequence[_Sample], total_ms: float) -> list[float]:
+def _means(samples: Sequence[TimedIteration], total_ms: float) -> list[float]:
     """Return the mean iteration, ``total_ms``, the mean of every stage and of the time between stages."""
     count = len(samples)
     mean = sum(sample.total_ms for sample in samples) / count

@@ -1,4 +1,7 @@
-"""Times single steps of target and drafter at given contexts, alternately."""
+"""Times single steps of target and drafter at given contexts, in turns.
+
+A shared machine's speed changes within seconds, so all steps take a turn before any of them takes the next one.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -58,8 +61,47 @@ class Timing(NamedTuple):
     ms: float
 
 
+class Sample(NamedTuple):
+    """One measured time: of a step, or of a stage of a real iteration."""
+
+    context: int  # tokens in the KV caches
+    cycle: int  # turn of its kind of measurement
+    width: int  # draft width; 0 without drafted nodes
+    depth: int  # drafted levels of an iteration
+    verify_width: int  # rows of the target's pass
+    stage: str  # a stage of ``scheduling.stages``, "plain", "overhead", "iteration", "reading", "pass" or "grow"
+    ms: float
+
+
+COLUMNS = Sample._fields
+
+
+def measure_steps(
+    assembly: Assembly,
+    context: int,
+    turns: int,
+    progress: Callable[[float], None],
+    timer: Timer = host_ms,
+    *,
+    seconds: float = inf,
+) -> list[Sample]:
+    """Time every pass of the target ("pass") and every draft step ("grow") with ``context`` tokens in the caches.
+
+    The plain step is the pass of verify width 1. The other arguments are those of ``time_in_turns``.
+    """
+    steps = [step for step in timed_steps([assembly], [context]) if step.step != "head"]
+    found = time_in_turns(steps, turns, progress, timer, seconds=seconds)
+    assembly.forget()
+    return [
+        Sample(context, turn, 0, 0, step.width, "pass", ms)
+        if step.model == "target"
+        else Sample(context, turn, step.width, 0, 1, "grow", ms)
+        for step, turn, ms in found
+    ]
+
+
 @torch.inference_mode()
-def time_alternately(
+def time_in_turns(
     steps: Sequence[TimedStep],
     turns: int,
     progress: Callable[[float], None],

@@ -1,0 +1,118 @@
+"""The step costs of a plan, from measured samples of steps and iterations."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from statistics import median
+from typing import get_args
+
+from yggdrasil.calibration.measurement.steps import Sample
+from yggdrasil.policy.costs import Kind, has_pause, lower_envelope, without_pauses
+from yggdrasil.scheduling.plan import Costs, Shapes
+
+# A pass overlaps reading and computing. Its time is modelled as the p-norm of the two; this p was fitted to passes of
+# 1 to 16 rows with fast and slow memory.
+OVERLAP = 5.0
+_CLEARLY = 1.05  # a width is dropped if it costs more than this times a wider one
+
+
+def typical(milliseconds: Iterable[float]) -> float:
+    """Return the lower quartile of measured times, the least of up to three: other programs only ever add time."""
+    ordered = sorted(milliseconds)
+    return ordered[len(ordered) // 4]
+
+
+def step_ms(samples: Iterable[Sample], stage: str) -> dict[int, float]:
+    """Return the typical milliseconds of a step by width, of the samples of one context length.
+
+    Args:
+        stage: "pass" for the target's passes by verify width, "grow" for draft steps by draft width.
+    """
+    found = defaultdict[int, list[float]](list)
+    for sample in samples:
+        if sample.stage == stage:
+            found[sample.verify_width if stage == "pass" else sample.width].append(sample.ms)
+    return {width: typical(found[width]) for width in sorted(found)}
+
+
+def shows_pause(samples: Sequence[Sample]) -> bool:
+    """Return whether only a pause of the machine explains the typical time of a step, see ``policy.costs``."""
+    return any(has_pause(step_ms(samples, stage)) for stage in ("pass", "grow"))
+
+
+def costs_from(samples: Iterable[Sample], shapes: Shapes) -> list[Costs]:
+    """Return the step costs of a plan in milliseconds, one entry per measured context length, ascending.
+
+    Verification costs never fall as the width grows: a width that is slower than a wider one has the wider one's cost.
+    Memory may have been slower in iterations than in the passes, at the same compute speed. So where plain iterations
+    were timed, the part of a pass beyond the pass of width 1 is taken as compute time, and added to their plain step.
+    If the cores were slower too, this underestimates wide passes; the latency scales correct that during decoding.
+
+    Args:
+        shapes: widths to give costs of.
+    """
+    ordered = sorted(samples, key=attrgetter("context"))
+    return [_costs_at(context, list(part), shapes) for context, part in groupby(ordered, attrgetter("context"))]
+
+
+def _costs_at(context: int, samples: Sequence[Sample], shapes: Shapes) -> Costs:
+    passes, levels = (_without_noise(step_ms(samples, stage)) for stage in ("pass", "grow"))
+    plain, model_free, drafted = ([each for each in samples if _kind(each) == kind] for kind in get_args(Kind))
+    steps = [each.ms for each in plain if each.stage == "plain"]
+    if steps:
+        computing = {width: ms**OVERLAP - passes[1] ** OVERLAP for width, ms in passes.items()}
+        passes = {width: (typical(steps) ** OVERLAP + ms) ** (1 / OVERLAP) for width, ms in computing.items()}
+
+    def iteration_ms(iterations: Sequence[Sample], stage: str) -> float | None:
+        found = [each.ms for each in iterations if each.stage == stage]
+        return max(rounded(typical(found)), 0.0) if found else None
+
+    overheads = [iteration_ms(each, "overhead") for each in (plain, model_free, drafted)]
+    overhead_ms = next((ms for ms in reversed(overheads) if ms is not None), 0.0)
+    attaching = [each.ms - (each.depth - 1) * levels[each.width] for each in drafted if each.stage == "draft_steps"]
+    if attaching:  # what drafting takes besides its steps, such as the last level
+        overhead_ms = rounded(overhead_ms + max(typical(attaching), 0.0))
+    reading = [each.ms for each in samples if each.stage == "reading"]
+    has_drafter = bool(shapes.draft_widths)
+    return Costs(
+        context=context,
+        head_ms=(iteration_ms(drafted, "head_draft") or 0.0) if has_drafter else 0.0,
+        draft_ms={width: rounded(levels[width]) for width in shapes.draft_widths},
+        verify_ms={width: rounded(passes[width]) for width in shapes.verify_widths},
+        overhead_ms=overhead_ms,
+        plain_ms=rounded(passes[1] + (overhead_ms if overheads[0] is None else overheads[0])),
+        model_free_overhead_ms=overheads[1] if has_drafter else None,
+        reading_ms=rounded(max(median(reading), 0.0)) if reading else 0.0,
+    )
+
+
+def _kind(sample: Sample) -> Kind | None:
+    """Return the kind of iteration of a sample; None for one outside of iterations."""
+    if sample.stage in ("pass", "grow", "reading"):
+        return None
+    return "drafted" if sample.width else "model_free" if sample.depth else "plain"
+
+
+def _without_noise(measured: dict[int, float]) -> dict[int, float]:
+    """Lower times that only a pause explains, and the time of a width to that of a cheaper wider one."""
+    served = lower_envelope(without_pauses(measured)) if measured else {}
+    return {width: ms for width, (ms, _) in served.items()}
+
+
+def useful_verify_widths(samples: Sequence[Sample], shapes: Shapes) -> tuple[int, ...]:
+    """Return the verify widths to keep in a plan: width 1, and widths that cost at most 5 % more than any wider one.
+
+    Costs are those at the shortest measured context. Which of two widths is cheaper depends on the memory's speed (with
+    slow memory six rows cost as much as eight); a kept width then has the wider one's cost in the plan.
+    """
+    shortest = min(sample.context for sample in samples)
+    measured = step_ms((sample for sample in samples if sample.context == shortest), "pass")
+    served = {width: ms for width, (ms, _) in lower_envelope(measured).items()}
+    useful = {width for width, ms in served.items() if measured[width] <= _CLEARLY * ms}
+    return tuple(width for width in shapes.verify_widths if width == 1 or width in useful)
+
+
+def rounded(value: float) -> float:
+    """Return ``value`` rounded to four significant digits, as plans store it."""
+    return float(f"{float(value):.4g}")
