@@ -109,17 +109,46 @@ def test_a_row_ends_where_it_is_full():
     assert len(text.tokens) == 7, "the last one needs no place"
 
 
-def test_drawn_texts_are_those_of_the_seed_and_leave_the_others_alone():
+def test_sampled_prompts_are_those_of_the_seed_and_leave_the_others_alone():
     prompts = prompts_of([6, 9, 4])
-    tasks = [Task(prompts[0], 20, is_drawn=True), Task(prompts[1], 12), Task(prompts[2], 20, is_drawn=True)]
+    tasks = [Task(prompts[0], 12, 20), Task(prompts[1], 12), Task(prompts[2], 12, 20)]
 
     def told(seed):
-        return {tuple(text.task.prompt): text.tokens for text in written(tasks, (), 3, seed=seed)}
+        return {tuple(text.task.prompt): (text.prompt, text.tokens) for text in written(tasks, (), 3, seed=seed)}
 
     first, again, other = told(0), told(0), told(1)
     assert first == again
     assert first[tuple(prompts[1])] == other[tuple(prompts[1])]
-    assert first[tuple(prompts[0])] != other[tuple(prompts[0])]
+    assert first[tuple(prompts[0])][0] != other[tuple(prompts[0])][0]
+
+
+@pytest.mark.parametrize("suffix", [(), (7, 8, 9)])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_sampled_prompt_is_answered_in_its_row(suffix, num_rows):
+    """Some of them end by an end token, which a suffix replaces, others by their number."""
+    ends, given = set(range(0, VOCAB, 12)), prompts_of([6, 9, 4, 2, 3])
+    texts = written([Task(prompt, 8, 5, suffix) for prompt in given], ends, num_rows)
+
+    sampled = [text.prompt[len(text.task.prompt) : len(text.prompt) - len(suffix)] for text in texts]
+    lengths = {len(each) for each in sampled}
+    assert max(lengths) == 5
+    assert len(lengths) > 1
+    for text, tokens in zip(texts, sampled, strict=True):
+        assert text.prompt[: len(text.task.prompt)] == text.task.prompt
+        assert text.prompt[len(text.prompt) - len(suffix) :] == list(suffix)
+        assert not set(tokens if suffix else tokens[:-1]) & ends
+        told = (
+            models()[1]
+            .generate(
+                torch.tensor([text.prompt]),
+                max_new_tokens=8,
+                do_sample=False,
+                eos_token_id=sorted(ends),
+                pad_token_id=0,
+            )[0, len(text.prompt) :]
+            .tolist()
+        )
+        assert text.tokens == told
 
 
 def test_caches_are_bounded(monkeypatch):

@@ -6,7 +6,6 @@ bit-exact, since they only serve as statistics.
 """
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -29,12 +28,11 @@ from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.native import is_native
 from yggdrasil.native.one_thread import one_thread
-from yggdrasil.prompts import encode_chat
 from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.side_by_side import SIDE_BY_SIDE
 
-ANSWER, OPENING = 256, 96  # maximum tokens of an answer, and of a sampled opening
+ANSWER, OPENING = 256, 96  # maximum tokens of an answer, and that are sampled of a prompt
 _LEAST = 16  # minimum tokens of an answer that the end of the time has cut
 _LONGEST_PROMPT = 512  # maximum of the last tokens that are kept of a prompt
 _SORTED = 256  # prompts that are sorted by length together, so that rows of a batch have similar lengths
@@ -181,13 +179,8 @@ class OwnText:
             for number, prompt in enumerate(self._unanswered(documents, longest))
             if number < ROWS or not is_enough()  # at least one batch, however short the time
         )
-        for finished in writer.write(given, is_late, at_once):
-            yield self._told(finished)
-        asked: deque[Task] = deque()
-        for finished in writer.write(self._own_tasks(asked, is_enough), is_late, at_once):
-            asked += (Task(self._prompt_of(text)[-longest:], self._most) for text in finished if text.task.is_drawn)
-            if answered := self._told(finished):
-                yield answered
+        for tasks in (given, self._own_tasks(is_enough)):
+            yield from map(self._documents_of, writer.write(tasks, is_late, at_once))
 
     def _unanswered(self, documents: Sequence[Document], longest: int) -> Iterator[list[int]]:
         """Yield the given prompts without an answer, those of similar length after each other."""
@@ -197,46 +190,46 @@ class OwnText:
         for start in range(0, len(waiting), _SORTED):
             yield from sorted(waiting[start : start + _SORTED], key=len)
 
-    def _told(self, finished: Sequence[Written]) -> list[Document]:
-        """Return the finished answers; drops sampled openings and answers cut to fewer than ``_LEAST`` tokens."""
+    def _documents_of(self, finished: Sequence[Written]) -> list[Document]:
+        """Return the finished texts without those whose answer was cut to fewer than ``_LEAST`` tokens."""
         return [
-            Document(text.task.prompt, text.tokens)
+            Document(text.prompt, text.tokens)
             for text in finished
-            if not text.task.is_drawn and (len(text.tokens) >= min(_LEAST, self._most) or text.tokens[-1] in self._ends)
+            if text.tokens and (len(text.tokens) >= min(_LEAST, self._most) or text.last in self._ends)
         ]
 
-    def _own_tasks(self, asked: deque[Task], is_enough: Callable[[], bool]) -> Iterator[Task]:
-        """Yield the prompts that the model has sampled (``asked``); while there are none, a task that samples one."""
-        most, openings = min(OPENING, self._loaded.max_context // 2), cycle(self._openings())
-        while not is_enough():
-            yield asked.popleft() if asked else Task(next(openings), most, is_drawn=True)
+    def _own_tasks(self, is_enough: Callable[[], bool]) -> Iterator[Task]:
+        """Yield tasks that sample a prompt and answer it."""
+        most = max(1, min(OPENING, self._loaded.max_context // 4))
+        for opening in cycle(self._openings()):
+            if is_enough():
+                return
+            yield Task(opening, self._most, most, self._template[1])
 
     @cached_property
     def _is_chat(self) -> bool:
         return bool(getattr(self._tokenizer, "chat_template", None))
 
     @cached_property
-    def _start(self) -> list[int]:
-        """The tokens before a prompt's text: the chat template up to the user's text, or an end token."""
-        return _bare_turn(self._tokenizer) if self._is_chat else [next(iter(self._ends), 0)]
+    def _template(self) -> tuple[list[int], tuple[int, ...]]:
+        """The tokens before a user's text and those after it, from the chat template; else an end token and none."""
+        if not self._is_chat:
+            return [next(iter(self._ends), 0)], ()
+        turn = [{"role": "user", "content": _MARK}]
+        text = str(self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+        before, _, after = text.partition(_MARK)
+        start, end = (self._tokenizer.encode(part, add_special_tokens=False) for part in (before, after))
+        return start, tuple(end)
 
     def _openings(self) -> list[list[int]]:
         """Return the starts of prompts to sample: no words, and the first words of each given prompt of a user's turn.
 
         Without the latter, a model that was trained on code asks itself for nothing else.
         """
-        size = len(self._start)
-        turns = [prompt for prompt in self._prompts if self._is_chat and prompt[:size] == self._start]
+        start, size = self._template[0], len(self._template[0])
+        turns = [prompt for prompt in self._prompts if self._is_chat and prompt[:size] == start]
         given = (prompt[: size + _OPENING_TOKENS] for prompt in turns if len(prompt) > size + _OPENING_TOKENS)
-        return [self._start, *map(list, dict.fromkeys(map(tuple, given)))]
-
-    def _prompt_of(self, text: Written) -> list[int]:
-        """Return the sampled prompt: as a user turn in the chat template if there is one, else the sampled tokens."""
-        if not self._is_chat:
-            return text.task.prompt + text.tokens
-        tokens = text.task.prompt[len(self._start) :] + text.tokens
-        turn = str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
-        return encode_chat(self._tokenizer, [{"role": "user", "content": turn}]) if turn else self._start
+        return [start, *map(list, dict.fromkeys(map(tuple, given)))]
 
 
 def _append(file: Path, text: str) -> None:
@@ -261,9 +254,3 @@ def _seconds(file: Path) -> float:
 
 def _size(documents: Sequence[Document]) -> int:
     return sum(len(document.answer) for document in documents)
-
-
-def _bare_turn(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of the chat template up to the user's text."""
-    text = str(tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False))
-    return tokenizer.encode(text.partition(_MARK)[0], add_special_tokens=False)

@@ -19,27 +19,51 @@ ROWS = 64  # maximum batch size: with more rows, matrix products are compute-bou
 _MOST_BYTES = 2 << 30  # of the KV cache
 _ROOM_SHARE = 4  # the KV cache takes at most 1/4 of the free memory
 _READ = 1024  # prompt tokens per pass, unless a single prompt is longer
-_LIKELIEST = 50  # top-k of sampled tasks, as transformers' default
+_LIKELIEST = 50  # top-k of sampled prompts, as transformers' default
 
 
 class Task(NamedTuple):
-    """A prompt to continue by at most ``most`` tokens, greedily or, if ``is_drawn``, by sampling."""
+    """A prompt to answer greedily with at most ``most`` tokens.
+
+    If ``most_sampled`` is not 0, the model first samples the rest of the prompt, up to an end token or that many
+    tokens, and ``suffix`` follows what it has sampled.
+    """
 
     prompt: list[int]
     most: int
-    is_drawn: bool = False
+    most_sampled: int = 0
+    suffix: tuple[int, ...] = ()
 
 
-class Written(NamedTuple):
-    """A task and its generated tokens, end token included."""
+class Written:
+    """The text of a task: its whole prompt and the tokens that the model answered, end token included."""
 
-    task: Task
-    tokens: list[int]
+    def __init__(self, task: Task) -> None:
+        self.task, self.prompt, self.tokens = task, list(task.prompt), list[int]()
+        self.is_sampling = task.most_sampled > 0  # the prompt
+        self._missing = list(task.suffix) if self.is_sampling else []  # tokens of the suffix
 
     @property
     def length(self) -> int:
-        """Number of tokens of prompt and continuation."""
-        return len(self.task.prompt) + len(self.tokens)
+        """Number of tokens of prompt and answer."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def last(self) -> int:
+        """The last token."""
+        return (self.tokens or self.prompt)[-1]
+
+    def append(self, chosen: int, ends: Collection[int]) -> None:
+        """Append one token: ``chosen`` by the model, or the next one of the suffix. Tokens of ``ends`` end a prompt."""
+        ends_prompt = self.is_sampling and chosen in ends
+        if self._missing and (ends_prompt or not self.is_sampling):
+            self.prompt.append(self._missing.pop(0))
+        elif self.is_sampling:
+            self.prompt.append(chosen)
+        else:
+            self.tokens.append(chosen)
+        num_sampled = len(self.prompt) - len(self.task.prompt)
+        self.is_sampling = self.is_sampling and not ends_prompt and num_sampled < self.task.most_sampled
 
 
 def rows_that_fit(loaded: LoadedModel, capacity: int) -> int:
@@ -52,8 +76,8 @@ def rows_that_fit(loaded: LoadedModel, capacity: int) -> int:
 class RowWriter:
     """Generates texts in a batch with ``loaded``, whose attention must be ``SIDE_BY_SIDE`` meanwhile.
 
-    A text ends at a token of ``ends`` or when it fills the ``capacity`` (tokens) of its row. ``seed`` is for sampled
-    tasks.
+    An answer ends at a token of ``ends`` or when it fills the ``capacity`` (tokens) of its row. ``seed`` is for sampled
+    prompts.
     """
 
     def __init__(
@@ -80,12 +104,12 @@ class RowWriter:
         """
         going: list[Written] = []
         while True:
-            new = [Written(task, []) for task in self._next(tasks, self._room(at_once) - len(going))]
+            new = [Written(task) for task in self._next(tasks, self._room(at_once) - len(going))]
             if not going and not new:
                 return
             start = perf_counter()
             logits = self._rows.read(
-                [text.tokens[-1] for text in going], [text.length - 1 for text in going],
+                [text.last for text in going], [text.length - 1 for text in going],
                 [text.task.prompt for text in new],
             )  # fmt: skip
             if new:
@@ -93,7 +117,7 @@ class RowWriter:
                 self._token_seconds = (perf_counter() - start) / num_tokens
             going += new
             for text, token in zip(going, self._chosen(logits, going), strict=True):
-                text.tokens.append(token)
+                text.append(token, self._ends)
             if is_late():
                 yield going
                 return
@@ -117,7 +141,7 @@ class RowWriter:
     @torch.inference_mode()
     def _chosen(self, logits: Tensor, texts: list[Written]) -> list[int]:
         tokens: list[int] = torch.ops.yggdrasil.best_tokens(logits, self._num_threads)[1].tolist()
-        drawn = [row for row, text in enumerate(texts) if text.task.is_drawn]
+        drawn = [row for row, text in enumerate(texts) if text.is_sampling]
         if drawn:
             best, candidates = logits[drawn].float().topk(min(_LIKELIEST, logits.shape[-1]))
             indices = torch.multinomial(best.softmax(-1).cpu(), 1, generator=self._coins)
@@ -127,7 +151,7 @@ class RowWriter:
 
     def _is_finished(self, text: Written) -> bool:
         is_full = len(text.tokens) >= text.task.most or text.length > self._rows.capacity
-        return is_full or text.tokens[-1] in self._ends
+        return is_full or (bool(text.tokens) and text.last in self._ends)
 
     def _close_gaps(self, going: list[Written]) -> None:
         """Move the last running rows into the rows of finished texts, so that running rows are the first ones."""
