@@ -17,7 +17,7 @@ from yggdrasil.bench.divergence import Divergence, judge_divergence
 from yggdrasil.bench.guard import SomethingBuiltError, nothing_built
 from yggdrasil.bench.spread import spread
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import Policy
 from yggdrasil.predictor.repetition import count_repeated
 
 FAMILY = "yggdrasil"  # prefix of the families of our engine's systems

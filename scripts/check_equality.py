@@ -33,8 +33,7 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy, Policy
 from yggdrasil.prompts import encode_prompt
 from yggdrasil.scheduling.plan import ModelRef, Plan, Shapes
 from yggdrasil.tree.shape import TreeShape

@@ -39,8 +39,9 @@ from yggdrasil.drafters.statistics.drafter import SCORER_FILE, TABLE_FILE, Stati
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.policy.costs import StepCosts, lower_envelope
+from yggdrasil.policy.fixed import Policy
 from yggdrasil.policy.objective import Decision, least_useful_probability
-from yggdrasil.policy.policy import ObjectivePolicy, Policy
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import Plan
 
@@ -229,17 +230,16 @@ def plays_of(folder: Path, costs: StepCosts) -> list[Play]:
 
 # What is left out: attributes of the package by their path, and what stands there instead.
 ABLATIONS: dict[str, dict[str, Any]] = {
-    "latency scales": {"policy.costs:LatencyScales.observe": lambda *args, **options: None},
-    "each step's own factor": {"policy.costs:LatencyScales.OWN_RATE": 0.0},
-    "limit of a pause": {"policy.costs:LatencyScales.PAUSE": 1e9},
-    "discount of a plain step that was not timed lately": {"policy.costs:LatencyScales.DISCOUNT": 0.0},
+    "latency scales": {"policy.policy:LatencyScales.observe": lambda *args, **options: None},
+    "each step's own factor": {"policy.policy:LatencyScales.OWN_RATE": 0.0},
+    "limit of a pause": {"policy.policy:LatencyScales.PAUSE": 1e9},
     "acceptance correction of model-free drafts": {
-        "policy.acceptance:AcceptanceCorrection.observe": lambda self, estimated, accepted: None
+        "policy.policy:AcceptanceCorrection.observe": lambda self, estimated, accepted: None
     },
     "tokens that drafting adds, a typical tree instead": {
-        "policy.acceptance:DraftedTrees.typical": lambda self, here, model_free: self._typical[here]
+        "policy.objective:DraftedTrees.typical": lambda self, here, model_free: self._typical[here]
     },
-    "regret budget": {"policy.regret:RegretBudget._add": lambda self, gained: None},
+    "regret budget": {"policy.policy:RegretBudget._add": lambda self, gained: None},
 }
 
 

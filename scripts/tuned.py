@@ -36,17 +36,15 @@ class Tuned(NamedTuple):
 
 
 TUNED = [
-    Tuned("policy.regret", "RegretBudget.GRANT", "initial and highest balance of a way to speculate, in plain steps"),
-    Tuned("policy.regret", "RegretBudget.EARNED", "plain steps added to the budget per iteration without it"),
-    Tuned("policy.regret", "RegretBudget.REOPENS", "balance in plain steps at which a closed budget reopens"),
-    Tuned("policy.regret", "RegretBudget.WORST", "maximum charge of one tree, in plain steps"),
-    Tuned("policy.acceptance", "DECAY", "decay of the moving averages of acceptance, per iteration", is_share=True),
-    Tuned("policy.acceptance", "PRIOR", "weight of the estimates before any observation, in tokens"),
-    Tuned("policy.costs", "LatencyScales.COMMON_RATE", "share of a deviation by which all latency factors move"),
-    Tuned("policy.costs", "LatencyScales.OWN_RATE", "share by which a step's own factor moves besides"),
-    Tuned("policy.costs", "LatencyScales.PAUSE", "ratio of time to prediction at which a deviation is capped"),
-    Tuned("policy.costs", "LatencyScales.DISCOUNT", "share by which an old plain step is assumed to be cheaper"),
-    Tuned("policy.costs", "LatencyScales.AGE", "iterations after which a plain step is old"),
+    Tuned("policy.policy", "RegretBudget.GRANT", "initial and highest balance of a way to speculate, in plain steps"),
+    Tuned("policy.policy", "RegretBudget.EARNED", "plain steps added to the budget per iteration without it"),
+    Tuned("policy.policy", "RegretBudget.REOPENS", "balance in plain steps at which a closed budget reopens"),
+    Tuned("policy.policy", "RegretBudget.WORST", "maximum charge of one tree, in plain steps"),
+    Tuned("policy.policy", "DECAY", "decay of the moving averages of acceptance, per iteration", is_share=True),
+    Tuned("policy.policy", "PRIOR", "weight of the estimates before any observation, in tokens"),
+    Tuned("policy.policy", "LatencyScales.COMMON_RATE", "share of a deviation by which all latency factors move"),
+    Tuned("policy.policy", "LatencyScales.OWN_RATE", "share by which a step's own factor moves besides"),
+    Tuned("policy.policy", "LatencyScales.PAUSE", "ratio of time to prediction at which a deviation is capped"),
     Tuned("policy.objective", "UNDERESTIMATE", "factor by which acceptance may exceed its estimate"),
     Tuned("drafters.statistics.portable", "MAX_CONTINUATIONS", "continuations that are read per context"),
     Tuned("drafters.statistics.best_first", "BRANCHES", "children per node"),
@@ -108,10 +106,8 @@ NOT_PLAYED = {  # what else has a number there
     },
     "tree.growth": {"MIN_LOG_PROBABILITY": "the lowest value that the calibration fits"},
     "drafters.statistics.best_first": {"_ROUNDING": "the rounding of float32 scores"},
-    "policy.costs": {
-        "LatencyScales.FARTHEST": "a limit of the first step's effect",
-        "_OVER_PARTS": "traces have no pass times",
-    },
+    "policy.policy": {"LatencyScales.FARTHEST": "a limit of the first step's effect"},
+    "policy.costs": {"_OVER_PARTS": "traces have no pass times"},
     "tree.token_tree": {"NO_SCORE": "marks a missing node", "MIN_DESCENT": "orders equal scores only"},
 }
 

@@ -16,7 +16,7 @@ from yggdrasil.drafters import Budget, Capabilities, Step
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import Policy
 from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.loading import prepare_model

@@ -20,8 +20,7 @@ from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.native import portable
-from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, ModelFreePolicy
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, ModelFreePolicy, Policy
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.scheduling.plan import Shapes

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.fixed import FixedPolicy, Policy
 from yggdrasil.policy.objective import UNBOUNDED, Decision, PassValues, StoppingBound
-from yggdrasil.policy.policy import ObjectivePolicy, Policy
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.stages import is_head_first

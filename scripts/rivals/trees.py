@@ -26,8 +26,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.engine import Engine
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.widths import fitting
 

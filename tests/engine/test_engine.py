@@ -13,8 +13,7 @@ from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.drafters import Capabilities, NGramDrafter
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
-from yggdrasil.policy.policy import ObjectivePolicy
-from yggdrasil.policy.regret import RegretBudget
+from yggdrasil.policy.policy import ObjectivePolicy, RegretBudget
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import TreeShape
 

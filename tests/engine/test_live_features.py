@@ -8,10 +8,9 @@ from tiny_pair import SHAPES, TEXT, byte_tokenizer
 from yggdrasil.calibration.record import record_document
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
-from yggdrasil.policy.acceptance import DepthPrediction
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import FixedPolicy
-from yggdrasil.policy.objective import Decision
+from yggdrasil.policy.objective import Decision, DepthPrediction
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.features import FeatureSizes
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER

@@ -2,7 +2,7 @@
 
 import pytest
 
-from yggdrasil.policy.acceptance import AcceptanceCorrection
+from yggdrasil.policy.policy import AcceptanceCorrection
 
 
 def test_scores_are_taken_as_they_are_at_first():

@@ -8,12 +8,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yggdrasil.policy.acceptance import DepthPrediction
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
-from yggdrasil.policy.objective import Decision, ModelFree
-from yggdrasil.policy.policy import ObjectivePolicy
-from yggdrasil.policy.regret import RegretBudget
+from yggdrasil.policy.objective import Decision, DepthPrediction, ModelFree
+from yggdrasil.policy.policy import ObjectivePolicy, RegretBudget
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.features import FeatureSizes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape

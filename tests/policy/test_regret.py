@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yggdrasil.policy.regret import RegretBudget
+from yggdrasil.policy.policy import RegretBudget
 
 
 def entered():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from made_costs import COSTS, random_costs
 
-from yggdrasil.policy.costs import LatencyScales, StepCosts, lower_envelope
+from yggdrasil.policy.costs import StepCosts, lower_envelope
+from yggdrasil.policy.policy import LatencyScales
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 
@@ -101,19 +102,6 @@ def test_the_first_warm_step_tells_how_fast_the_machine_is(step):
     assert scales.factors == [1.0] * 6
     scales.observe(step, 1.0, 8.0)
     assert scales.factors == [8.0] * 6
-
-
-def test_a_plain_step_is_discounted_the_longer_it_was_not_timed():
-    scales, lowest = LatencyScales(5), 1.0 - LatencyScales.DISCOUNT
-    assert scales.plain_discount == lowest
-    scales.observe(PLAIN, 1.0, 1.0, is_cold=True)
-    assert scales.plain_discount == lowest
-    follow(scales, PLAIN, 1.0, 1)
-    assert scales.plain_discount == 1.0
-    follow(scales, WIDE, 1.0, LatencyScales.AGE // 2)
-    assert scales.plain_discount == pytest.approx((1.0 + lowest) / 2)
-    follow(scales, WIDE, 1.0, 1000)
-    assert scales.plain_discount == lowest
 
 
 def test_ratios_of_steps_are_kept_and_the_next_step_sets_the_speed():

@@ -14,8 +14,8 @@ from yggdrasil.calibration.replay import RecordedTrees, recorded_documents, repl
 from yggdrasil.calibration.statistics.prediction import expectation_of, policy_without_drafter
 from yggdrasil.calibration.survival import survival_of
 from yggdrasil.drafters.protocol import DrafterGroup
-from yggdrasil.policy.acceptance import DepthPrediction
 from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.objective import DepthPrediction
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.predictor.bundle import Learned

@@ -18,8 +18,8 @@ from yggdrasil.calibration.own_text import ANSWER, Document
 from yggdrasil.drafters.protocol import Budget, DrafterGroup
 from yggdrasil.engine.iteration import ShadowTree
 from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.fixed import Policy
 from yggdrasil.policy.objective import Decision, ModelFree
-from yggdrasil.policy.policy import Policy
 from yggdrasil.predictor.features import Float32Array
 from yggdrasil.profiling.tally import ShapeTally, Totals
 from yggdrasil.profiling.traces import TraceSet

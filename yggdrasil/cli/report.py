@@ -12,7 +12,7 @@ from yggdrasil.cli.shared_options import ChatOption, ForceOption, ModelArgument
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
-    from yggdrasil.policy.policy import Policy
+    from yggdrasil.policy.fixed import Policy
     from yggdrasil.reports.facts import Facts
 
 USUAL_LIMIT = 3  # prompts

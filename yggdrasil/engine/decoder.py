@@ -31,8 +31,8 @@ from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import ArgumentTypeError, YggdrasilError
+from yggdrasil.policy.fixed import Policy
 from yggdrasil.policy.objective import least_useful_probability
-from yggdrasil.policy.policy import Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
 from yggdrasil.runtime.parity import read_tolerance

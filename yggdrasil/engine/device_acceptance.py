@@ -15,8 +15,7 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.host_acceptance import PreparedRequest, SamplerFactory, with_grammar
 from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.trace import DecodingReport
-from yggdrasil.policy.fixed import PLAIN_POLICY
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY, Policy
 
 
 def accepts_on_device(

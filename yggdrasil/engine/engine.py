@@ -13,7 +13,7 @@ from yggdrasil.engine.targets.captured_target import CapturedTarget, check_captu
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Executor, InOrderExecutor, Trace
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import Policy
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.token_tree import TokenTree
 

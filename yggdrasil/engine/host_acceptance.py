@@ -25,8 +25,7 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.targets.logit_target import AcceptanceSetup, LogitTarget
 from yggdrasil.engine.trace import DecodingReport
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER, is_head_first
 from yggdrasil.tree.shape import TreeShape

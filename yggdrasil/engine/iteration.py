@@ -11,8 +11,8 @@ from torch import Tensor
 from yggdrasil.drafters.protocol import Budget, DrafterGroup, ungrouped
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
+from yggdrasil.policy.fixed import Policy
 from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound
-from yggdrasil.policy.policy import Policy
 from yggdrasil.predictor.features import Float32Array
 from yggdrasil.runtime.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule

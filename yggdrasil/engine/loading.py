@@ -25,7 +25,7 @@ from yggdrasil.engine.plan_parts import (
     planned_policy,
 )  # fmt: skip
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.loading import refuse_uncovered

@@ -11,7 +11,7 @@ from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Executor, Trace, iteration_tree
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import Policy
 from yggdrasil.runtime.buffers import HostView
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.token_tree import Ranking, TokenTree

@@ -21,8 +21,7 @@ from yggdrasil.drafters.protocol import Drafter, is_model_free
 from yggdrasil.drafters.registry import make_drafter
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter, default_statistics
 from yggdrasil.errors import YggdrasilError, first_line
-from yggdrasil.policy.acceptance import DepthPrediction
-from yggdrasil.policy.objective import FloatArray, least_useful_probability
+from yggdrasil.policy.objective import DepthPrediction, FloatArray, least_useful_probability
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.runtime.loaded import LoadedModel

@@ -1,12 +1,11 @@
-"""Cost of one iteration in milliseconds: measured by kind of step, then corrected online by latency scales."""
+"""Measured cost of one iteration in milliseconds, by kind of step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import log
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 _OVER_PARTS = 1.5  # factor over several narrower passes from which a pass's time is taken for a pause of the machine
 
@@ -135,71 +134,6 @@ class StepCosts:
     def model_free_iteration_overhead_ms(self) -> float:
         """Milliseconds of an iteration with model-free drafts only, without the target's pass."""
         return self.overhead_ms if self.model_free_overhead_ms is None else self.model_free_overhead_ms
-
-
-class LatencyScales:
-    """Factors of the present latency over the measured costs, one for each step: plain, each verify width, drafted.
-
-    Step 0 is plain, step i verifies model-free drafts at the i-th verify width, and the last step is any drafted tree.
-    An iteration moves all factors, and its own twice as much. So the ratio of a wide pass to a plain step is followed
-    too: where the memory becomes faster, plain steps gain more than wide passes, which wait for arithmetic.
-    """
-
-    COMMON_RATE, OWN_RATE = 0.1, 0.1  # share of a deviation (in logs) by which all factors move, and its own besides
-    PAUSE = 1.5  # ratios to the prediction are clipped to 1/PAUSE .. PAUSE: the rest is a pause of the machine
-    FARTHEST = 10.0  # the first step sets all factors within 1/FARTHEST .. FARTHEST
-    DISCOUNT, AGE = 0.2, 50  # a plain step that was not timed for AGE iterations is assumed to be 20 % cheaper
-
-    def __init__(self, num_widths: int) -> None:
-        self.factors = [1.0] * (num_widths + 1)
-        self._is_known = False
-        self._plain_age = self.AGE  # iterations since the last warm plain step
-
-    @property
-    def plain_discount(self) -> float:
-        """Factor from 0.8 to 1 on a plain step's milliseconds, so that plain steps are tried and timed now and then.
-
-        It falls from 1 with the iterations since the last timed plain step. A tree that gains more than the discount is
-        still preferred.
-        """
-        return 1.0 - self.DISCOUNT * min(self._plain_age, self.AGE) / self.AGE
-
-    def observe(self, step: int, predicted_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
-        """Update the latency scales by the time of one iteration.
-
-        The first iteration that is not cold sets all factors at once, because the machine may be busy or another.
-
-        Args:
-            step: index of the factor: 0 is plain, i the i-th verify width with model-free drafts, -1 any drafted tree.
-            predicted_ms: the iteration's predicted time with the present factors.
-            milliseconds: its measured time.
-            is_cold: the iteration follows a prefill, which fills the CPU caches, so it can only lower the factors.
-        """
-        ratio = milliseconds / predicted_ms
-        self._plain_age = 0 if step == 0 and not is_cold else self._plain_age + 1
-        if not (self._is_known or is_cold):
-            self._is_known = True
-            ratio = min(max(ratio, 1.0 / self.FARTHEST), self.FARTHEST)
-            self.factors = [factor * ratio for factor in self.factors]
-            return
-        deviation = log(min(max(ratio, 1.0 / self.PAUSE), 1.0 if is_cold else self.PAUSE))
-        common = 1.0 + self.COMMON_RATE * deviation
-        self.factors = [factor * common for factor in self.factors]
-        self.factors[step] *= 1.0 + self.OWN_RATE * deviation
-
-    def state(self) -> dict[str, Any]:
-        """Return the latency scales, one factor per kind of step, as plain data for JSON."""
-        return {"factors": list(self.factors)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the factors by a result of ``state()``, of which the next step only keeps the ratios.
-
-        Raises:
-            ValueError: ``state`` has factors for another number of verify widths.
-        """
-        if len(state["factors"]) != len(self.factors):
-            raise ValueError(f"factors of {len(state['factors'])} steps, not of {len(self.factors)}")
-        self.factors = list(state["factors"])
 
 
 def _positive_faults(name: str, table: Mapping[int, float]) -> list[str]:

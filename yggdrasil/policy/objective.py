@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.policy.costs import Kind, StepCosts
+from yggdrasil.predictor.depth import DepthPredictor
+from yggdrasil.predictor.features import Features, FeatureSizes, read_features
 from yggdrasil.tree.shape import TreeShape
 
 # Trees with low scores are accepted up to this factor more often than estimated.
@@ -217,3 +219,76 @@ def _check_table(costs: StepCosts, ratios: Mapping[int, FloatArray]) -> None:
     ]
     if faults:
         raise ValueError("; ".join(faults))
+
+
+class DepthPrediction(NamedTuple):
+    """A depth predictor with the sizes of the parts of its input features."""
+
+    predictor: DepthPredictor
+    sizes: FeatureSizes
+
+
+class DraftedTrees:
+    """Choice of the draft model's or head's tree shape that has the highest objective value.
+
+    Args:
+        costs: step costs at each measured context length.
+        ratios: survival of each shape relative to the predicted survival, by draft width (see ``ShapeTable``).
+        mean_survival: [D] P(accepted length >= d), the mean over the calibration's text.
+        depth: the depth predictor, or None to use ``mean_survival`` for every tree.
+        added_tokens: accepted tokens that the drafter adds to model-free drafts of which none is expected to be
+            accepted. None: a typical tree has the same expected tokens with any model-free drafts.
+    """
+
+    def __init__(
+        self,
+        costs: Sequence[StepCosts],
+        ratios: Mapping[int, FloatArray],
+        mean_survival: FloatArray,
+        depth: DepthPrediction | None,
+        objective: Objective,
+        added_tokens: float | None,
+    ) -> None:
+        self._tables = [ShapeTable(each, ratios, objective) for each in costs]
+        self._depth, self._added_tokens = depth, added_tokens
+        survival = np.asarray(mean_survival, dtype=np.float64)  # [D]
+        self._typical: list[Candidate] = [table.best_tree(survival) for table in self._tables]
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether ``best`` reads its argument ``features``: whether there is a depth predictor.
+
+        A depth predictor is a network that predicts P(accepted length >= d) for each depth d from features of the text.
+        Without one, the calibration's mean is used for every tree.
+        """
+        return self._depth is not None
+
+    def typical(self, here: int, model_free: Decision | None) -> Candidate:
+        """Return the shape with the highest objective value for a typical tree, with its expected tokens and value.
+
+        Its acceptance by depth is the calibration's mean.
+
+        A drafted tree also contains the model-free drafts. If ``model_free`` could be verified alone, the expected
+        tokens are its own plus those that drafting adds, which are fewer the more ``model_free`` expects.
+
+        Args:
+            here: index into ``costs``, of the nearest context length.
+            model_free: the decision to verify model-free drafts alone, or None without drafts.
+        """
+        tree = self._typical[here]
+        if model_free is None or self._added_tokens is None:
+            return tree
+        shape = tree.shape._replace(verify_width=max(tree.shape.verify_width, model_free.shape.verify_width))
+        return Candidate(shape, model_free.tokens + self._added_tokens / model_free.tokens, tree.value)
+
+    def best(self, features: Features, here: int) -> Candidate:
+        """Return the tree shape with the highest objective value for ``features``, with its expected tokens and value.
+
+        Args:
+            features: what the depth predictor reads. Without one, they are not used, and a typical tree is returned.
+            here: index into ``costs``, of the nearest context length.
+        """
+        if self._depth is None:
+            return self._typical[here]
+        predicted = self._depth.predictor.survival(read_features(features, self._depth.sizes))
+        return self._tables[here].best_tree(np.asarray(predicted, dtype=np.float64))

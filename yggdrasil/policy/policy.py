@@ -9,12 +9,14 @@ Dims: D depth levels, V verify widths.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from math import log
+from typing import Any
 
-from yggdrasil.policy.acceptance import AcceptanceCorrection, DepthPrediction, DraftedTrees
-from yggdrasil.policy.costs import Kind, LatencyScales, StepCosts
+from yggdrasil.policy.costs import Kind, StepCosts
 from yggdrasil.policy.objective import (
     Decision,
+    DepthPrediction,
+    DraftedTrees,
     FloatArray,
     ModelFree,
     Objective,
@@ -22,57 +24,11 @@ from yggdrasil.policy.objective import (
     StoppingBound,
     objective_value,
 )
-from yggdrasil.policy.regret import RegretBudget
 from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
-
-class Policy(Protocol):
-    """Protocol of policies, which choose the tree shapes of one request at a time."""
-
-    wants_model_free: bool  # whether the engine grows model-free trees
-
-    def begin(self) -> None:
-        """Begin a request: the policy drops its state of the last request and keeps its estimates."""
-
-    def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
-    ) -> Decision | None:
-        """Return the tree shape of the next iteration, or None to be called again with ``features``.
-
-        A shape of depth 0 is a plain step. A shape of width 0 verifies only ``model_free``.
-
-        Args:
-            context: tokens in the target's cache.
-            model_free: the tree that n-gram statistics have drafted, or None if there is none.
-            features: input of the depth predictor, which may take a head draft to compute; None in the first call.
-        """
-
-    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound: model-free nodes that cannot raise the objective value are not grown.
-
-        Args:
-            context: tokens in the target's cache.
-            shape: the drafted tree that the model-free drafts extend; None if they are verified alone.
-        """
-
-    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        """Return ``decision`` with the verify width whose objective value is highest for the tree that was drafted.
-
-        Args:
-            decision: the decision by which the tree was drafted.
-            expected: [V] tokens that the tree's scores predict at each verify width, bonus token included.
-            context: tokens in the target's cache.
-        """
-
-    def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """Update the estimates of acceptance and latency by one finished iteration.
-
-        Args:
-            decision: the iteration's decision.
-            tokens: tokens that the iteration added to the text, bonus token included.
-            milliseconds: time of the whole iteration.
-        """
+DECAY = 0.98  # factor of the moving averages per iteration
+PRIOR = 4.0  # tokens with a correct estimate: the weight of the prior
 
 
 class ObjectivePolicy:
@@ -132,7 +88,7 @@ class ObjectivePolicy:
         plain = Decision(PLAIN_STEP, 1.0, self._plain_ms)
         if features is not None:
             return self._with_features(features, plain)
-        best, value = plain, self._plain_value(plain)
+        best, value = plain, self._value(plain)
         free = None if model_free is None else self.best_model_free(model_free)
         if free is not None and (found := self._value(free)) > value:
             best, value = free, found
@@ -177,7 +133,7 @@ class ObjectivePolicy:
         assert self._drafted is not None, "there is nothing to draft"
         tree = self._drafted.best(features, self._here)
         drafted = self._priced(tree.shape, tree.tokens)
-        if self._value(drafted) > self._plain_value(plain):
+        if self._value(drafted) > self._value(plain):
             return drafted
         head_ms = self._costs[self._here].head_ms * self._scales.factors[-1] if self._is_head_first else 0.0
         return plain._replace(milliseconds=plain.milliseconds + head_ms, is_drafting=True)
@@ -206,15 +162,12 @@ class ObjectivePolicy:
 
     def _priced(self, shape: TreeShape, tokens: float) -> Decision:
         """Return a drafted tree's decision, with its milliseconds at the present latency scale."""
-        milliseconds = self._costs[self._here].iteration_ms(*shape) * self._scales.factors[-1]
+        index = self._costs[self._here].verify_widths.index(shape.verify_width)
+        milliseconds = self._pruned(self._here, shape).milliseconds[index] * self._scales.factors[-1]
         return Decision(shape, tokens, milliseconds, is_drafting=True)
 
     def _value(self, decision: Decision) -> float:
         return objective_value(decision.tokens, decision.milliseconds, self._objective)
-
-    def _plain_value(self, plain: Decision) -> float:
-        """Return the objective value that a tree must exceed."""
-        return objective_value(1.0, plain.milliseconds * self._scales.plain_discount, self._objective)
 
     @property
     def _plain_ms(self) -> float:
@@ -279,3 +232,177 @@ class ObjectivePolicy:
         for kind, budget in self._budgets.items():
             budget.restore(state["budgets"][kind])
         self._scaled = -1
+
+
+class LatencyScales:
+    """Factors of the present latency over the measured costs, one for each step: plain, each verify width, drafted.
+
+    Step 0 is plain, step i verifies model-free drafts at the i-th verify width, and the last step is any drafted tree.
+    An iteration moves all factors, and its own twice as much. So the ratio of a wide pass to a plain step is followed
+    too: where the memory becomes faster, plain steps gain more than wide passes, which wait for arithmetic.
+    """
+
+    COMMON_RATE, OWN_RATE = 0.1, 0.1  # share of a deviation (in logs) by which all factors move, and its own besides
+    PAUSE = 1.5  # ratios to the prediction are clipped to 1/PAUSE .. PAUSE: the rest is a pause of the machine
+    FARTHEST = 10.0  # the first step sets all factors within 1/FARTHEST .. FARTHEST
+
+    def __init__(self, num_widths: int) -> None:
+        self.factors = [1.0] * (num_widths + 1)
+        self._is_known = False
+
+    def observe(self, step: int, predicted_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
+        """Update the latency scales by the time of one iteration.
+
+        The first iteration that is not cold sets all factors at once, because the machine may be busy or another.
+
+        Args:
+            step: index of the factor: 0 is plain, i the i-th verify width with model-free drafts, -1 any drafted tree.
+            predicted_ms: the iteration's predicted time with the present factors.
+            milliseconds: its measured time.
+            is_cold: the iteration follows a prefill, which fills the CPU caches, so it can only lower the factors.
+        """
+        ratio = milliseconds / predicted_ms
+        if not (self._is_known or is_cold):
+            self._is_known = True
+            ratio = min(max(ratio, 1.0 / self.FARTHEST), self.FARTHEST)
+            self.factors = [factor * ratio for factor in self.factors]
+            return
+        deviation = log(min(max(ratio, 1.0 / self.PAUSE), 1.0 if is_cold else self.PAUSE))
+        common = 1.0 + self.COMMON_RATE * deviation
+        self.factors = [factor * common for factor in self.factors]
+        self.factors[step] *= 1.0 + self.OWN_RATE * deviation
+
+    def state(self) -> dict[str, Any]:
+        """Return the latency scales, one factor per kind of step, as plain data for JSON."""
+        return {"factors": list(self.factors)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Replace the factors by a result of ``state()``, of which the next step only keeps the ratios.
+
+        Raises:
+            ValueError: ``state`` has factors for another number of verify widths.
+        """
+        if len(state["factors"]) != len(self.factors):
+            raise ValueError(f"factors of {len(state['factors'])} steps, not of {len(self.factors)}")
+        self.factors = list(state["factors"])
+
+
+class AcceptanceCorrection:
+    """Correction factor of a tree's expected accepted tokens: a moving ratio of accepted to estimated tokens.
+
+    Scores are products of calibrated probabilities. They assume that edges are independent and that every text is like
+    the calibration's. The factor is kept across requests. It is a ratio of moving averages with a prior of ``PRIOR``
+    correct estimates.
+    """
+
+    def __init__(self) -> None:
+        self._estimated = self._accepted = 0.0
+        self.factor = 1.0
+
+    def observe(self, estimated: float, accepted: float) -> None:
+        """Update the correction factor by one verified tree. Both counts leave out the bonus token.
+
+        Args:
+            estimated: accepted tokens that the scores of the tree's nodes predicted.
+            accepted: drafted tokens that the target accepted.
+        """
+        self._estimated = DECAY * self._estimated + estimated
+        self._accepted = DECAY * self._accepted + accepted
+        self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
+
+    def decay(self) -> None:
+        """Move the correction factor towards 1, for an iteration that verified no model-free tree."""
+        self.observe(0.0, 0.0)
+
+    def corrected(self, tokens: float) -> float:
+        """Return the expected tokens of a tree after the correction.
+
+        Args:
+            tokens: tokens that the scores of the tree's nodes predict. Argument and result count the bonus token.
+        """
+        return 1.0 + max(tokens - 1.0, 0.0) * self.factor
+
+    def state(self) -> dict[str, Any]:
+        """Return the two moving averages behind the correction factor, as plain data for JSON."""
+        return {"estimated": self._estimated, "accepted": self._accepted}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the moving averages of estimated and accepted tokens to those of ``state``, a result of ``state()``.
+
+        The correction factor is computed from them.
+
+        Raises:
+            KeyError: it lacks "estimated" or "accepted".
+        """
+        self._estimated, self._accepted = state["estimated"], state["accepted"]
+        self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
+
+
+class RegretBudget:
+    """Balance of gains and losses of one kind of speculation, in plain steps at the present speed.
+
+    A negative balance closes the budget. Each iteration without speculation earns a little, until there is enough for a
+    few trees, because a single one would be measured with cold caches. The balance is kept across requests.
+
+    A tree loses the plain steps in whose time it was verified, minus its tokens. The policy limits that time to one and
+    a half of the prediction, since the rest is a pause of the machine. At most ``WORST`` counts, three times as much
+    for the first tree of a request, whose time includes the drafter's prefill.
+
+    Theorem. Whatever trees are drafted and however the speed of the machine changes, from any iteration on
+
+        lost <= GRANT + EARNED * iterations without it + 4 * WORST + the first tree of this request
+
+    where ``lost`` are the losses minus the gains. The iterations may begin anywhere, since earlier gains raise the
+    balance to ``GRANT`` at most: a request loses no more because the ones before it gained. Proof: the balance is at
+    most GRANT - lost + earned, without this request's first tree, which is charged when the request ends. Trees are
+    drafted only while the balance is not negative, so the last one takes it to -WORST at least, and the charge of its
+    request's first tree to -4 * WORST.
+    """
+
+    GRANT, EARNED = 16.0, 0.01  # initial and highest balance; earned per iteration without speculation
+    REOPENS = 2.0  # balance at which a closed budget reopens
+    WORST = 4.0  # the most that one tree is charged
+
+    def __init__(self) -> None:
+        self._balance, self.is_open = self.GRANT, True
+        self._first, self._has_first = 0.0, False  # loss of this request's first tree, charged at the next ``begin``
+
+    def begin(self) -> None:
+        """Begin a request, and charge the first tree of the previous request to the balance.
+
+        The first tree's loss includes the drafter's prefill of the prompt, a sunk cost. Charged earlier, it would stop
+        the speculation that could recover it. Gains of its request repay it first.
+        """
+        self._add(self._first)
+        self._first, self._has_first = 0.0, False
+
+    def add_tree(self, gained: float) -> None:
+        """Add the gain or loss of one verified tree to the balance; a loss counts at most ``WORST``.
+
+        The loss of a request's first tree, at most three times ``WORST``, is not added now. Later gains of the request
+        repay it, and ``begin`` of the next request charges the rest.
+
+        Args:
+            gained: the tree's tokens minus the tokens that plain decoding gives in the same time. Negative: a loss.
+        """
+        if not self._has_first:
+            self._has_first, self._first, gained = True, max(min(gained, 0.0), -3 * self.WORST), max(gained, 0.0)
+        repaid = min(max(gained, 0.0), -self._first)
+        self._first += repaid
+        self._add(max(gained - repaid, -self.WORST))
+
+    def earn(self) -> None:
+        """Raise the regret budget's balance by 0.01 plain steps, for an iteration without this kind of speculation."""
+        self._add(self.EARNED)
+
+    def _add(self, gained: float) -> None:
+        self._balance = min(self._balance + gained, self.GRANT)
+        self.is_open = self._balance >= (0.0 if self.is_open else self.REOPENS)
+
+    def state(self) -> dict[str, Any]:
+        """Return the regret budget's balance, in plain steps, and whether it is open, as plain data for JSON."""
+        return {"balance": self._balance, "is_open": self.is_open}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Replace the regret budget's balance by ``state``, a result of ``state()``."""
+        self._balance, self.is_open = state["balance"], state["is_open"]

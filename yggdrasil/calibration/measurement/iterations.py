@@ -19,8 +19,7 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import MODEL_STAGES, EventExecutor, Trace
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy, Policy
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 

@@ -15,8 +15,7 @@ from yggdrasil.calibration.measurement.iterations import WARM_UP, TimedIteration
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
-from yggdrasil.policy.policy import Policy
+from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, Policy
 from yggdrasil.scheduling.costs import COLUMNS, LOOP, TIMES, schedule_code
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.scheduling.stages import NAMED_VARIANTS, STAGES, Schedule

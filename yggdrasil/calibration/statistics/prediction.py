@@ -9,8 +9,8 @@ from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.replay import replay
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.fixed import ModelFreePolicy
-from yggdrasil.policy.policy import ObjectivePolicy, Policy
+from yggdrasil.policy.fixed import ModelFreePolicy, Policy
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.repetition import repeated_share
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.scheduling.plan import Expectation
