@@ -97,6 +97,7 @@ NOT_PLAYED = {  # what else has a number there
     },
     "drafters.statistics.shipped_table": {
         "_CONTENT": "a file's version",
+        "ANSWERS_WEIGHT": "replayed on recorded answers: values 1, 2, 4 and 8 give AAL 2.06, 2.07, 2.08 and 2.09",
         "CODE_CHARACTERS": "a limit of the time of a first use",
         "LEAST_BYTES": "concerns smaller models than those recorded",
         "_PIECE": "a size of text pieces",

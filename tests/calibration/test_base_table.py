@@ -41,7 +41,6 @@ def found(target, monkeypatch, tmp_path):
     """Returns the base table of a calibration and what it announces."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("yggdrasil.drafters.shipped_assets._TABLES", tmp_path / "tables")
-    monkeypatch.setattr(shipped_table, "TABLES", tmp_path / "tables")
     monkeypatch.setattr(shipped_table, "CODE_CHARACTERS", 2000)
 
     def find(options=TABLE_TOO, weights="full", num_bytes=shipped_table.LEAST_BYTES, *, own_table=False):

@@ -6,19 +6,21 @@ import lzma
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-import torch
 from tiny_pair import byte_tokenizer
-from tokenizers import Tokenizer, decoders, models, normalizers
 
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics import shipped_table
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
+from yggdrasil.drafters.statistics.portable import table_key
 from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
-from yggdrasil.drafters.statistics.shipped_table import VOCABULARY, make_table, make_table_in_background, table_file
+from yggdrasil.drafters.statistics.shipped_table import (
+    ANSWERS_WEIGHT,
+    make_table,
+    make_table_in_background,
+    table_file,
+)
 from yggdrasil.drafters.statistics.table import Table
-from yggdrasil.drafters.statistics.table_files import TABLE_FILE
 from yggdrasil.tree.token_tree import TokenTree
 
 
@@ -28,7 +30,9 @@ def short_text(tmp_path, monkeypatch):
     path = tmp_path / "text.xz"
     path.write_bytes(lzma.compress(b"the cat sat on the mat. " * 50))
     monkeypatch.setattr(shipped_table, "TEXT", path)
-    monkeypatch.setattr(shipped_table, "TABLES", tmp_path / "tables")
+    answers = tmp_path / "answers.xz"
+    answers.write_bytes(lzma.compress(json.dumps(["Dogs bark.", "Dogs bite."]).encode()))
+    monkeypatch.setattr(shipped_table, "ANSWERS", answers)
     monkeypatch.setattr(shipped_table, "CODE_CHARACTERS", 2000)
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     tokenizer = copy.deepcopy(byte_tokenizer())
@@ -58,57 +62,28 @@ def test_the_table_counts_the_text_and_a_part_of_pythons_library(short_text):
     assert "a" in tokenizer.decode(tree.tokens[1:])
 
 
-def test_tables_of_other_models_are_added_in_the_tokens_of_this_one(short_text, tmp_path):
-    """The other model has the same tokens under other ids, but for one."""
-    tokenizer = byte_tokenizer()
-    ids = tokenizer("a dog and a doe")["input_ids"]
-    missing = tokenizer("o")["input_ids"][0]
-    strings = [tokenizer.decode([number]) for number in range(len(tokenizer))][::-1]
-    folder = tmp_path / "tables" / "other"
-    folder.mkdir(parents=True)
-    Table.of([((), [len(strings) - 1 - number for number in ids])]).save(folder / TABLE_FILE)
-    strings[len(strings) - 1 - missing] = None
-    (folder / VOCABULARY).write_bytes(lzma.compress(json.dumps(strings).encode()))
+def test_answers_of_chat_models_count_more_than_other_text(short_text, tmp_path):
+    answers = ["Dogs bark.", "Dogs bite."]
+    make_table(short_text, tmp_path / "with")
+    shipped_table.ANSWERS.write_bytes(lzma.compress(b"[]"))
     make_table(short_text, tmp_path / "without")
-    (folder / VOCABULARY).rename(folder / "vocabulary")
-    make_table(short_text, tmp_path / "text alone")
-    added, own = Table.load(tmp_path / "without"), Table.load(tmp_path / "text alone")
+    own = Table.of(((), byte_tokenizer()(answer)["input_ids"]) for answer in answers)
+    both, alone = Table.load(tmp_path / "with"), Table.load(tmp_path / "without")
 
-    assert tables_equal(added, own.plus(without(Table.of([((), ids)]), missing)))
-
-
-def without(table, token):
-    """The table without contexts and continuations that hold ``token``."""
-    ids = np.arange(token + 1000)
-    ids[token] = -1
-    return table.translated(ids)
+    assert both.num_tokens == alone.num_tokens + ANSWERS_WEIGHT * own.num_tokens
+    (before_dogs,) = own.totals[own.keys == table_key(byte_tokenizer()("og")["input_ids"])]
+    rows = [
+        int(each.totals[each.keys == table_key(byte_tokenizer()("og")["input_ids"])].sum()) for each in (both, alone)
+    ]
+    assert rows[0] - rows[1] == ANSWERS_WEIGHT * before_dogs == ANSWERS_WEIGHT * 2
 
 
-def tables_equal(first, second):
-    return all(torch.equal(*pair) for pair in zip(first.tensors(), second.tensors(), strict=True))
+def test_the_shipped_answers_are_text_of_a_size():
+    answers = json.loads(lzma.decompress(shipped_table.ANSWERS.read_bytes()))
 
-
-def test_a_translated_table_is_that_of_the_translated_text():
-    numbers = np.random.default_rng(0)
-    text, ids = numbers.integers(0, 8, 4000), numbers.permutation(3000)[:8]
-    table = Table.of([((), text)])
-
-    assert tables_equal(table.translated(ids), Table.of([((), ids[text])]))
-
-
-@pytest.mark.parametrize("starts", ["", "▁"])
-def test_tokens_are_found_in_tokenizers_that_begin_a_text_with_a_space(starts):
-    vocabulary = ["▁", "\n", "▁the", "the", "he", "t", "h", "e", "a", "▁a", "▁at"]
-    merges = [("h", "e"), ("t", "he"), ("▁", "the"), ("▁", "a"), ("▁a", "t")]
-    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(vocabulary)}, merges))
-    steps = [normalizers.Prepend(starts)] if starts else []
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-
-    parts = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", len(starts), 0)]
-    tokenizer.decoder = decoders.Sequence(parts)
-
-    strings = ["at", " at", "the", " the", "no", None, "e", "e"]
-    assert shipped_table._ids(strings, tokenizer).tolist() == [-1, 10, 3, 2, -1, -1, 7, -1]
+    assert all(isinstance(answer, str) and answer.strip() for answer in answers)
+    assert sum(map(len, answers)) > 300_000
+    assert not any("<|im_end|>" in answer for answer in answers)
 
 
 def test_it_is_made_by_a_process_unless_it_is_there(short_text, started):

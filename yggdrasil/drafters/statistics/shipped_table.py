@@ -1,9 +1,8 @@
-"""N-gram table of the text and the tables that the package includes, for the tokenizer of any model.
+"""N-gram table of the text that the package includes, for the tokenizer of any model.
 
-A model without a calibration has no n-gram table of its own text. The table for it counts the shipped text in its
-tokens, and adds the shipped tables of other models' answers: their tokens that are also tokens of this tokenizer, about
-four fifths, are renamed. This takes some seconds, so a separate process does it, once per tokenizer, when such a model
-is first opened. It may outlive the process that started it. The table is stored in the user's cache.
+A model without a calibration has no n-gram table of its own text. The table for it counts the shipped text and answers
+of a chat model in its tokens. This takes some seconds, so a separate process does it, once per tokenizer, when such a
+model is first opened. It may outlive the process that started it. The table is stored in the user's cache.
 
     python -m yggdrasil.drafters.statistics.shipped_table TOKENIZER_JSON TABLE
 """
@@ -13,16 +12,14 @@ import lzma
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from yggdrasil.artifacts.lock import locked, tell
-from yggdrasil.drafters.statistics.table import SCHEMA_VERSION, IntArray, Table
-from yggdrasil.drafters.statistics.table_files import NICENESS, TABLE_FILE, start_process, tables_folder
+from yggdrasil.drafters.statistics.table import SCHEMA_VERSION, Table
+from yggdrasil.drafters.statistics.table_files import NICENESS, start_process, tables_folder
 from yggdrasil.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -30,9 +27,9 @@ if TYPE_CHECKING:
 
 _ASSETS = Path(__file__).parents[2] / "assets"
 TEXT = _ASSETS / "corpus" / "text.xz"  # its README lists the licences
-TABLES = _ASSETS / "tables"  # a folder for each model whose answers were counted
-VOCABULARY = "vocabulary.json.xz"  # in such a folder: the strings of the model's tokens, null where not text
-_CONTENT = 2  # changes when the text or the tables change
+ANSWERS = _ASSETS / "corpus" / "answers.xz"  # a JSON list of strings, answers of a chat model
+_CONTENT = 3  # changes when the text changes
+ANSWERS_WEIGHT = 4  # of the answers' counts in the sum: other models' answers are more alike than other text
 CODE_CHARACTERS = 1_500_000  # characters of Python's standard library to count
 LEAST_BYTES = 32 << 20  # of a model's weights; passes of smaller models are so short that a table slows them
 _PIECE = 4_096  # characters per tokenised piece
@@ -54,7 +51,7 @@ def make_table_in_background(tokenizer: Path, file: Path) -> None:
 
 
 def make_table(tokenizer: Path, file: Path) -> None:
-    """Write the n-gram table of the shipped text and tables to ``file``, for ``tokenizer`` (a tokenizer.json).
+    """Write the n-gram table of the shipped text to ``file``, for ``tokenizer`` (a tokenizer.json).
 
     Does nothing if the file exists. Waits while another process writes it.
 
@@ -69,37 +66,20 @@ def make_table(tokenizer: Path, file: Path) -> None:
         encoder = Tokenizer.from_file(str(tokenizer))
         encoder.no_padding()
         encoder.no_truncation()
-        pieces = list(_pieces(lzma.decompress(TEXT.read_bytes()).decode() + _code()))
-        encoded = encoder.encode_batch_fast(pieces, add_special_tokens=False)
-        table = Table.of(((), each.ids) for each in encoded).without_rare()
-        for vocabulary in sorted(TABLES.glob(f"*/{VOCABULARY}")):
-            known = Table.load(vocabulary.with_name(TABLE_FILE))
-            table = table.plus(known.translated(_ids(json.loads(lzma.decompress(vocabulary.read_bytes())), encoder)))
+        answers = Table.of(_encoded(json.loads(lzma.decompress(ANSWERS.read_bytes())), encoder))
+        text = Table.of(_encoded(_pieces(lzma.decompress(TEXT.read_bytes()).decode() + _code()), encoder))
+        table = text.plus(answers.times(ANSWERS_WEIGHT)).without_rare()
         table.save(file)
+
+
+def _encoded(pieces: Iterable[str], encoder: "Tokenizer") -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Return each piece's token ids after an empty prompt, as ``Table.of`` takes documents."""
+    encoded = encoder.encode_batch_fast(list(pieces), add_special_tokens=False)
+    return (((), each.ids) for each in encoded)
 
 
 def _pieces(text: str) -> Iterator[str]:
     return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
-
-
-def _ids(vocabulary: list[str | None], encoder: "Tokenizer") -> IntArray:
-    """Return the token id of each string of ``vocabulary``, -1 for those that ``encoder`` does not encode as one token.
-
-    Each string is encoded after a line break, since some tokenizers insert a space at the start of a text; with others
-    also alone, since a line break may be part of a longer token. Equal ids are kept once.
-    """
-    ids = np.full(len(vocabulary), -1, dtype=np.int64)
-    inserts_space = len(encoder.encode("\n", add_special_tokens=False).ids) != 1
-    for before in ("\n",) if inserts_space else ("", "\n"):
-        start = encoder.encode(before, add_special_tokens=False).ids
-        texts = [before + (string or "") for string in vocabulary]
-        encoded = [each.ids for each in encoder.encode_batch_fast(texts, add_special_tokens=False)]
-        decoded = encoder.decode_batch(encoded)  # differs where a character has no token
-        for number, (tokens, text) in enumerate(zip(encoded, decoded, strict=True)):
-            if len(tokens) == len(start) + 1 and tokens[:-1] == start and text == texts[number]:
-                ids[number] = tokens[-1]
-    distinct = np.unique(ids, return_index=True)[1]
-    return np.where(np.isin(np.arange(len(ids)), distinct), ids, -1)
 
 
 def _code() -> str:

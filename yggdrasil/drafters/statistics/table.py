@@ -25,7 +25,6 @@ from yggdrasil.drafters.statistics.best_first import BRANCHES
 from yggdrasil.drafters.statistics.portable import (
     MOST_TOKEN,
     TABLE_LENGTH,
-    TOKEN_BITS,
     has_one_token,
     is_longest,
     table_key,
@@ -123,29 +122,6 @@ class Table:
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         kept, renamed = known[row], np.cumsum(known) - 1
         return _ranked(self.keys[known], self.totals[known], renamed[row[kept]], self.tokens[kept], self.counts[kept])
-
-    def translated(self, ids: IntArray) -> Table:
-        """Return the n-gram table in the token ids of another tokenizer.
-
-        Contexts and continuations with a token that the other tokenizer lacks are dropped.
-
-        Args:
-            ids: [vocabulary] the other tokenizer's id of each token of this table, -1 if it has no equal token.
-                Distinct tokens have distinct ids.
-        """
-        mask, keys, known = (1 << TOKEN_BITS) - 1, np.zeros_like(self.keys), np.ones(len(self.keys), dtype=bool)
-        for shift in range(0, TABLE_LENGTH * TOKEN_BITS, TOKEN_BITS):
-            token = (self.keys >> shift & mask) - 1  # -1: the context is shorter
-            new = np.where(token < 0, -1, ids[token])
-            known &= (token < 0) | (new >= 0)
-            keys |= new + 1 << shift
-        row = np.repeat(np.arange(len(keys)), np.diff(self.starts))
-        kept = known[row] & (ids[self.tokens] >= 0)
-        contexts, places = np.unique(keys[known], return_index=True)
-        renamed = np.zeros(len(keys), dtype=np.int64)
-        renamed[np.flatnonzero(known)[places]] = np.arange(len(contexts))
-        totals = self.totals[known][places]
-        return _ranked(contexts, totals, renamed[row[kept]], ids[self.tokens[kept]], self.counts[kept])
 
     def taken_from(self, origin: str) -> Table:
         """Return the n-gram table with ``origin``, a description of the text that was counted."""
