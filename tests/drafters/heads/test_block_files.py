@@ -46,7 +46,7 @@ def test_a_published_configuration_is_read():
     assert (settings.block_size, settings.num_guesses, settings.mask_token) == (16, 15, 151669)
     assert settings.readings(36) == [(1, 9, 17, 25, 33)]
     assert settings.views == ((0, False),) * 5
-    assert settings.layer.rope["rope_theta"] == 1000000
+    assert settings.rope["rope_theta"] == 1000000
 
 
 def test_both_spellings_mean_the_same_layers():

@@ -170,14 +170,11 @@ def _seen(end: int, inside: Tensor, window: int, is_causal: bool) -> Tensor:
 
 def _behind(keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, *, sees: Tensor) -> Tensor:
     """Attend from a block's rows to the ``keys`` and ``values`` before the block and to those of the block."""
-    groups = query.shape[1] // key.shape[1]
-    both = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
-    wide_key, wide_value = (each.repeat_interleave(groups, dim=1) for each in both)
-    return functional.scaled_dot_product_attention(query, wide_key, wide_value, attn_mask=sees).transpose(1, 2)
+    keys, values = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
+    output = functional.scaled_dot_product_attention(query, keys, values, attn_mask=sees, enable_gqa=True)
+    return output.transpose(1, 2)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    output: Tensor = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    output = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return output.transpose(1, 2)

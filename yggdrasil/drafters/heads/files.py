@@ -14,11 +14,11 @@ from yggdrasil.drafters.heads.eagle.eagle1 import FirstEagleHead
 from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 from yggdrasil.drafters.heads.kinds import kind_of
 from yggdrasil.drafters.heads.tensors import (
-    check_vocabulary,
+    drafted_tokens,
+    fill,
     read_tensors,
     refuse_others,
     under_our_names,
-    whole_numbers,
 )
 from yggdrasil.errors import YggdrasilError
 
@@ -82,9 +82,9 @@ def open_block(folder: Path, dtype: torch.dtype) -> tuple[BlockHead, Tensor | No
     drafted = tensors.pop(_WAY_BACK, None)
     with torch.device("meta"):
         head = BlockHead(settings)
-        if _OUTPUT in tensors or settings.layer.has_own_vocabulary:
+        if _OUTPUT in tensors or settings.has_own_vocabulary:
             head.lm_head = nn.Linear(settings.hidden_size, settings.draft_vocab_size, bias=False)
-    return head, _fill(folder, head, settings.layer, tensors, drafted, dtype)
+    return head, _fill(folder, head, settings, tensors, drafted, dtype)
 
 
 def _fill(
@@ -96,21 +96,16 @@ def _fill(
     dtype: torch.dtype,
 ) -> Tensor | None:
     """Load ``tensors`` into ``head`` and return the embedding among them, if any; ``drafted`` is t2d or None."""
-    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    if EMBEDDING in tensors:
-        expected[EMBEDDING] = settings.vocab_size, settings.hidden_size
-    refuse_others(folder, tensors, expected)
+    embedding_shape = settings.vocab_size, settings.hidden_size
+    refuse_others(folder, tensors, head, {EMBEDDING: embedding_shape} if EMBEDDING in tensors else {})
     if settings.has_own_vocabulary:
-        tensors["d2t"] = whole_numbers(folder, "d2t", tensors["d2t"])
-        tokens = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
-        check_vocabulary(folder, "d2t", tokens, settings.vocab_size)
+        tokens = drafted_tokens(folder, "d2t", tensors["d2t"], settings.vocab_size, are_offsets=True)
+        tensors["d2t"] = tokens - torch.arange(len(tokens))
         if drafted is not None:
             _check_way_back(folder, tokens, drafted, settings.vocab_size)
-    weights = {name: tensor if name == "d2t" else tensor.to(dtype) for name, tensor in tensors.items()}
-    embedding = weights.pop(EMBEDDING, None)
-    head.load_state_dict(weights, assign=True)
-    head.eval().requires_grad_(False)
-    return embedding
+    embedding = tensors.pop(EMBEDDING, None)
+    fill(head, tensors, dtype)
+    return None if embedding is None else embedding.to(dtype)
 
 
 def _empty(settings: HeadSettings, *, brings_output: bool) -> EagleHead | FirstEagleHead:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from yggdrasil.drafters.heads.block.convolution import BlockConvolution
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.rotary import rotary_turns
 
@@ -105,6 +106,46 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
+        return output
+
+
+class DecoderLayer(nn.Module):
+    """A decoder layer. EAGLE-1's has no input norm; DFlash2's convolves the rows around attention and feed-forward."""
+
+    def __init__(
+        self, settings: HeadSettings, *, norms_input: bool = True, convolution: tuple[int, int] | None = None
+    ) -> None:
+        """``convolution``: taps, channels per group."""
+        super().__init__()
+        hidden, eps = settings.hidden_size, settings.norm_eps
+        self.input_layernorm: nn.Module = Norm(hidden, eps) if norms_input else nn.Identity()
+        self.self_attn = Attention(settings, hidden)
+        self.post_attention_layernorm = Norm(hidden, eps)
+        self.mlp = FeedForward(settings)
+        if convolution is not None:
+            self.attention_conv, self.mlp_conv = (BlockConvolution(hidden, *convolution) for _ in range(2))
+        self._convolves = convolution is not None
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Return the layer's outputs, [.., W, H], or only those of ``rows`` [R] int64, which convolutions exclude.
+
+        Args:
+            x: [.., W, H] rows.
+            rotation: cosines and sines of the rotary embedding, [W, D] each.
+            attend: the attention function.
+        """
+        normed = self.input_layernorm(x)
+        if self._convolves:
+            return self._convolved(x, normed, rotation, attend)
+        h = (x if rows is None else x[rows]) + self.self_attn(normed, rotation, attend, rows)
+        output: Tensor = h + self.mlp(self.post_attention_layernorm(h))
+        return output
+
+    def _convolved(self, x: Tensor, normed: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        normed, weights = self.attention_conv.before(normed)
+        h = x + self.attention_conv.after(self.self_attn(normed, rotation, attend), weights)
+        normed, weights = self.mlp_conv.before(self.post_attention_layernorm(h))
+        output: Tensor = h + self.mlp_conv.after(self.mlp(normed), weights)
         return output
 
 

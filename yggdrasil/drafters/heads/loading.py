@@ -44,7 +44,7 @@ class LoadedHead(NamedTuple):
     """A loaded head, its settings, and the target's layers whose outputs it reads."""
 
     loaded: LoadedModel
-    settings: HeadSettings | MedusaSettings | BlockSettings
+    settings: HeadSettings | MedusaSettings
     readings: list[tuple[int, ...]]  # candidate layer tuples, one per numbering convention, the default's first
     layers: tuple[int, ...]  # the target's layers whose outputs the head reads
 
@@ -95,12 +95,11 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
     return LoadedHead(loaded, settings, readings, readings[0])
 
 
-def _attention_of(settings: HeadSettings | MedusaSettings | BlockSettings) -> tuple[int, tuple[tuple[int, int], ...]]:
+def _attention_of(settings: HeadSettings | MedusaSettings) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Return the number of query heads, and (key heads, head size) of every layer that has a KV cache."""
     if isinstance(settings, MedusaSettings):  # steps take a cache, so heads without attention get a minimal one
         return 1, ((1, 1),)
-    layer, count = (settings.layer, settings.num_layers) if isinstance(settings, BlockSettings) else (settings, 1)
-    return layer.query_heads, ((layer.key_heads, layer.head_size),) * count
+    return settings.query_heads, ((settings.key_heads, settings.head_size),) * settings.num_layers
 
 
 def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
@@ -113,11 +112,10 @@ def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
     head: EagleHead | FirstEagleHead | MtpHead | BlockHead
     if kind == "dflash":
         head, own = open_block(folder, target.dtype)
-        settings = head.settings.layer
         _check_depth(folder, head.settings, target)
     else:
         head, own = (open_mtp(folder, target.dtype), None) if kind == "mtp" else open_head(folder, target.dtype)
-        settings = head.settings
+    settings = head.settings
     _check_fit(folder, (settings.target_hidden_size, settings.vocab_size), target)
     if own is None or settings.is_first:  # it uses the target's embedding, or predicts the target's hidden states
         _check_fit(folder, (settings.hidden_size, settings.vocab_size), target)

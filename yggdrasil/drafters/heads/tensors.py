@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from yggdrasil.artifacts import OWN_HEADS, PICKLED_HEAD, head_files, shown
 from yggdrasil.artifacts.columns import pack_column, unpack_column
 from yggdrasil.errors import YggdrasilError, first_line
 
 _SCALE = "_scale"
+_IN_FULL = ".e_score_correction_bias"  # float32 whatever the weights are, as transformers keeps it
 _ZERO, _GROUP = 32, 64
 
 
@@ -108,8 +109,13 @@ def under_our_names(folder: Path, tensors: dict[str, Tensor], ours: Callable[[st
     return {own: tensors[name] for own, name in names.items()}
 
 
-def refuse_others(folder: Path, tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
-    """Check that ``tensors`` have exactly the names and shapes of ``expected``.
+def refuse_others(
+    folder: Path,
+    tensors: dict[str, Tensor],
+    head: nn.Module,
+    more: Mapping[str, tuple[int, ...]] | None = None,
+) -> None:
+    """Check that ``tensors`` have exactly the names and shapes of those of ``head`` and of ``more``.
 
     Args:
         folder: the head's folder, for error messages.
@@ -117,6 +123,7 @@ def refuse_others(folder: Path, tensors: dict[str, Tensor], expected: dict[str, 
     Raises:
         YggdrasilError: tensors are missing, unexpected or of another shape; the message lists up to three of each.
     """
+    expected = {**{name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}, **(more or {})}
     if "d2t" not in expected:
         tensors.pop("d2t", None)  # some files have a d2t of zeros although both vocabularies are equal
     misshapen = [
@@ -137,31 +144,31 @@ def _more(names: list[str]) -> str:
     return f" and {len(names) - 3} more" if len(names) > 3 else ""
 
 
-def check_vocabulary(folder: Path, name: str, tokens: Tensor, vocab_size: int) -> None:
-    """Check that ``tokens`` [Vd], a head's draft vocabulary, are distinct token ids of the target.
+def fill(head: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Make ``tensors`` those of ``head``, a module without memory: in ``dtype``, but for tables of token ids."""
+    kinds = {name: torch.float32 if name.endswith(_IN_FULL) else dtype for name in tensors}
+    weights = {name: tensor if name == "d2t" else tensor.to(kinds[name]) for name, tensor in tensors.items()}
+    head.load_state_dict(weights, assign=True)
+    head.eval().requires_grad_(False)
+
+
+def drafted_tokens(folder: Path, name: str, table: Tensor, vocab_size: int, *, are_offsets: bool = False) -> Tensor:
+    """Return a head's draft vocabulary, [Vd] int64 distinct token ids of the target.
 
     Args:
-        name: name of the tensor, for error messages.
+        name: name of the tensor ``table`` [Vd], for error messages.
+        are_offsets: it holds the difference of each token's id and its index.
 
     Raises:
-        YggdrasilError: a token occurs twice or is outside the target's vocabulary.
+        YggdrasilError: it is empty or holds other values than integers, or a token occurs twice or is outside the
+            target's vocabulary.
     """
+    tokens = table.to(torch.int64)
+    if not tokens.numel() or not bool((tokens == table).all()):
+        raise YggdrasilError(f"{shown(folder)}: {name} holds other things than tokens; fetch the head again")
+    tokens = tokens + torch.arange(len(tokens)) if are_offsets else tokens
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size or len(tokens.unique()) != len(tokens):
         raise YggdrasilError(
             f"{shown(folder)}: {name} names tokens twice or outside the target's {vocab_size}; fetch it again"
         )
-
-
-def whole_numbers(folder: Path, name: str, table: Tensor) -> Tensor:
-    """Return the tensor ``table`` as int64.
-
-    Args:
-        name: name of the tensor, for error messages.
-
-    Raises:
-        YggdrasilError: it is empty or holds other values than integers.
-    """
-    numbers = table.to(torch.int64)
-    if not numbers.numel() or not bool((numbers == table).all()):
-        raise YggdrasilError(f"{shown(folder)}: {name} holds other things than tokens; fetch the head again")
-    return numbers
+    return tokens

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from yggdrasil.artifacts import parse_json, shown
 from yggdrasil.drafters.heads.block.successors import SuccessorKind
-from yggdrasil.drafters.heads.eagle.config import CONVENTION, HeadSettings, settings_of
+from yggdrasil.drafters.heads.eagle.config import CONVENTION, HeadSettings, positive, read_config, settings_of
 from yggdrasil.drafters.heads.rotary import section_of
-from yggdrasil.errors import YggdrasilError
 
 _SECTION = "dflash_config"
 _LAYER = "transformer_layer_config"  # of speculators
@@ -26,15 +24,13 @@ _MARKOV_CANDIDATES = 128  # tokens of a depth that DSpark's bias ranks again; th
 
 
 @dataclass(frozen=True)
-class BlockSettings:
-    """Sizes and options of a block head."""
+class BlockSettings(HeadSettings):
+    """Sizes and options of a block head. Those that other heads have too are of every layer."""
 
-    layer: HeadSettings  # of every layer
-    num_layers: int
-    block_size: int  # rows of a block: the last accepted token, and masks
-    mask_token: int
+    block_size: int = 2  # rows of a block: the last accepted token, and masks
+    mask_token: int = 0
     # Per layer: the attention window in keys (0: unlimited), and whether attention within the block is causal.
-    views: tuple[tuple[int, bool], ...]
+    views: tuple[tuple[int, bool], ...] = ()
     target_layers: int | None = None  # number of the target's layers, if recorded
     first_row: int = 1  # the first row that predicts: the last accepted token's (0), or the first mask's
     convolution: tuple[int, int] | None = None  # DFlash2's: taps, channels per group
@@ -46,40 +42,9 @@ class BlockSettings:
     softcap: float = 0.0  # of the logits; 0: none
 
     @property
-    def vocab_size(self) -> int:
-        """Size of the target's vocabulary."""
-        return self.layer.vocab_size
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """Number of tokens that the block head can draft, all or some of the target's."""
-        return self.layer.draft_vocab_size
-
-    @property
-    def has_own_vocabulary(self) -> bool:
-        """Whether the block head drafts only some of the target's tokens."""
-        return self.layer.has_own_vocabulary
-
-    def with_draft_vocabulary(self, count: int) -> "BlockSettings":
-        """Return the settings of the same head with a draft vocabulary of ``count`` tokens."""
-        return replace(self, layer=self.layer.with_draft_vocabulary(count))
-
-    @property
-    def hidden_size(self) -> int:
-        return self.layer.hidden_size
-
-    @property
     def num_guesses(self) -> int:
         """Number of tokens that one block drafts."""
         return self.block_size - self.first_row
-
-    def readings(self, num_layers: int) -> list[tuple[int, ...]]:
-        """Return the layers of the target whose outputs the head may read: one tuple per possible numbering convention.
-
-        Args:
-            num_layers: number of the target's layers.
-        """
-        return self.layer.readings(num_layers)
 
 
 def read_block_settings(folder: Path) -> BlockSettings:
@@ -88,17 +53,7 @@ def read_block_settings(folder: Path) -> BlockSettings:
     Raises:
         YggdrasilError: the file is missing, damaged or describes an unsupported head.
     """
-    file = folder / "config.json"
-    try:
-        config = parse_json(file.read_bytes())
-        if not isinstance(config, Mapping):
-            raise ValueError("it is not a JSON mapping")
-        return block_settings_of(config)
-    except FileNotFoundError as error:
-        raise YggdrasilError(f"{shown(file)} is missing; fetch the head again") from error
-    except (ValueError, TypeError, KeyError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise YggdrasilError(f"{shown(file)}: not a block head that is served: {reason}") from error
+    return read_config(folder, "a block head", block_settings_of)
 
 
 def block_settings_of(config: Mapping[str, Any]) -> BlockSettings:
@@ -120,15 +75,10 @@ def block_settings_of(config: Mapping[str, Any]) -> BlockSettings:
             raise ValueError(f"{name} is {value!r}, not a number from {least} on")
         return value
 
-    num_layers = layer["num_hidden_layers"]
-    if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
-        raise ValueError(f"num_hidden_layers is {num_layers!r}, not a number from 1 on")
     settings = BlockSettings(
-        layer=_layer_settings(config, layer, own),
-        num_layers=num_layers,
+        **{**vars(_layer_settings(config, layer, own)), "num_layers": positive(layer, "num_hidden_layers")},
         block_size=number("block_size", 2),
         mask_token=number("mask_token_id", 0),
-        views=(),
         target_layers=number("num_target_layers", 1) if config.get("num_target_layers") else None,
     )  # fmt: skip
     if settings.mask_token >= settings.vocab_size:

@@ -41,7 +41,7 @@ class BlockDrafter(TextHeadDrafter):
         self.name = f"block head {loaded.name}"
         self.opened = head
         self.read_widths = sorted({*(min(short, read_width) for short in SHORT_HEADS), read_width, *prefill_widths})
-        size = settings.layer.num_states * settings.layer.target_hidden_size
+        size = settings.num_states * settings.target_hidden_size
         states = torch.zeros(self.read_widths[-1], size, dtype=loaded.dtype, device=device)
         super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), 1, tree)
         self._token, self._start, self._root = (HostBuffer(1, device) for _ in range(3))

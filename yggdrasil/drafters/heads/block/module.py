@@ -14,38 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.block.config import BlockSettings
-from yggdrasil.drafters.heads.block.convolution import BlockConvolution
 from yggdrasil.drafters.heads.block.successors import SuccessorHead
-from yggdrasil.drafters.heads.layers import Attend, Attention, DraftingVocabulary, FeedForward, Norm, RotaryEmbedding
-
-
-class _Layer(nn.Module):
-    def __init__(self, block: BlockSettings) -> None:
-        super().__init__()
-        settings = block.layer
-        self.input_layernorm = Norm(settings.hidden_size, settings.norm_eps)
-        self.self_attn = Attention(settings, settings.hidden_size)
-        self.post_attention_layernorm = Norm(settings.hidden_size, settings.norm_eps)
-        self.mlp = FeedForward(settings)
-        if block.convolution is not None:
-            self.attention_conv, self.mlp_conv = (
-                BlockConvolution(settings.hidden_size, *block.convolution) for _ in range(2)
-            )
-        self._convolves = block.convolution is not None
-
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        if self._convolves:
-            return self._convolved(x, turn, attend)
-        h = x + self.self_attn(self.input_layernorm(x), turn, attend)
-        output: Tensor = h + self.mlp(self.post_attention_layernorm(h))
-        return output
-
-    def _convolved(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        normed, weights = self.attention_conv.before(self.input_layernorm(x))
-        h = x + self.attention_conv.after(self.self_attn(normed, turn, attend), weights)
-        normed, weights = self.mlp_conv.before(self.post_attention_layernorm(h))
-        output: Tensor = h + self.mlp_conv.after(self.mlp(normed), weights)
-        return output
+from yggdrasil.drafters.heads.layers import Attend, DecoderLayer, DraftingVocabulary, Norm, RotaryEmbedding
 
 
 class BlockHead(DraftingVocabulary):
@@ -56,18 +26,20 @@ class BlockHead(DraftingVocabulary):
     def __init__(self, settings: BlockSettings) -> None:
         super().__init__()
         self.settings = settings
-        layer = settings.layer
-        self.fc = nn.Linear(layer.num_states * layer.target_hidden_size, layer.hidden_size, bias=False)
-        self.hidden_norm = Norm(layer.hidden_size, layer.norm_eps)
-        self.layers = nn.ModuleList(_Layer(settings) for _ in range(settings.num_layers))
-        self.norm = Norm(layer.hidden_size, layer.norm_eps)
-        self.rotary = RotaryEmbedding(layer)
+        hidden, eps = settings.hidden_size, settings.norm_eps
+        self.fc = nn.Linear(settings.num_states * settings.target_hidden_size, hidden, bias=False)
+        self.hidden_norm = Norm(hidden, eps)
+        self.layers = nn.ModuleList(
+            DecoderLayer(settings, convolution=settings.convolution) for _ in range(settings.num_layers)
+        )
+        self.norm = Norm(hidden, eps)
+        self.rotary = RotaryEmbedding(settings)
         self.lm_head, self.successors = None, None
         if settings.successors is not None:
-            sizes = layer.hidden_size, layer.vocab_size, layer.draft_vocab_size
+            sizes = hidden, settings.vocab_size, settings.draft_vocab_size
             self.successors = SuccessorHead(settings.successors, settings.rank, *sizes)
-        if layer.has_own_vocabulary:
-            self.register_buffer("d2t", torch.zeros(layer.draft_vocab_size, dtype=torch.int64))
+        if settings.has_own_vocabulary:
+            self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
         """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target in ascending order."""

@@ -8,14 +8,13 @@ concatenated hidden states of the target, H hidden size, R rank of the successor
 knots.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from yggdrasil.drafters.heads.layers import target_tokens
+from yggdrasil.drafters.heads.call import HeadCall
 from yggdrasil.drafters.heads.medusa.steps import offer_to_depth
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.traced import CallStep
@@ -23,11 +22,11 @@ from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
 from yggdrasil.tree.token_tree import TokenTree
 
 
-class BlockCall:
+class BlockCall(HeadCall):
     """The traced part of the steps: the head over weights and caches given as inputs."""
 
     def __init__(self, loaded: LoadedModel, num_guesses: int) -> None:
-        self._loaded, self._names = loaded, list(loaded.tensors)
+        super().__init__(loaded)
         self.num_guesses = num_guesses  # logits are computed for so many rows
 
     def read(self, weights: list[Tensor], caches: list[Tensor], states: Tensor, start: Tensor) -> None:
@@ -39,7 +38,17 @@ class BlockCall:
             states: [W, S] concatenated hidden states of the target.
             start: [1] int64 slot of the first row.
         """
-        self._run(_read, weights, caches, states, start)
+
+        def run(module: Any, states: Tensor, start: Tensor) -> None:
+            rows = torch.arange(states.shape[0], device=states.device)
+            offsets, first = start.expand(2).contiguous(), rows[None] == 0
+            for layer, (key, value) in enumerate(module.head.context(states, start + rows)):
+                # The operator that writes the cache also attends: one query that sees a single key costs almost
+                # nothing.
+                query = key.new_zeros(module.head.settings.query_heads, 1, key.shape[-1])
+                self.attend(query, key, value, caches=caches, layer=layer, offsets=offsets, mask=first, window=1)
+
+        self.run(run, weights, states, start)
 
     def guess(self, weights: list[Tensor], caches: list[Tensor], token: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
         """Draft a block of D tokens: return logits [D, draft vocabulary] and outputs [D, H].
@@ -50,7 +59,22 @@ class BlockCall:
             token: [1] int64 last accepted token.
             root: [1] int64 its position.
         """
-        found: tuple[Tensor, Tensor] = self._run(partial(_guess, count=self.num_guesses), weights, caches, token, root)
+
+        def run(module: Any, token: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+            head, settings = module.head, module.head.settings
+            rows = torch.arange(settings.block_size, device=token.device)
+            tokens = torch.cat([token, torch.full_like(rows[1:], settings.mask_token)])
+            offsets, all_rows = root.expand(2).contiguous(), torch.ones_like(rows[:, None] == rows)
+            masks = {True: rows[:, None] >= rows, False: all_rows}
+            attends = [
+                partial(self.attend, caches=caches, layer=layer, offsets=offsets, mask=masks[is_causal], window=window)
+                for layer, (window, is_causal) in enumerate(settings.views)
+            ]
+            outputs = head(module.embedding(tokens), root + rows, attends.__getitem__)
+            outputs = outputs[settings.first_row : settings.first_row + self.num_guesses]
+            return head.logits(outputs), outputs
+
+        found: tuple[Tensor, Tensor] = self.run(run, weights, token, root)
         return found
 
     def follow(
@@ -70,20 +94,12 @@ class BlockCall:
             Log-probabilities and target token ids, [W, count] each, and the nodes' path states [W, R].
         """
         rows = depths.clamp(max=self.num_guesses - 1)
-        inputs = *(column[rows] for column in table), before, states
-        logits, states = self._run(_follow, weights, [], *inputs)
+        logits, drafted, outputs = (column[rows] for column in table)
+        logits, states = self.run(
+            lambda module, *inputs: module.head.successors(*inputs), weights, logits, drafted, before, outputs, states
+        )
         edges, places = likeliest(logits, count)
-        return edges, self.target_tokens(weights, table.candidates[rows].gather(1, places)), states
-
-    def target_tokens(self, weights: list[Tensor], drafted: Tensor) -> Tensor:
-        """Map draft vocabulary ids to the target's token ids, same shape."""
-        return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
-
-    def _run(self, run: Callable[..., Any], weights: list[Tensor], caches: list[Tensor], *inputs: Tensor) -> Any:
-        module: Any = self._loaded.model
-        named = {f"module.{name}": weight for name, weight in zip(self._names, weights, strict=True)}
-        cache = _Cache(caches, module.head.settings.num_layers, self._loaded.num_threads)
-        return torch.func.functional_call(_Pass(module, run, cache), named, inputs)
+        return edges, self.target_tokens(weights, drafted.gather(1, places)), states
 
 
 class SuccessorTable(NamedTuple):
@@ -92,72 +108,6 @@ class SuccessorTable(NamedTuple):
     logits: Tensor  # [D, C] float32
     candidates: Tensor  # [D, C] int64, draft vocabulary ids
     outputs: Tensor  # [D, H]
-
-
-class _Cache:
-    """The KV cache of every layer."""
-
-    def __init__(self, caches: list[Tensor], num_layers: int, num_threads: int) -> None:
-        self._keys, self._values, self._num_threads = caches, caches[num_layers:], num_threads
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, offsets: Tensor, mask: Tensor, window: int
-    ) -> Tensor:
-        """Write keys and values of new rows to the cache of ``layer``, and return the attention output of ``query``.
-
-        Args:
-            offsets: [2] int64: number of slots before the mask, first slot written.
-            mask: [W, T] bool over the slots from ``offsets[0]`` on.
-            window: attention window in keys; 0: unlimited.
-        """
-        output: Tensor = torch.ops.yggdrasil.tree_attention(
-            query[None], key[None], value[None], self._keys[layer], self._values[layer], offsets, mask,
-            query.shape[-1] ** -0.5, window, 0.0, None, self._num_threads,
-        )  # fmt: skip
-        return output[0]
-
-
-class _Pass(nn.Module):
-    """A module whose forward is ``run``, so that ``functional_call`` can supply its tensors."""
-
-    def __init__(self, module: nn.Module, run: Callable[..., Any], cache: _Cache) -> None:
-        super().__init__()
-        self.module = module
-        self._run, self._cache = run, cache
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self._run(self.module, self._cache, *inputs)
-
-
-def _read(module: Any, cache: _Cache, states: Tensor, start: Tensor) -> None:
-    rows = torch.arange(states.shape[0], device=states.device)
-    offsets, first = start.expand(2).contiguous(), rows[None] == 0
-    for layer, (key, value) in enumerate(module.head.context(states, start + rows)):
-        # The operator that writes the cache also attends: one query that sees a single key costs almost nothing.
-        query = key.new_zeros(module.head.settings.layer.query_heads, 1, key.shape[-1])
-        cache.attend(query, key, value, layer=layer, offsets=offsets, mask=first, window=1)
-
-
-def _follow(
-    module: Any, _: _Cache, logits: Tensor, drafted: Tensor, outputs: Tensor, before: Tensor, states: Tensor
-) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = module.head.successors(logits, drafted, before, outputs, states)
-    return found
-
-
-def _guess(module: Any, cache: _Cache, token: Tensor, root: Tensor, *, count: int) -> tuple[Tensor, Tensor]:
-    head, settings = module.head, module.head.settings
-    rows = torch.arange(settings.block_size, device=token.device)
-    tokens = torch.cat([token, torch.full_like(rows[1:], settings.mask_token)])
-    offsets, all_rows = root.expand(2).contiguous(), torch.ones_like(rows[:, None] == rows)
-    masks = {True: rows[:, None] >= rows, False: all_rows}
-    attends = [
-        partial(cache.attend, layer=layer, offsets=offsets, mask=masks[is_causal], window=window)
-        for layer, (window, is_causal) in enumerate(settings.views)
-    ]
-    outputs = head(module.embedding(tokens), root + rows, attends.__getitem__)
-    outputs = outputs[settings.first_row : settings.first_row + count]
-    return head.logits(outputs), outputs
 
 
 class ReadStep(CallStep[BlockCall]):

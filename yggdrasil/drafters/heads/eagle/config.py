@@ -3,10 +3,11 @@
 ``max_position_embeddings`` is ignored: heads have no limit of length, and many files have an arbitrary 2048.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from yggdrasil.artifacts import parse_json, shown
 from yggdrasil.drafters.heads.rotary import rope_of, section_of
@@ -26,7 +27,7 @@ CONVENTION = "layer_convention"  # the field of our own files
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """Sizes and options of an EAGLE head."""
+    """Sizes and options of an EAGLE head, an MTP module, or the layers of a block head."""
 
     hidden_size: int
     intermediate_size: int
@@ -54,6 +55,7 @@ class HeadSettings:
     normed_inputs: bool = False  # with is_first: embedding and feature are normalised first
     head_norms: bool = False  # queries and keys are normalised per head, as in Qwen3
     window: int = 0  # attention window in keys, a row's own included; 0: unlimited
+    num_layers: int = 1
     layer_of: str = ""  # of an MTP module: the target's configuration, whose layer type it has
 
     @property
@@ -68,7 +70,7 @@ class HeadSettings:
         """Whether the head drafts only some of the target's tokens."""
         return self.draft_vocab_size != self.vocab_size
 
-    def with_draft_vocabulary(self, count: int) -> "HeadSettings":
+    def with_draft_vocabulary(self, count: int) -> Self:
         """Return the settings of the same head with a draft vocabulary of ``count`` tokens."""
         return replace(self, draft_vocab_size=count)
 
@@ -103,6 +105,21 @@ def read_settings(folder: Path, *, is_first: bool = False) -> HeadSettings:
     Raises:
         YggdrasilError: the file is missing, damaged or describes an unsupported head.
     """
+    return read_config(folder, "an EAGLE head", partial(settings_of, is_first=is_first))
+
+
+Settings = TypeVar("Settings", bound=HeadSettings)
+
+
+def read_config(folder: Path, kind: str, settings_of: Callable[[Mapping[str, Any]], Settings]) -> Settings:
+    """Return the settings that ``settings_of`` finds in config.json of ``folder``.
+
+    Args:
+        kind: of the head, for error messages.
+
+    Raises:
+        YggdrasilError: the file is missing or damaged, or ``settings_of`` raises ValueError, TypeError or KeyError.
+    """
     file = folder / "config.json"
     try:
         config = parse_json(file.read_bytes())
@@ -113,11 +130,10 @@ def read_settings(folder: Path, *, is_first: bool = False) -> HeadSettings:
     if not isinstance(config, dict):
         raise YggdrasilError(f"{shown(file)} is not a JSON mapping; fetch the head again")
     try:
-        settings = settings_of(config, is_first=is_first)
+        return settings_of(config)
     except (ValueError, TypeError, KeyError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise YggdrasilError(f"{shown(file)}: not an EAGLE head that is served: {reason}") from error
-    return settings
+        raise YggdrasilError(f"{shown(file)}: not {kind} that is served: {reason}") from error
 
 
 def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSettings:
@@ -132,20 +148,20 @@ def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSet
     layer = next((config[name] for name in _LAYER_SECTIONS if name in config), config)
     if not isinstance(layer, Mapping):
         raise ValueError("the section of its layer is no mapping")
-    heads, hidden = _count(layer, "num_attention_heads"), _count(layer, "hidden_size")
-    head_size = _count(layer, "head_dim", hidden // heads)
+    heads, hidden = positive(layer, "num_attention_heads"), positive(layer, "hidden_size")
+    head_size = positive(layer, "head_dim", hidden // heads)
     layers, convention, convention_is_said = _layers(config)
     settings = HeadSettings(
         hidden_size=hidden,
-        intermediate_size=_count(layer, "intermediate_size"),
+        intermediate_size=positive(layer, "intermediate_size"),
         query_heads=heads,
-        key_heads=_count(layer, "num_key_value_heads", heads),
+        key_heads=positive(layer, "num_key_value_heads", heads),
         head_size=head_size,
         norm_eps=float(layer.get("rms_norm_eps", 1e-6)),
         activation=str(layer.get("hidden_act", "silu")),
-        vocab_size=_count(layer, "vocab_size"),
-        draft_vocab_size=_count(config, "draft_vocab_size", _count(layer, "vocab_size")),
-        target_hidden_size=_count(config, "target_hidden_size", hidden),
+        vocab_size=positive(layer, "vocab_size"),
+        draft_vocab_size=positive(config, "draft_vocab_size", positive(layer, "vocab_size")),
+        target_hidden_size=positive(config, "target_hidden_size", hidden),
         rope=rope_of(layer, head_size),
         attention_bias=bool(layer.get("attention_bias", False)),
         mlp_bias=bool(layer.get("mlp_bias", False)),
@@ -194,7 +210,13 @@ def _check(settings: HeadSettings, layer: Mapping[str, Any], config: Mapping[str
         raise ValueError("; ".join(found))
 
 
-def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return the integer ``config[name]``, or ``default`` if it is missing or null.
+
+    Raises:
+        KeyError: it is missing, and there is no default.
+        ValueError: it is no integer from 1 on.
+    """
     value = config.get(name)
     value = default if value is None else value
     if value is None:
@@ -206,7 +228,7 @@ def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> 
 
 def _window(layer: Mapping[str, Any]) -> int:
     """Return the attention window, or 0 unless layer_types has a sliding layer; many files list an unused window."""
-    return _count(layer, "sliding_window") if "sliding_attention" in (layer.get("layer_types") or ()) else 0
+    return positive(layer, "sliding_window") if "sliding_attention" in (layer.get("layer_types") or ()) else 0
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, Convention, bool]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from yggdrasil.drafters.draft_model_steps import FinishStep
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
-from yggdrasil.drafters.heads.eagle.steps import HeadCall, HeadStep, LevelStep
+from yggdrasil.drafters.heads.eagle.steps import EagleCall, HeadStep, LevelStep
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
 from yggdrasil.drafters.level_drafter import LevelSteps
@@ -50,7 +50,7 @@ class HeadDrafter(TextHeadDrafter):
         self._features = torch.zeros(tree.num_nodes, settings.hidden_size, dtype=dtype, device=device)
         self._span, self._place = HostBuffer(2, device), HostBuffer(2, device)
         self.levels = LevelSteps(runner, self._place)
-        call, rows = HeadCall(loaded), torch.arange(max(widths), device=device)
+        call, rows = EagleCall(loaded), torch.arange(max(widths), device=device)
         shared = [self.knots, self._features, *tree.draft_tensors()]
         for width in self.head_widths:
             inputs = [self._tokens.tensor[:width], states[:width], self._span.tensor, *shared]

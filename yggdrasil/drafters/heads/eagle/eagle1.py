@@ -11,22 +11,7 @@ from torch import Tensor, nn
 
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.eagle.state_head import StateHead
-from yggdrasil.drafters.heads.layers import Attend, Attention, FeedForward, Norm, RotaryEmbedding
-
-
-class _Layer(nn.Module):
-    """A decoder layer without the input norm."""
-
-    def __init__(self, settings: HeadSettings) -> None:
-        super().__init__()
-        self.self_attn = Attention(settings, settings.hidden_size)
-        self.post_attention_layernorm = Norm(settings.hidden_size, settings.norm_eps)
-        self.mlp = FeedForward(settings)
-
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
-        h = (x if rows is None else x[rows]) + self.self_attn(x, turn, attend, rows)
-        output: Tensor = h + self.mlp(self.post_attention_layernorm(h))
-        return output
+from yggdrasil.drafters.heads.layers import Attend, DecoderLayer, Norm, RotaryEmbedding
 
 
 class FirstEagleHead(StateHead):
@@ -38,7 +23,7 @@ class FirstEagleHead(StateHead):
         if settings.normed_inputs:
             self.embedding_layernorm, self.hidden_states_layernorm = Norm(hidden, eps), Norm(hidden, eps)
         self.fc = nn.Linear(2 * hidden, hidden, bias=settings.fc_bias is not False)
-        self.layers = nn.ModuleList([_Layer(settings)])
+        self.layers = nn.ModuleList([DecoderLayer(settings, norms_input=False)])
         self.rotary = RotaryEmbedding(settings)
 
     def forward(

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.heads.layers import target_tokens
-from yggdrasil.drafters.heads.loading import DraftingHead
-from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.drafters.heads.call import HeadCall
 from yggdrasil.runtime.traced import CallStep
 from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
 from yggdrasil.tree.token_tree import TokenTree
@@ -28,11 +26,8 @@ class Place(NamedTuple):
     offsets: Tensor  # [2] int64: number of slots before the mask, first slot written
 
 
-class HeadCall:
-    """The traced part of a head's steps: its module as a function of weights and caches."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._loaded, self._names = loaded, list(loaded.tensors)
+class EagleCall(HeadCall):
+    """The traced part of the steps of an EAGLE head or MTP module."""
 
     def __call__(
         self,
@@ -46,55 +41,26 @@ class HeadCall:
         rows: Tensor | None = None,  # [R] int64: rows to compute logits of; None for all
     ) -> tuple[Tensor, Tensor]:
         """Run the head; return logits [R, draft vocabulary] and the features [R, H] for rows one level below."""
-        module: Any = self._loaded.model
-        run = _Pass(module, caches, place, self._loaded.num_threads, of_target=of_target, rows=rows)
-        found: tuple[Tensor, Tensor] = torch.func.functional_call(
-            run, {f"module.{name}": weight for name, weight in zip(self._names, weights, strict=True)}, (tokens, states)
-        )
+
+        def run(module: Any, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+            head = module.head
+            features = head.feature(states) if of_target else states
+
+            def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                is_partial = query.shape[-2] < key.shape[-2]  # only the queries of ``rows``
+                return self.attend(
+                    query, key, value, caches=caches, layer=0, offsets=place.offsets,
+                    mask=place.mask[rows] if is_partial else place.mask, window=head.settings.window,
+                )  # fmt: skip
+
+            outputs = head(module.embedding(tokens), features, place.positions, attend, rows)
+            return head.logits(outputs), head.fed_back(outputs)
+
+        found: tuple[Tensor, Tensor] = self.run(run, weights, tokens, states)
         return found
 
-    def target_tokens(self, weights: list[Tensor], drafted: Tensor) -> Tensor:
-        """Map draft vocabulary ids to the target's token ids, same shape."""
-        return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
 
-
-class _Pass(torch.nn.Module):
-    """One pass of the head over its cache, as a module whose tensors ``functional_call`` supplies."""
-
-    def __init__(
-        self,
-        module: DraftingHead,
-        caches: list[Tensor],
-        place: Place,
-        num_threads: int,
-        *,
-        of_target: bool,
-        rows: Tensor | None,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self._caches, self._place, self._num_threads = tuple(caches), place, num_threads
-        self._of_target, self._rows = of_target, rows
-
-    def forward(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        head: Any = self.module.head
-        features = head.feature(states) if self._of_target else states
-        outputs = head(self.module.embedding(tokens), features, self._place.positions, self._attend, self._rows)
-        return head.logits(outputs), head.fed_back(outputs)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        head: Any = self.module.head
-        mask = self._place.mask
-        if query.shape[-2] < key.shape[-2]:  # only the queries of self._rows
-            mask = mask[self._rows]
-        output: Tensor = torch.ops.yggdrasil.tree_attention(
-            query[None], key[None], value[None], self._caches[0], self._caches[1], self._place.offsets,
-            mask, query.shape[-1] ** -0.5, head.settings.window, 0.0, None, self._num_threads,
-        )  # fmt: skip
-        return output[0]
-
-
-class HeadStep(CallStep[HeadCall]):
+class HeadStep(CallStep[EagleCall]):
     """Cache newly accepted tokens (padded to W); the last becomes the tree's root, and its candidates join the pool."""
 
     def forward(
@@ -119,7 +85,7 @@ class HeadStep(CallStep[HeadCall]):
         return (last,)
 
 
-class LevelStep(CallStep[HeadCall]):
+class LevelStep(CallStep[EagleCall]):
     """Attach the W best candidates, run the head on them and their parents' outputs, and add their candidates."""
 
     def forward(
@@ -144,7 +110,7 @@ class LevelStep(CallStep[HeadCall]):
 
 
 def _offer(
-    call: HeadCall, weights: list[Tensor], tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tensor
+    call: EagleCall, weights: list[Tensor], tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tensor
 ) -> None:
     edges, drafted = likeliest(logits, tree.candidates)
     offer(tree, nodes, edges, call.target_tokens(weights, drafted), knots)

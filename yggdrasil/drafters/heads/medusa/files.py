@@ -10,11 +10,11 @@ from yggdrasil.artifacts import parse_json, shown
 from yggdrasil.drafters.heads.kinds import MEDUSA_PREFIX
 from yggdrasil.drafters.heads.medusa.module import MedusaHeads, MedusaSettings
 from yggdrasil.drafters.heads.tensors import (
-    check_vocabulary,
+    drafted_tokens,
+    fill,
     read_tensors,
     refuse_others,
     under_our_names,
-    whole_numbers,
 )
 from yggdrasil.errors import YggdrasilError
 
@@ -36,8 +36,7 @@ def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
     table = tensors.pop("token_map", None)
     settings = _settings(folder, tensors, table)
     if table is not None:
-        table = whole_numbers(folder, "token_map", table.flatten())
-        check_vocabulary(folder, "token_map", table, settings.vocab_size)
+        table = drafted_tokens(folder, "token_map", table.flatten(), settings.vocab_size)
         for name, tensor in tensors.items():  # some files have a map and all rows
             if name.startswith("lm_heads.") and len(tensor) == settings.vocab_size > len(table):
                 tensors[name] = tensor[table]
@@ -48,10 +47,9 @@ def open_medusa(folder: Path, dtype: torch.dtype) -> MedusaHeads:
         }
     with torch.device("meta"):
         heads = MedusaHeads(settings)
-    refuse_others(folder, tensors, {name: tuple(tensor.shape) for name, tensor in heads.state_dict().items()})
-    weights = {name: tensor if name == "d2t" else tensor.to(dtype) for name, tensor in tensors.items()}
-    heads.load_state_dict(weights, assign=True)
-    return heads.eval().requires_grad_(False)
+    refuse_others(folder, tensors, heads)
+    fill(heads, tensors, dtype)
+    return heads
 
 
 def _renamed(name: str) -> str:

@@ -6,24 +6,17 @@ candidates of a node are those of its depth's row.
 Dims: W rows, N tree nodes, D heads, K candidates per node, H hidden size, M calibration knots.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.heads.layers import target_tokens
-from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.drafters.heads.call import HeadCall
 from yggdrasil.runtime.traced import CallStep, StepModule
 from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 
-class MedusaCall:
+class MedusaCall(HeadCall):
     """The traced part of the step: the heads as a function of their weights."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._loaded = loaded
-        self._names = [name.removeprefix("head.") for name in loaded.tensors]
 
     def __call__(self, weights: list[Tensor], state: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the top ``count`` log-probabilities and target token ids of each depth, [D, count] each.
@@ -32,11 +25,9 @@ class MedusaCall:
             weights: the heads' tensors.
             state: [1, H] hidden state before the last accepted token.
         """
-        module: Any = self._loaded.model
-        named = dict(zip(self._names, weights, strict=True))
-        logits: Tensor = torch.func.functional_call(module.head, named, (state,))
+        logits: Tensor = self.run(lambda module, state: module.head(state), weights, state)
         edges, drafted = likeliest(logits[0], count)
-        return edges, target_tokens(drafted, named.get("d2t"))
+        return edges, self.target_tokens(weights, drafted)
 
 
 class MedusaStep(CallStep[MedusaCall]):

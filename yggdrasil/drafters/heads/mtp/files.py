@@ -1,7 +1,6 @@
 """Load the MTP module from its target's own files. transformers ignores its tensors when it loads the target."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -14,7 +13,7 @@ from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.mtp.gguf import has_mtp, mtp_tensors
 from yggdrasil.drafters.heads.mtp.module import MtpHead
-from yggdrasil.drafters.heads.tensors import read_tensors, refuse_others
+from yggdrasil.drafters.heads.tensors import fill, read_tensors, refuse_others
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -73,8 +72,6 @@ MTP_NAMES = {
 # Copies of the target's, which files may bring, and tables that are computed.
 _IGNORED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
 _BLOCK = "block."  # what our names of the layer's tensors begin with
-_IN_FULL = ".e_score_correction_bias"  # float32 whatever the weights are, as transformers keeps it
-_TARGETS_NORM = "model.norm"
 _GATE_UP = "gate_up_proj"
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
@@ -88,17 +85,13 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
     config = load_config(folder).get_text_config()
     with torch.device("meta"):
         head = empty_mtp(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     if has_mtp(folder):
-        tensors = mtp_tensors(folder, config, expected)
+        tensors = mtp_tensors(folder, config, head.state_dict())
     else:
         tensors = _with_experts_together(_renamed(folder, _names_of(config)))
-    refuse_others(folder, tensors, expected)
-    head.load_state_dict(
-        {name: tensor.to(torch.float32 if name.endswith(_IN_FULL) else dtype) for name, tensor in tensors.items()},
-        assign=True,
-    )
-    return head.eval().requires_grad_(False)
+    refuse_others(folder, tensors, head)
+    fill(head, tensors, dtype)
+    return head
 
 
 def empty_mtp(config: "PretrainedConfig") -> MtpHead:
@@ -159,17 +152,3 @@ def _with_experts_together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if "down" in stacked:
             others[f"{name}.down_proj"] = stacked["down"]
     return others
-
-
-def _with_experts_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The way back from ``_with_experts_together``."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        experts, _, kind = name.rpartition(".")
-        if not experts.endswith(".experts"):
-            found[name] = tensor
-            continue
-        for number, expert in enumerate(tensor):
-            parts = dict(zip(("gate", "up"), expert.chunk(2), strict=True)) if kind == _GATE_UP else {"down": expert}
-            found |= {f"{experts}.{number}.{part}_proj.weight": weight for part, weight in parts.items()}
-    return found

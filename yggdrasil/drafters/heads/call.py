@@ -1,0 +1,58 @@
+"""The traced part of a head's steps: functions of its module, with weights and caches as inputs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from yggdrasil.drafters.heads.layers import target_tokens
+from yggdrasil.runtime.loaded import LoadedModel
+
+
+class HeadCall:
+    """Calls a head's module with the weights that a step gets as inputs.
+
+    Dims: W rows of a pass, T slots that its mask covers.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded, self._names = loaded, list(loaded.tensors)
+
+    def run(self, function: Callable[..., Any], weights: list[Tensor], *inputs: Tensor) -> Any:
+        """Return ``function(module, *inputs)`` of the ``DraftingHead`` whose tensors are ``weights``."""
+        named = {f"module.{name}": weight for name, weight in zip(self._names, weights, strict=True)}
+        return torch.func.functional_call(_Called(self._loaded.model, function), named, inputs)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *,
+        caches: Sequence[Tensor], layer: int, offsets: Tensor, mask: Tensor, window: int,
+    ) -> Tensor:  # fmt: skip
+        """Write keys and values of new rows to the cache of ``layer``, and return the attention output of ``query``.
+
+        Args:
+            caches: KV caches: keys of all layers, then values.
+            offsets: [2] int64: number of slots before the mask, first slot written.
+            mask: [W, T] bool over the slots from ``offsets[0]`` on.
+            window: attention window in keys; 0: unlimited.
+        """
+        output: Tensor = torch.ops.yggdrasil.tree_attention(
+            query[None], key[None], value[None], caches[layer], caches[len(caches) // 2 + layer], offsets, mask,
+            query.shape[-1] ** -0.5, window, 0.0, None, self._loaded.num_threads,
+        )  # fmt: skip
+        return output[0]
+
+    def target_tokens(self, weights: list[Tensor], drafted: Tensor) -> Tensor:
+        """Map draft vocabulary ids to the target's token ids, same shape."""
+        return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
+
+
+class _Called(nn.Module):
+    """A module whose forward is ``function`` of another one, so that ``functional_call`` can supply its tensors."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self._function = module, function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._function(self.module, *inputs)
