@@ -1,14 +1,16 @@
 """Servers of the bundled pair, each on a port of its own."""
 
 import json
+import socket
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import httpx2
 import torch
 import uvicorn
+from pydantic import BaseModel
 
 import yggdrasil
 from yggdrasil.checkpoints.facts import load_tokenizer
@@ -47,6 +49,13 @@ def open_pair() -> Decoder:
     return Decoder(assembly, tokenizer, FixedPolicy(TreeShape(2, 3, 8)), frozenset({tokenizer.eos_token_id}))
 
 
+class Weather(BaseModel):
+    """What a structured answer must be."""
+
+    city: Literal["Oslo", "Rome"]
+    warm: bool
+
+
 class Running(NamedTuple):
     """A server that answers."""
 
@@ -73,6 +82,40 @@ class Running(NamedTuple):
         frames = text.removesuffix("\n\n").split("\n\n")
         assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
         return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
+
+    @contextmanager
+    def slow_stream(self, version=b"1.1", room=None, **body):
+        """A connection that has asked for a streamed chat and read nothing; ``room``: bytes that the server's holds."""
+        (listener,) = self.uvicorn.servers[0].sockets
+        usual = listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        data = json.dumps({**body, "stream": True}).encode()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            if room:  # those that are accepted from now on have the same
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+            client.connect(listener.getsockname())
+            head = b"POST /v1/chat/completions HTTP/%b\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            client.sendall(b"%bContent-Length: %d\r\n\r\n%b" % (head % version, len(data), data))
+            client.settimeout(30)
+            try:
+                yield client
+            finally:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, usual // 2)  # the system doubles it
+
+
+def until_done(client):
+    """The bytes of a stream up to its end mark."""
+    found = b""
+    while b"data: [DONE]" not in found[-40:]:
+        part = client.recv(1 << 16)
+        assert part, "the server closed the connection"
+        found += part
+    return found
+
+
+def chunks_of(body):
+    """The events of a stream's bytes."""
+    return [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """One server of the bundled pair, shared by all tests of the room."""
 
+import openai
 import pytest
 from bundled_server import open_pair, serving, wait_until
 
@@ -15,3 +16,8 @@ def server():
     with serving(open_pair) as running:
         wait_until(lambda: running.worker.decoder is not None)
         yield running
+
+
+@pytest.fixture
+def sdk(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

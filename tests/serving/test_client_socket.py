@@ -1,7 +1,6 @@
 """Text that the decoder's thread sends itself: all of it, in order, whatever the client's socket takes."""
 
 import asyncio
-import json
 import random
 import socket
 import threading
@@ -9,7 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from bundled_server import wait_until
+from bundled_server import chunks_of, until_done, wait_until
 
 from yggdrasil.serving import client_socket as module
 from yggdrasil.serving.client_socket import SocketWriter
@@ -32,31 +31,6 @@ def sends(monkeypatch):
 
 def texts(chunks):
     return [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
-
-
-def raw(server, version, body, read):
-    """The reply's bytes, as ``read`` takes them from the connection."""
-    data = json.dumps({**body, "stream": True}).encode()
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(server.uvicorn.servers[0].sockets[0].getsockname())
-        head = b"POST /v1/chat/completions HTTP/%b\r\nHost: localhost\r\nContent-Type: application/json\r\n" % version
-        client.sendall(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(data), data))
-        client.settimeout(30)
-        return read(client)
-
-
-def until_done(client):
-    found = b""
-    while b"data: [DONE]" not in found[-40:]:
-        part = client.recv(1 << 16)
-        assert part, "the server closed the connection"
-        found += part
-    return found
-
-
-def chunks_of(body):
-    return [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
 
 
 def test_a_stream_is_the_same_whoever_sends_it(server, sends):
@@ -82,10 +56,8 @@ def test_completions_are_sent_straight_too(server, sends):
 
 
 def test_old_clients_get_no_chunks(server, sends):
-    def to_the_end(client):
-        return b"".join(iter(lambda: client.recv(1 << 16), b""))
-
-    head, _, body = raw(server, b"1.0", LONG, to_the_end).partition(b"\r\n\r\n")
+    with server.slow_stream(b"1.0", **LONG) as client:
+        head, _, body = b"".join(iter(lambda: client.recv(1 << 16), b"")).partition(b"\r\n\r\n")
     assert b"chunked" not in head
     assert sends == []
     assert body.endswith(b"data: [DONE]\n\n")
@@ -94,24 +66,15 @@ def test_old_clients_get_no_chunks(server, sends):
 
 def test_what_a_full_socket_does_not_take_is_sent_later(server, sends, monkeypatch):
     """A client that reads nothing until its answer is whole gets all of it all the same."""
-    (listener,) = server.uvicorn.servers[0].sockets
-    usual = listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    refused = []
-    give_back = SocketWriter.give_back
+    refused, give_back = [], SocketWriter.give_back
     monkeypatch.setattr(SocketWriter, "give_back", lambda self: refused.append(bool(self._left)) or give_back(self))
     done = server.worker.meters.answers.labels("length")._value
-    before = done.get()
-
-    def read(client):
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, usual // 2)  # the system doubles what it is told
-        wait_until(lambda: done.get() == before + 1)
-        return until_done(client)
-
     body = {**LONG, "max_tokens": 480}
     whole = server.post("/v1/chat/completions", **body)["choices"][0]["message"]["content"]
     before = done.get()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # those it accepts from now on have the same
-    reply = raw(server, b"1.1", body, read)
+    with server.slow_stream(room=4096, **body) as client:
+        wait_until(lambda: done.get() == before + 1)
+        reply = until_done(client)
 
     assert any(refused)
     assert "".join(texts(chunks_of(reply))) == whole

@@ -1,10 +1,8 @@
 """Several clients of one decoder: what each gets is what it gets alone, and none holds the others."""
 
-import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
-from bundled_server import wait_until
+from bundled_server import chunks_of, until_done, wait_until
 
 QUESTIONS = ["Write a function", "A class with two methods", "Sum a list", "Read a file"]
 
@@ -44,28 +42,13 @@ def test_conversations_that_take_turns_are_each_read_once(server):
 
 def test_who_reads_nothing_holds_nobody(server):
     """Its stream fills every buffer on the way, and the next client is served all the same."""
-    (listener,) = server.uvicorn.servers[0].sockets
-    usual = listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # those it accepts from now on have the same
     done = server.worker.meters.answers.labels("length")._value
-    messages = [{"role": "user", "content": "Count"}]
-    body = {"messages": messages, "max_tokens": 100, "logprobs": True, "top_logprobs": 20, "n": 2, "stream": True}
-    data = json.dumps(body).encode()
-    with socket.socket() as slow:
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.connect(listener.getsockname())
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, usual // 2)  # the system doubles what it is told
-        slow.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(data), data)
-        )
-        before = done.get()
+    before, messages = done.get(), [{"role": "user", "content": "Count"}]
+    body = {"messages": messages, "max_tokens": 100, "logprobs": True, "top_logprobs": 20, "n": 2}
+    with server.slow_stream(room=4096, **body) as slow:
         wait_until(lambda: done.get() == before + 2)  # both of its answers are whole, and it has read none
         assert server.chat(max_tokens=4)["usage"]["completion_tokens"] == 4
-        slow.settimeout(20)
-        read = b""
-        while b"data: [DONE]" not in read[-40:]:
-            read += slow.recv(1 << 16)
-    chunks = [json.loads(line[6:]) for line in read.decode().splitlines() if line.startswith("data: {")]
+        read = until_done(slow)
+    chunks = chunks_of(read)
     assert len(read) > 200_000  # more than the buffers on the way hold
     assert sum(len((chunk["choices"][0]["logprobs"] or {"content": ()})["content"]) for chunk in chunks) == 200

@@ -61,10 +61,16 @@ def test_faults_in_the_middle_of_an_answer(server, monkeypatch, caplog, raised, 
 
     with monkeypatch.context() as broken, caplog.at_level(logging.CRITICAL + 1):  # a traceback may say what was raised
         broken.setattr(target, "verify", fail_later)
-        error = server.chat("Count", status, max_tokens=60)["error"]
+        whole = server.chat("Count", status, max_tokens=60)["error"]
+        calls.clear()
+        messages = [{"role": "user", "content": "Count"}]
+        *parts, last = server.stream("/v1/chat/completions", messages=messages, max_tokens=60)
 
-    assert said in error["message"]
-    assert SECRET not in error["message"]
+    assert parts, "it had begun"
+    for error in (whole, last["error"]):
+        assert said in error["message"]
+        assert SECRET not in error["message"]
+        assert error["type"] == ("server_error" if status == 500 else "invalid_request_error")
 
 
 @pytest.mark.parametrize(

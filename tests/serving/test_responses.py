@@ -1,27 +1,14 @@
 """OpenAI's newer endpoint through its own SDK: the same answers as a chat's."""
 
 import json
-from typing import Literal
 
 import openai
 import pytest
+from bundled_server import Weather
 from openai.types.responses import Response
-from pydantic import BaseModel
 
 TEXT = "Write a function"
 CHAT = [{"role": "user", "content": TEXT}]
-
-
-class Weather(BaseModel):
-    """What a structured answer must be."""
-
-    city: Literal["Oslo", "Rome"]
-    warm: bool
-
-
-@pytest.fixture
-def sdk(server):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def test_the_answer_is_the_chats(server, sdk, alone):

@@ -2,25 +2,11 @@
 
 import asyncio
 import json
-from typing import Literal
 
 import openai
-import pytest
-from pydantic import BaseModel
+from bundled_server import Weather
 
 CHAT = [{"role": "user", "content": "Warm or cold?"}]
-
-
-class Weather(BaseModel):
-    """What a structured answer must be."""
-
-    city: Literal["Oslo", "Rome"]
-    warm: bool
-
-
-@pytest.fixture
-def sdk(server):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def test_answers_asked_for_at_once(server, sdk):
