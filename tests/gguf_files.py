@@ -47,9 +47,7 @@ def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts
     """Write ``model``; matrices but routers in ``kind``, which may be asked by name."""
     config, kinds = model.config, kind if callable(kind) else lambda name: kind
     architecture = gguf.MODEL_ARCH_NAMES[getattr(gguf.MODEL_ARCH, NAMES[family])]
-    writer = gguf.GGUFWriter(path, architecture)
-    for name, value in (_facts_of(config, architecture) | (facts or {})).items():
-        {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](name, value)
+    writer = new_writer(path, architecture, _facts_of(config, architecture) | (facts or {}))
     if tokens:
         add_tokenizer(writer)
     table = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, NAMES[family]), config.num_hidden_layers)
@@ -63,11 +61,27 @@ def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts
         writer.add_tensor(theirs, values if stored == Kind.F32 else gguf.quantize(values, stored), raw_dtype=stored)
     for name, values in (more or {}).items():
         writer.add_tensor(name, values)
+    finish(writer)
+    return path
+
+
+def new_writer(path, architecture, facts, prefix=""):
+    """A file of the architecture with ``facts``, whose names begin with ``prefix``."""
+    writer = gguf.GGUFWriter(path, architecture)
+    adders = {
+        str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+        list: writer.add_array,
+    }  # fmt: skip
+    for name, value in facts.items():
+        adders[type(value)](f"{prefix}{name}", value)
+    return writer
+
+
+def finish(writer):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _facts_of(config, architecture):

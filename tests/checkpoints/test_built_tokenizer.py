@@ -4,7 +4,7 @@ import json
 
 import gguf
 import pytest
-from gguf_files import tiny_model, write_gguf
+from gguf_files import finish, tiny_model, write_gguf
 from transformers import AutoConfig, AutoTokenizer
 
 from yggdrasil.artifacts.gguf import read_gguf_header
@@ -68,10 +68,7 @@ def written(path, architecture, model, tokens, ids, flags, pre=None):
     for name, value in flags.items():
         writer.add_bool(f"tokenizer.ggml.{name}", value)
     writer.add_chat_template("{{ bos_token }}{% for message in messages %}{{ message['content'] }}\n{% endfor %}\n")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return read_gguf_header(path)
 
 

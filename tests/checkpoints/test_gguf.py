@@ -8,7 +8,7 @@ import pytest
 import torch
 from full_disk import full_disk
 from gguf import GGMLQuantizationType as Kind
-from gguf_files import NAMES, TEMPLATE, add_tokenizer, tiny_model, write_gguf
+from gguf_files import NAMES, TEMPLATE, add_tokenizer, finish, tiny_model, write_gguf
 from tiny import FAMILIES
 from tiny_pair import byte_tokenizer
 from tokenizers import Tokenizer
@@ -370,32 +370,24 @@ def test_what_cannot_be_loaded_rightly_is_refused(tmp_path, options, message):
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
-def test_another_architecture_is_named(tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
-    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-    with pytest.raises(YggdrasilError, match="is of architecture mamba, which is unsupported in GGUF files; supported"):
-        load_model(tmp_path / "model.gguf", torch.float32, CPU, 1)
-
-
-@pytest.mark.parametrize("has_model", [True, False])
-def test_a_part_of_a_split_model_says_how_to_join_it(tmp_path, has_model):
+@pytest.mark.parametrize(
+    ("architecture", "num_parts", "has_model", "said"),
+    [
+        ("mamba", 1, True, "is of architecture mamba, which is unsupported in GGUF files; supported"),
+        ("llama", 3, True, r"model\.gguf is one of the 3 parts of a model; join them with"),
+        ("llama", 3, False, r"model\.gguf is one of the 3 parts of a model; join them with"),
+    ],
+)
+def test_another_architecture_or_a_part_of_a_model_is_named(tmp_path, architecture, num_parts, has_model, said):
     """The first part describes the model; the others hold tensors alone."""
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    writer.add_uint16("split.count", 3)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
+    writer.add_uint16("split.count", num_parts)
     if not has_model:
         del writer.kv_data[0]["general.architecture"]
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
-    with pytest.raises(YggdrasilError, match=r"model\.gguf is one of the 3 parts of a model; join them with"):
+    with pytest.raises(YggdrasilError, match=said):
         load_model(tmp_path / "model.gguf", torch.float32, CPU, 1)
 
 

@@ -5,7 +5,7 @@ import json
 import gguf
 import pytest
 import torch
-from gguf_files import add_tokenizer
+from gguf_files import add_tokenizer, finish, new_writer
 from tiny_pair import VOCAB_SIZE
 from transformers import AutoModelForCausalLM, Gemma4TextConfig, GemmaTokenizer
 
@@ -71,11 +71,8 @@ def facts_of(config):
 
 
 def write(path, model, without=(), add_tokenizer=add_tokenizer):
-    writer = gguf.GGUFWriter(path, "gemma4")
-    adders = {int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
-    for name, fact in facts_of(model.config).items():
-        if name not in without:
-            adders[type(fact)](f"gemma4.{name}", fact)
+    facts = {name: fact for name, fact in facts_of(model.config).items() if name not in without}
+    writer = new_writer(path, "gemma4", facts, "gemma4.")
     add_tokenizer(writer)
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA4, model.config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
@@ -86,10 +83,7 @@ def write(path, model, without=(), add_tokenizer=add_tokenizer):
         theirs = table.get_name(name, (".weight",)) if bare is None else f"{bare}.weight"
         writer.add_tensor(f"blk.{name.split('.')[2]}.{scale}" if scale else theirs, tensor.numpy())
     writer.add_tensor("rope_freqs.weight", torch.tensor([1.0] * 4 + [1e30] * 12).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -1,8 +1,8 @@
 """GGUF files that hold no language model say what they hold."""
 
-import gguf
 import numpy as np
 import pytest
+from gguf_files import finish, new_writer
 
 from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.checkpoints.gguf.config import read_config
@@ -10,15 +10,10 @@ from yggdrasil.errors import YggdrasilError
 
 
 def header(path, architecture, facts=None, tensors=("token_embd.weight",)):
-    writer = gguf.GGUFWriter(path, architecture)
-    for name, value in (facts or {}).items():
-        {str: writer.add_string, int: writer.add_uint32, bool: writer.add_bool}[type(value)](name, value)
+    writer = new_writer(path, architecture, facts)
     for name in tensors:
         writer.add_tensor(name, np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return read_gguf_header(path)
 
 

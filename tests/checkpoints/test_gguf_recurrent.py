@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf_files import add_tokenizer
+from gguf_files import add_tokenizer, finish, new_writer
 from recurrent_models import recurrent_config, recurrent_model
 from transformers import AutoModelForCausalLM
 
@@ -144,11 +144,9 @@ def written(table, config, name, tensor):
 def write(path, family, kind=Kind.F32, without=()):
     model = plain_model(family)
     config, architecture = model.config, getattr(gguf.MODEL_ARCH, ARCHITECTURES[family])
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    adders = {int: writer.add_uint32, float: writer.add_float32, list: writer.add_array, bool: writer.add_bool}
-    for name, fact in facts_of(config, family).items():
-        if name not in without:
-            adders[type(fact)](f"{gguf.MODEL_ARCH_NAMES[architecture]}.{name}", fact)
+    facts = {name: fact for name, fact in facts_of(config, family).items() if name not in without}
+    name = gguf.MODEL_ARCH_NAMES[architecture]
+    writer = new_writer(path, name, facts, f"{name}.")
     add_tokenizer(writer)
     table = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
@@ -158,10 +156,7 @@ def write(path, family, kind=Kind.F32, without=()):
             stored = kind if values.ndim >= 2 and values.shape[-1] % 32 == 0 and "conv" not in theirs else Kind.F32
             stored = Kind.F32 if "ssm_norm" in theirs or "ffn_gate_inp" in theirs else stored
             writer.add_tensor(theirs, values if stored == Kind.F32 else gguf.quantize(values, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

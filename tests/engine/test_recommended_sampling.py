@@ -5,6 +5,7 @@ import json
 import gguf
 import numpy as np
 import pytest
+from gguf_files import finish
 
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.engine.recommended_sampling import describe, recommended_sampling
@@ -37,10 +38,7 @@ def test_the_metadata_of_a_gguf_file_are_followed(tmp_path):
     writer.add_float32("general.sampling.temp", 0.6)
     writer.add_int32("general.sampling.top_k", 64)
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     found = recommended_sampling(tmp_path, tmp_path / "m.gguf")
 
     assert found.params == SamplingParams(temperature=0.6, top_k=64)

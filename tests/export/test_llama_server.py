@@ -105,33 +105,19 @@ META = '{"data": [{"meta": {"n_vocab": %s, "n_embd": %s, "n_params": %s}}]}'
 TIMES = '{"tokens": [1], "timings": {"prompt_n": %s, "prompt_ms": %s, "predicted_n": 2, "predicted_ms": %s}}'
 
 
-@pytest.mark.parametrize(
-    "text", [META % each for each in ((0, 1, 2), ('"x"', 1, 2), (1000, 1, 0), (1000, 9, 9))] + ["[]"]
-)
-def test_a_model_that_cannot_be_is_a_sentence(stand_in, text):
-    stand_in.instead["/v1/models"] = text.encode()
-
-    with pytest.raises(YggdrasilError, match="/v1/models did not answer as llama-server does"):
-        at(stand_in).pass_ms(lambda _: None)
+WRONG = [
+    *(("/v1/models", META % each) for each in ((0, 1, 2), ('"x"', 1, 2), (1000, 1, 0), (1000, 9, 9))),
+    ("/v1/models", "[]"),
+    *(("/completion", text) for text in ("{}", "[]", "[" * 100_000, "{")),
+    *(("/completion", TIMES % each) for each in ((1, '"x"', 1), (1, -1, 1), (1, "NaN", 1), ("[]", 1, 1))),
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{}",
-        "[]",
-        "[" * 100_000,
-        "{",
-        TIMES % (1, '"x"', 1),
-        TIMES % (1, -1, 1),
-        TIMES % (1, "NaN", 1),
-        TIMES % ("[]", 1, 1),
-    ],
-)
-def test_times_that_cannot_be_are_a_sentence(stand_in, text):
-    stand_in.instead["/completion"] = text.encode()
+@pytest.mark.parametrize(("path", "text"), WRONG)
+def test_a_model_or_times_that_cannot_be_are_a_sentence(stand_in, path, text):
+    stand_in.instead[path] = text.encode()
 
-    with pytest.raises(YggdrasilError, match="/completion did not answer as llama-server does"):
+    with pytest.raises(YggdrasilError, match=f"{path} did not answer as llama-server does"):
         at(stand_in).pass_ms(lambda _: None)
 
 

@@ -16,7 +16,7 @@ import torch
 import typer
 from full_disk import full_disk
 from head_files import Reference, eagle_config, published_tensors, write_head
-from own_texts import write_own_text
+from own_texts import Told, write_own_text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tiny_pair import chat_tokenizer, random_model
@@ -58,19 +58,6 @@ TINY = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8,
 }  # fmt: skip
-
-
-class Told:
-    """A teller that remembers."""
-
-    def __init__(self):
-        self.lines = []
-
-    def phase(self, title):
-        return lambda fraction: None
-
-    def tell(self, line):
-        self.lines.append(line)
 
 
 @pytest.fixture(scope="module")

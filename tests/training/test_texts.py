@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from own_texts import Told
 from tiny_pair import chat_tokenizer, random_model
 
 from yggdrasil.calibration.own_text import ANSWER, OwnText
@@ -15,14 +16,6 @@ from yggdrasil.training.texts import read_texts
 from yggdrasil.training.training import train
 
 QUESTION, REPLY = {"role": "user", "content": "Name a colour"}, {"role": "assistant", "content": "Blue, like the sea."}
-
-
-class Teller:
-    def phase(self, title):
-        return lambda fraction: None
-
-    def tell(self, line):
-        pass
 
 
 def lines(file, records):
@@ -95,7 +88,7 @@ def test_a_head_learns_existing_text_and_the_target_generates_none(settings, mon
         raise AssertionError("the target generates text")
 
     monkeypatch.setattr(OwnText, "write", generate)
-    train(settings, Teller())
+    train(settings, Told())
 
     progress = KeptTraining.read(settings.work, Source.find(settings.target).fingerprint(), print).progress
     assert progress.steps == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from other_device import DEVICE  # before anything that asks PyTorch for what it changes
+from own_texts import Told
 
 from yggdrasil.calibration.calibration_settings import TextBudget
 from yggdrasil.calibration.own_text import OwnText
@@ -20,23 +21,13 @@ from yggdrasil.training.training import train
 _DEVICES = {"cpu": torch.device("cpu"), "cuda": DEVICE}
 
 
-class _Silent:
-    """A teller of nothing."""
-
-    def phase(self, title):
-        return lambda fraction: None
-
-    def tell(self, line):
-        pass
-
-
 def texts_written(target: str, folder: Path) -> dict[str, tuple[list[int], int]]:
     """By device: the answer to the one prompt that is given, and how many texts there are, some of turns it drew."""
     found, source = {}, Source.find(target)
     for name, device in _DEVICES.items():
         loaded = load_model(source, torch.float32, device, 1)
         writer = OwnText(loaded, load_tokenizer(source), [[8, 9]], folder / name)
-        written = writer.write(TextBudget(3600.0, 80), folder / f"{name}.json", _Silent().phase)
+        written = writer.write(TextBudget(3600.0, 80), folder / f"{name}.json", Told().phase)
         found[name] = (written[0].answer, len(written))
     return found
 
@@ -72,7 +63,7 @@ def _trained(target: str, device: str, start: Path | None, out: Path) -> dict[st
         patch.setattr(torch, "autocast", no_autocast)
         patch.setattr(run, "loss_of", loss_noted)
         for _ in range(2):
-            train(settings, _Silent())
+            train(settings, Told())
     assert set(used) == {_DEVICES[device].type}
     kept = KeptTraining.read(settings.work, Source.find(target).fingerprint(), print)
     assert kept is not None

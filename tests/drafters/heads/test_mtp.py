@@ -5,6 +5,7 @@ import json
 import gguf
 import pytest
 import torch
+from gguf_files import finish
 from head_cases import COUNT, PROMPT, MtpCase
 from mtp_models import (
     FAMILIES,
@@ -149,10 +150,7 @@ def test_a_gguf_file_gives_the_module_of_its_folder(tmp_path, monkeypatch):
         stem = name.removesuffix(".weight")
         theirs = IN_GGUF[stem if stem in IN_GGUF else stem.removeprefix("mtp.layers.0.")]
         writer.add_tensor(f"blk.{LAYERS}.{theirs}.weight", (tensor + theirs.endswith("norm")).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     config = mtp_files.load_config(folder)
     expected = open_mtp(folder, torch.float32).state_dict()
     monkeypatch.setattr(mtp_files, "load_config", lambda _: config)

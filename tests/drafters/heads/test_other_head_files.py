@@ -188,24 +188,17 @@ MEDUSA_FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FIRST_FAULTS)
-def test_tensors_that_are_no_eagle_1_heads_are_named(tmp_path, name):
-    harm, said = FIRST_FAULTS[name]
-    tensors = random_tensors(first_shapes(first_config()))
+@pytest.mark.parametrize(
+    ("kind", "name"), [*(("eagle", name) for name in FIRST_FAULTS), *(("medusa", name) for name in MEDUSA_FAULTS)]
+)
+def test_tensors_that_are_no_heads_are_named(tmp_path, kind, name):
+    harm, said = (FIRST_FAULTS if kind == "eagle" else MEDUSA_FAULTS)[name]
+    tensors = random_tensors(first_shapes(first_config()) if kind == "eagle" else medusa_shapes(HIDDEN, 64))
     harm(tensors)
+    folder = write_head(tmp_path, first_config(), tensors) if kind == "eagle" else write_medusa(tmp_path, tensors)
 
     with pytest.raises(YggdrasilError, match=said):
-        open_head(write_head(tmp_path, first_config(), tensors), torch.float32)
-
-
-@pytest.mark.parametrize("name", MEDUSA_FAULTS)
-def test_tensors_that_are_no_medusa_heads_are_named(tmp_path, name):
-    harm, said = MEDUSA_FAULTS[name]
-    tensors = random_tensors(medusa_shapes(HIDDEN, 64))
-    harm(tensors)
-
-    with pytest.raises(YggdrasilError, match=said):
-        open_medusa(write_medusa(tmp_path, tensors), torch.float32)
+        (open_head if kind == "eagle" else open_medusa)(folder, torch.float32)
 
 
 @pytest.mark.parametrize("rows", [3, 64])
