@@ -4,7 +4,8 @@
     scripts/compare_systems --plan tiny --prompts c4.jsonl --prompts wikipedia.jsonl --json systems.json
 
 Every system continues the same token ids greedily by the same number of tokens, prompt by prompt, in turns. A system
-that cannot be had says why and is left out. Interrupted, the same command goes on where it stopped. Several sets of
+that cannot be had says why and is left out. A model without a calibration drafts from the table of the shipped text as
+soon as it is counted, some seconds after the first use. Interrupted, the same command goes on where it stopped. Several sets of
 prompts share one set-up (models, servers, compilation), and each gets a file of its own: systems-c4.json and so on.
 """
 
@@ -28,9 +29,9 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.drafters.heads.kinds import is_head
-from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.loading import DTYPES
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.pretrained import Decoder
 from yggdrasil.prompts import read_prompts
 from yggdrasil.scheduling.plan import ModelRef, Plan
 
@@ -45,7 +46,7 @@ console = Console(stderr=True)
 
 
 def main(  # noqa: PLR0913 - one argument for each option
-    plan: Annotated[str, typer.Option(help="A plan file, or a name that has a plan for this machine.")],
+    plan: Annotated[str, typer.Option(help="A plan file, a name that has a plan for this machine, or a model.")],
     prompts: Annotated[
         list[Path],
         typer.Option(
@@ -81,7 +82,7 @@ def main(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Print one row a system: tokens equal, AAL, TPOT with quartiles, ratio to ours."""
     lengths, files = checks.parse_widths(draft_tokens), sets_by_name(prompts).values()
-    decoder = Decoder.from_plan(plan, dtype=dtype, force_machine=force_machine)
+    decoder = Decoder.from_pretrained(plan, dtype=dtype, force_machine=force_machine)
     assert decoder.plan is not None
     chosen = dtype or decoder.plan.dtype
     sets = [(file, encode_prompts(decoder, read_prompts(file, limit, chat=chat), max_prompt_tokens)) for file in files]
