@@ -5,8 +5,10 @@
 
 Every system continues the same token ids greedily by the same number of tokens, prompt by prompt, in turns. A system
 that cannot be had says why and is left out. A model without a calibration drafts from the table of the shipped text as
-soon as it is counted, some seconds after the first use. Interrupted, the same command goes on where it stopped. Several sets of
-prompts share one set-up (models, servers, compilation), and each gets a file of its own: systems-c4.json and so on.
+soon as it is counted, some seconds after the first use.
+
+Interrupted, the same command goes on where it stopped. Several sets of prompts share one set-up (models, servers,
+compilation), and each gets a file of its own: systems-c4.json and so on.
 """
 
 import os
