@@ -16,15 +16,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.gguf.config import ROPE_FACTORS
 from yggdrasil.checkpoints.gguf.experts import join_experts, name_in_model, split_experts
 from yggdrasil.checkpoints.gguf.gemma4 import table_name_parts
 from yggdrasil.checkpoints.gguf.recurrent import RECURRENT, as_in_model, name_in_table
-from yggdrasil.checkpoints.gguf.values import values_of
+from yggdrasil.checkpoints.gguf.values import other_shape, refuse_other_tensors, values_of
 from yggdrasil.checkpoints.shards import ShardWriter
-from yggdrasil.errors import YggdrasilError
 
 _NUM_SHARDS, _LEAST_SHARD = 8, 64 * 2**20
 _LIKE_LLAMAS = ("smollm3", "granite", "granitehybrid")  # with query and key rows permuted as in Llama's files
@@ -59,10 +57,7 @@ def _weights(
         if name is None:
             continue
         if not _is_shaped(tensor.shape, shapes[name]):
-            raise YggdrasilError(
-                f"{shown(header.path)}: the tensor {tensor.name} has the shape {list(tensor.shape)} where the model "
-                f"({name}) has {list(shapes[name])}; the file is damaged or its metadata is of another model"
-            )
+            raise other_shape(header, tensor, name, shapes[name])
         if name_in_model(name) not in but:
             values = _as_in_model(header, config, tensor.name, values_of(header, tensor)).reshape(shapes[name])
             yield name, torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
@@ -136,12 +131,8 @@ def tensor_names(
         theirs = f"{table.get_name(name_in_table(config, stem))}.{suffix}" if bare is None else f"{bare}.weight"
         others = () if bare is None else (bare, f"{bare}.bias")
         names[next((other for other in others if other in header.tensors), theirs)] = name
-    missing = sorted(names.keys() - header.tensors.keys())
     drafting = {name for name in header.tensors if _layer_of(name) >= config.num_hidden_layers}
-    unknown = sorted(header.tensors.keys() - names.keys() - {ROPE_FACTORS} - drafting)
-    if missing or unknown:
-        what = f"lacks {_listed(missing)}" if missing else f"holds {_listed(unknown)}, unknown to this architecture"
-        raise YggdrasilError(f"{shown(header.path)} {what}; it cannot be loaded as {header.architecture}")
+    refuse_other_tensors(header, names, {ROPE_FACTORS, *drafting})
     return names
 
 
@@ -149,8 +140,3 @@ def _layer_of(name: str) -> int:
     """Return the layer index of the file's tensor ``name``, -1 if none; drafting layers follow the model's own."""
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "blk" and parts[1].isdecimal() else -1
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    """Return the first ``most`` names and the number of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
-from yggdrasil.checkpoints.gguf.values import values_of
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.checkpoints.gguf.values import unsupported_fact, values_of
 
 GEMMA4 = "gemma4"
 _FACTORS = "rope_freqs.weight"
@@ -21,12 +19,12 @@ def gemma4_facts(header: GgufHeader) -> dict[str, Any]:
     count = header.fact("block_count")
     near = header.fact("attention.sliding_window_pattern")
     if not isinstance(count, int) or not isinstance(near, list) or len(near) < count or all(near[:count]):
-        raise _unsaid(header, "attention.sliding_window_pattern", near)
+        raise unsupported_fact(header, "attention.sliding_window_pattern", near)
     near = [bool(each) for each in near[:count]]
     sizes = {name: header.fact(name) for name in ("attention.key_length", "attention.key_length_swa")}
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
-            raise _unsaid(header, name, size)
+            raise unsupported_fact(header, name, size)
     heads, inner = (_by_layer(header, name, count) for name in ("attention.head_count_kv", "feed_forward_length"))
     shared = int(header.fact("attention.shared_kv_layers", 0))
     far = near.index(False)
@@ -67,15 +65,8 @@ def _by_layer(header: GgufHeader, name: str, count: int) -> list[int]:
     found = header.fact(name)
     found = found[:count] if isinstance(found, list) else [found] * count
     if len(found) != count or not all(isinstance(each, int) and each > 0 for each in found):
-        raise _unsaid(header, name, found)
+        raise unsupported_fact(header, name, found)
     return [int(each) for each in found]
-
-
-def _unsaid(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
-    return YggdrasilError(
-        f"{shown(header.path)}: its {name} is {fact!r}, which is unsupported; fetch the file again, or give the "
-        "checkpoint folder"
-    )
 
 
 def table_name_parts(stem: str, suffix: str) -> tuple[str, str]:

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.formats.kinds import FORMATS
 from yggdrasil.checkpoints.formats.rows import PackedRows
 from yggdrasil.checkpoints.gguf.packing import packer_of
-from yggdrasil.checkpoints.gguf.values import values_of
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.checkpoints.gguf.values import other_shape, refuse_other_tensors, values_of
 
 ROPE_FACTORS = "rope_freqs.weight"
 _ADDS_ONE = ("gemma", "gemma2", "gemma3")  # the file stores norm weights plus 1
@@ -114,21 +112,11 @@ def _places(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     has_four = any("pre_feedforward_layernorm" in name for name in shapes)
     is_behind = has_four or not any("input_layernorm" in name for name in shapes)
     names = {_name(name, "post_attention_norm" if is_behind else "ffn_norm"): name for name in shapes}
-    missing = sorted(names.keys() - header.tensors.keys())
-    unknown = sorted(header.tensors.keys() - names.keys() - {ROPE_FACTORS})
-    if missing or unknown:
-        listed = ", ".join((missing or unknown)[:3])
-        more = len(missing or unknown) - 3
-        listed += f" and {more} more" if more > 0 else ""
-        what = f"lacks {listed}" if missing else f"holds {listed}, unknown to this architecture"
-        raise YggdrasilError(f"{shown(header.path)} {what}; it cannot be loaded as {header.architecture}")
+    refuse_other_tensors(header, names, (ROPE_FACTORS,))
     for theirs, ours in names.items():
         tensor = header.tensors[theirs]
         if tensor.shape != tuple(size for size in shapes[ours] if size != 1):  # a depthwise convolution is [C, 1, K]
-            raise YggdrasilError(
-                f"{shown(header.path)}: the tensor {theirs} has the shape {list(tensor.shape)} where the model "
-                f"({ours}) has {list(shapes[ours])}; the file is damaged or its metadata is of another model"
-            )
+            raise other_shape(header, tensor, ours, shapes[ours])
     return {ours: header.tensors[theirs] for theirs, ours in names.items()}
 
 

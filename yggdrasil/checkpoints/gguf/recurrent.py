@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.checkpoints.gguf.values import unsupported_fact as _unsaid
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -138,14 +137,6 @@ def _delta_facts(header: GgufHeader) -> dict[str, Any]:
         "linear_num_key_heads": facts["ssm.group_count"], "linear_num_value_heads": facts["ssm.time_step_rank"],
         "linear_value_head_dim": facts["ssm.inner_size"] // facts["ssm.time_step_rank"],
     }  # fmt: skip
-
-
-def _unsaid(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
-    """Return the error for metadata ``name`` with an unsupported or missing value."""
-    return YggdrasilError(
-        f"{shown(header.path)}: its {name} is {fact!r}, which is unsupported; fetch the file again, or give the "
-        "checkpoint folder"
-    )
 
 
 def has_permuted_columns(config: "PretrainedConfig", name: str) -> bool:

@@ -1,4 +1,6 @@
-"""Dequantises tensors of GGUF files."""
+"""Dequantises tensors of GGUF files, and checks which tensors a file has."""
+
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,3 +32,40 @@ def values_of(header: GgufHeader, tensor: GgufTensor) -> npt.NDArray[np.float32]
             f"{shown(header.path)} stores {tensor.name} as {kind.name}, which is unsupported"
         ) from error
     return values.reshape(tensor.shape)
+
+
+def unsupported_fact(header: GgufHeader, name: str, fact: object) -> YggdrasilError:
+    """Return the error for metadata ``name`` with an unsupported or missing value."""
+    return YggdrasilError(
+        f"{shown(header.path)}: its {name} is {fact!r}, which is unsupported; fetch the file again, or give the "
+        "checkpoint folder"
+    )
+
+
+def refuse_other_tensors(header: GgufHeader, names: Mapping[str, str], ignored: Collection[str]) -> None:
+    """Check that a GGUF file has the tensors of ``names`` (file's name -> model's name) and no others.
+
+    Args:
+        ignored: tensors that the file may have.
+
+    Raises:
+        YggdrasilError: a weight has no tensor, or a tensor belongs to no weight.
+    """
+    missing = sorted(names.keys() - header.tensors.keys())
+    unknown = sorted(header.tensors.keys() - names.keys() - {*ignored})
+    if missing or unknown:
+        what = f"lacks {_listed(missing)}" if missing else f"holds {_listed(unknown)}, unknown to this architecture"
+        raise YggdrasilError(f"{shown(header.path)} {what}; it cannot be loaded as {header.architecture}")
+
+
+def other_shape(header: GgufHeader, tensor: GgufTensor, name: str, shape: Sequence[int]) -> YggdrasilError:
+    """Return the error for a tensor whose shape differs from ``shape``, that of the model's weight ``name``."""
+    return YggdrasilError(
+        f"{shown(header.path)}: the tensor {tensor.name} has the shape {list(tensor.shape)} where the model "
+        f"({name}) has {list(shape)}; the file is damaged or its metadata is of another model"
+    )
+
+
+def _listed(names: list[str], most: int = 3) -> str:
+    """Return the first ``most`` names and the number of the others."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,11 +1,12 @@
 """Read the rotary embedding of a head from its configuration."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from yggdrasil.runtime.native_steps.rotary import frequencies
 
 USUAL_THETA = 10000.0  # the default, as in transformers; the target's value is not inherited
 
@@ -50,18 +51,8 @@ def rotary_turns(rope: Mapping[str, Any], size: int) -> Tensor:
         rope: ``rope_type`` ("default", "linear" or "llama3"), ``rope_theta`` and the type's scaling parameters.
         size: channels of an attention head.
     """
-    theta, kind = float(rope["rope_theta"]), rope["rope_type"]
-    # Explicitly on the CPU: heads are created on the meta device, and no file has this tensor.
-    turns = theta ** -(torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
-    if kind == "linear":
-        return turns / float(rope["factor"])
-    if kind == "llama3":
-        length = float(rope["original_max_position_embeddings"])
-        low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
-        cycles = length * turns / (2 * math.pi)
-        smooth = ((cycles - low) / (high - low)).clamp(0.0, 1.0)
-        return turns * ((1 - smooth) / factor + smooth)
-    return turns
+    with torch.device("cpu"):  # heads are created on the meta device, and no file has this tensor
+        return frequencies(rope, size)[0]
 
 
 def section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
