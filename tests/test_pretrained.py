@@ -274,15 +274,10 @@ def test_a_plan_keeps_its_drafter_and_a_model_must_be_there(tmp_path):
         Decoder.from_pretrained(tmp_path, dtype="int3")
 
 
-def test_a_chat_needs_a_template_before_anything_is_opened(monkeypatch):
-    monkeypatch.setattr("yggdrasil.pretrained.find_plan", lambda *_: None)
-    monkeypatch.setattr("yggdrasil.pretrained._first_use", lambda *_: pytest.fail("it was opened first"))
-    with pytest.raises(YggdrasilError, match="has no chat template"):
-        Decoder.from_pretrained(TINY / "target", chat=True)
-
-
-def test_a_chat_needs_a_template_before_anything_is_compiled(save, monkeypatch):
-    monkeypatch.setattr(Decoder, "from_plan", lambda *_, **__: pytest.fail("it was opened first"))
+def test_a_chat_needs_a_template_before_anything_is_opened(save, monkeypatch):
+    for opening in ("yggdrasil.pretrained._first_use", "yggdrasil.pretrained.Decoder.from_plan"):
+        monkeypatch.setattr(opening, lambda *_, **__: pytest.fail("it was opened first"))
     target = ModelRef(str(TINY / "target"), TARGET.fingerprint(), 1)
-    with pytest.raises(YggdrasilError, match="has no chat template"):
-        Decoder.from_pretrained(save(plan(target=target)), chat=True)
+    for source in (TINY / "target", save(plan(target=target))):
+        with pytest.raises(YggdrasilError, match="has no chat template"):
+            Decoder.from_pretrained(source, chat=True)

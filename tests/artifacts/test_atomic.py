@@ -71,41 +71,34 @@ def test_files_of_a_directory_can_be_read_by_whoever_may_read_the_directory(tmp_
     assert [(tmp_path / "demo" / name).stat().st_mode & 0o777 for name in ("weights", "sub/weights")] == [0o640] * 2
 
 
-def test_directory_replaces_the_old_one_as_a_whole(tmp_path: Path) -> None:
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with old content."""
     place = tmp_path / "demo"
     place.mkdir()
     (place / "old.txt").write_text("old")
+    return place
+
+
+def replaced(place: Path, fault: BaseException | None = None) -> None:
     with atomic_directory(place) as folder:
         (folder / "new.txt").write_text("new")
-
-    assert names(place) == ["new.txt"]
-    assert names(tmp_path) == ["demo"]
-
-
-@pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt])
-def test_failure_inside_leaves_the_old_content_and_no_temporary_names(
-    tmp_path: Path, fault: type[BaseException]
-) -> None:
-    place = tmp_path / "demo"
-    place.mkdir()
-    (place / "old.txt").write_text("old")
-
-    def write_a_part() -> None:
-        with atomic_directory(place) as folder:
-            (folder / "new.txt").write_text("new")
+        if fault is not None:
             raise fault
 
-    with pytest.raises(fault):
-        write_a_part()
 
-    assert names(place) == ["old.txt"]
-    assert names(tmp_path) == ["demo"]
+def test_directory_replaces_the_old_one_as_a_whole(place: Path) -> None:
+    replaced(place)
+
+    assert names(place) == ["new.txt"]
+    assert names(place.parent) == ["demo"]
 
 
-def test_failed_change_of_places_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "demo"
-    place.mkdir()
-    (place / "old.txt").write_text("old")
+@pytest.mark.parametrize("fault", [ValueError(), KeyboardInterrupt(), None], ids=["error", "interrupt", "no rename"])
+def test_failure_leaves_the_old_content_and_no_temporary_names(
+    place: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException | None
+) -> None:
+    """Inside the block, or where the new folder cannot take the place of the old one."""
     rename = Path.rename
 
     def fail_for_the_new_one(self: Path, target: Path) -> Path:
@@ -114,11 +107,11 @@ def test_failed_change_of_places_is_rolled_back(tmp_path: Path, monkeypatch: pyt
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
-    with pytest.raises(ArtifactError, match="Input/output error"), atomic_directory(place) as folder:
-        (folder / "new.txt").write_text("new")
+    with pytest.raises(ArtifactError if fault is None else type(fault), match=None if fault else "Input/output error"):
+        replaced(place, fault)
 
     assert names(place) == ["old.txt"]
-    assert names(tmp_path) == ["demo"]
+    assert names(place.parent) == ["demo"]
 
 
 def test_directory_over_a_file_is_refused(tmp_path: Path) -> None:

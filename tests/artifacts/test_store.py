@@ -215,21 +215,15 @@ def test_csv_missing_column(tmp_path: Path) -> None:
         read_csv(path, "latency", 1, columns=["ms", "widths"])
 
 
-def test_csv_edited(tmp_path: Path) -> None:
+def test_csv_survives_rewritten_line_ends_and_no_other_edit(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     write_csv(path, "latency", 1, frame())
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert list(read_csv(path, "latency", 1)["width"]) == [1, 4, 16]
     path.write_text(path.read_text().replace("16,", "17,"))
 
     with pytest.raises(ArtifactError, match="was edited or truncated: its checksum does not match"):
         read_csv(path, "latency", 1)
-
-
-def test_csv_survives_rewritten_line_ends(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    write_csv(path, "latency", 1, frame())
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-
-    assert list(read_csv(path, "latency", 1)["width"]) == [1, 4, 16]
 
 
 # --- safetensors ---
@@ -262,21 +256,15 @@ def test_tensors_of_torch(tmp_path: Path) -> None:
         write_tensors(path, "predictor", 1, {"weight": torch.ones(2, dtype=torch.bfloat16)})
 
 
-def test_tensors_edited(tmp_path: Path) -> None:
+def test_tensors_edited_or_of_another_writer(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     write_tensors(path, "predictor", 1, {"weight": np.zeros(8)})
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-
     with pytest.raises(ArtifactError, match="was edited or truncated: its checksum does not match"):
         read_tensors(path, "predictor", 1)
-
-
-def test_tensors_of_another_writer(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
     safetensors.numpy.save_file({"weight": np.zeros(8)}, path)
-
     with pytest.raises(ArtifactError, match="is not a Yggdrasil file of kind 'predictor'"):
         read_tensors(path, "predictor", 1)
 

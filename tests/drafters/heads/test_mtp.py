@@ -134,7 +134,10 @@ def test_a_published_models_tensors_are_those_of_its_module(family, tmp_path, mo
         published["model.norm.weight"] = torch.empty(sizes.hidden, device="meta")
     monkeypatch.setattr(mtp_files, "read_tensors", lambda folder, prefixes: dict(published))
 
-    assert open_mtp(tmp_path, torch.bfloat16).settings.key_heads == sizes.key_heads
+    head = open_mtp(tmp_path, torch.bfloat16)
+    assert head.settings.key_heads == sizes.key_heads
+    for name, tensor in head.state_dict().items():
+        assert tensor.dtype == (torch.float32 if name.endswith("correction_bias") else torch.bfloat16), name
     if family == "qwen3_5_text":  # as a part of a multimodal configuration
         whole = {"model_type": "qwen3_5", "text_config": config}
         (tmp_path / "config.json").write_text(json.dumps(whole))
