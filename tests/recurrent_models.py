@@ -79,14 +79,17 @@ RECURRENT = {
     ),
     "nemotron_h": (
         "NemotronHConfig",
-        {**_NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention"],
          "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-         "moe_shared_expert_intermediate_size": 32},
+         "moe_shared_expert_intermediate_size": 32, "routed_scaling_factor": 2.5},
+    ),
+    "nemotron_latent": (
+        "NemotronHConfig",
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "full_attention", "moe"], "n_routed_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48,
+         "moe_latent_size": 32},
     ),
 }  # fmt: skip
-
-
-OTHER_EXPERTS = {"nemotron_h"}  # which stay those of transformers
 
 
 def recurrent_config(family):

@@ -43,7 +43,8 @@ BYTE_FILES = [
     ("qwen3", "qwen2", {}), ("granite", "default", {"add_eos_token": True}), ("smollm3", "smaug-bpe", {}),
     ("phi3", "dbrx", {}), ("phi3", "gpt-4o", {}), ("gpt-oss", "gpt-4o", {}), ("lfm2", "lfm2", {"add_bos_token": True}),
     ("lfm2moe", "lfm2", {}), ("qwen35", "qwen35", {}), ("qwen35moe", "qwen35", {}), ("qwen3moe", "qwen2", {}),
-    ("granitehybrid", "dbrx", {}), ("falcon-h1", "falcon-h1", {}),
+    ("granitehybrid", "dbrx", {}), ("falcon-h1", "falcon-h1", {}), ("qwen3next", "qwen2", {}),
+    ("nemotron_h", "tekken", {}), ("nemotron_h_moe", "pixtral", {}),
 ]  # fmt: skip
 PIECE_FILES = [
     ("llama", {}), ("llama", {"add_bos_token": False}), ("gemma2", {}), ("gemma3", {"add_bos_token": True}),
@@ -106,7 +107,8 @@ def no_config(monkeypatch):
 KINDS = {name: name for name in FAMILIES} | {
     "gemma3": "gemma3_text", "phi3": "phi3", "gpt-oss": "gpt_oss", "lfm2": "lfm2", "lfm2moe": "lfm2_moe",
     "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text", "qwen3moe": "qwen3_moe",
-    "granitehybrid": "granitemoehybrid", "falcon-h1": "falcon_h1",
+    "granitehybrid": "granitemoehybrid", "falcon-h1": "falcon_h1", "qwen3next": "qwen3_next",
+    "nemotron_h": "nemotron_h", "nemotron_h_moe": "nemotron_h",
 }  # fmt: skip
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 

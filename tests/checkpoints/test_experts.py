@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from tiny import VOCAB_SIZE, new_model, tiny_config, tiny_model
 from torch import nn
+from transformers import NemotronHConfig
 from transformers.activations import ACT2FN
 from transformers.integrations.moe import use_experts_implementation
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
-from yggdrasil.checkpoints.experts import PackedExperts, form_of
+from yggdrasil.checkpoints.experts import SQUARED_RELU, PackedExperts, form_of
 from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.compiler.layer_calls import trace_step
 from yggdrasil.native import is_native, portable
@@ -87,7 +89,7 @@ def choices(sizes, num_rows, dtype=torch.float32, seed=0):
 def test_the_operator_computes_what_transformers_does(dtype, sizes, act_fn):
     experts = new_experts(sizes, act_fn, dtype)
     given = [experts.gate_up_proj.unflatten(1, (2, -1)).detach(), experts.down_proj.unsqueeze(1).detach()]
-    behind = ([], sizes[-1], isinstance(act_fn, nn.GELU), [])
+    behind = ([], sizes[-1], int(isinstance(act_fn, nn.GELU)), [])
     for num_rows in (1, 5, 40, 600):
         rows, index, weights = choices(sizes, num_rows, dtype)
         for shares in (weights, weights.to(dtype)):
@@ -119,9 +121,30 @@ def test_experts_of_another_layout_with_biases_and_a_clamped_gate_are_packed(dty
         index = index.clamp(max=3)
         expected = experts(rows, index, shares.to(dtype)).detach()
         torch.testing.assert_close(found(rows, index, shares.to(dtype)), expected, **TOLERANCE[dtype])
-        behind = (form.biases(experts), sizes[-1], False, list(form.clamp), 1)
+        behind = (form.biases(experts), sizes[-1], 0, list(form.clamp), 1)
         ours = portable.packed_experts(rows, index, shares.to(dtype), *weights, *behind)
         torch.testing.assert_close(ours.detach(), expected, **TOLERANCE[dtype])
+    assert_rows_keep_to_themselves(found, choices(sizes, 120, dtype))
+
+
+@DTYPES
+def test_experts_without_a_gate_are_packed(dtype):
+    """Nemotron-H's, of squared ReLU."""
+    config = NemotronHConfig(hidden_size=50, n_routed_experts=6, moe_intermediate_size=22)
+    config._experts_implementation = "eager"
+    torch.manual_seed(0)
+    experts = NemotronHExperts(config).to(dtype)
+    for parameter in experts.parameters():
+        nn.init.normal_(parameter, std=0.15)
+    found, sizes = packed(experts), (6, 2, 50, 22)
+    assert type(found) is PackedExperts
+    for num_rows in (1, 5, 40):
+        rows, index, shares = choices(sizes, num_rows, dtype)
+        expected = experts(rows, index.clamp(max=5), shares.to(dtype)).detach()
+        given = rows, index.clamp(max=5), shares.to(dtype)
+        weights = experts.up_proj[:, None].detach(), experts.down_proj[:, None].detach()
+        for ours in (found(*given), portable.packed_experts(*given, *weights, [], 22, SQUARED_RELU, [], 1)):
+            torch.testing.assert_close(ours, expected, **TOLERANCE[dtype])
     assert_rows_keep_to_themselves(found, choices(sizes, 120, dtype))
 
 

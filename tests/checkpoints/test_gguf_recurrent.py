@@ -13,6 +13,7 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.runtime.native_steps.loading import load_described
+from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.selfcheck import check_tree_attention
 
 CPU = torch.device("cpu")
@@ -20,10 +21,13 @@ TOKENS = torch.randint(1, 90, (1, 24), generator=torch.Generator().manual_seed(1
 ARCHITECTURES = {
     "lfm2": "LFM2", "qwen3_5": "QWEN35", "qwen3_5_moe": "QWEN35MOE", "granite": "GRANITE_HYBRID",
     "granite_dense": "GRANITE_HYBRID", "lfm2_moe": "LFM2MOE", "falcon_h1": "FALCON_H1",
+    "qwen3_next": "QWEN3NEXT", "nemotron_dense": "NEMOTRON_H", "nemotron_h": "NEMOTRON_H_MOE",
+    "nemotron_latent": "NEMOTRON_H_MOE",
 }  # fmt: skip
 # Parts of a file that are one weight of the model, by what its name ends with.
 JOINED = {
     "experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "experts.down_proj": ("ffn_down_exps",),
+    "experts.up_proj": ("ffn_up_exps",),
     "shared_mlp.input_linear.weight": ("ffn_gate_shexp", "ffn_up_shexp"), "router.weight": ("ffn_gate_inp",),
 }  # fmt: skip
 families = pytest.mark.parametrize("family", ARCHITECTURES)
@@ -35,8 +39,10 @@ def facts_of(config, family):
         "feed_forward_length": getattr(config, "intermediate_size", 0),
         "context_length": config.max_position_embeddings,
         "attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads,
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
     }  # fmt: skip
+    if family.startswith("nemotron"):
+        return facts | nemotron_facts(config, has_experts=family != "nemotron_dense")
+    facts["rope.freq_base"] = float(config.rope_parameters["rope_theta"])
     if family.startswith("lfm2"):
         heads = [config.num_key_value_heads if kind != "conv" else 0 for kind in config.layer_types]
         return facts | {
@@ -57,7 +63,7 @@ def facts_of(config, family):
             "embedding_scale": config.embedding_multiplier, "residual_scale": config.residual_multiplier,
             "logit_scale": config.logits_scaling, "rope.scaling.finetuned": False, **mamba_facts(config),
         }  # fmt: skip
-    if family == "qwen3_5_moe":
+    if family in ("qwen3_5_moe", "qwen3_next"):
         facts |= expert_facts(config, config.moe_intermediate_size, config.shared_expert_intermediate_size)
     return facts | {
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps, "attention.key_length": config.head_dim,
@@ -68,6 +74,25 @@ def facts_of(config, family):
         "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
         "attention.recurrent_layers": [kind == "linear_attention" for kind in config.layer_types],
     }  # fmt: skip
+
+
+def nemotron_facts(config, has_experts):
+    """Every layer has one part: attention has key heads, an MLP or a mixture a size, and a state neither."""
+    kinds, inner = config.layers_block_type, config.moe_intermediate_size if has_experts else config.intermediate_size
+    facts = {
+        "attention.head_count_kv": [config.num_key_value_heads if kind == "full_attention" else 0 for kind in kinds],
+        "feed_forward_length": [inner if kind in ("mlp", "moe") else 0 for kind in kinds],
+        "attention.layer_norm_epsilon": config.layer_norm_epsilon, "attention.key_length": config.head_dim,
+        "ssm.conv_kernel": config.conv_kernel, "ssm.state_size": config.ssm_state_size,
+        "ssm.group_count": config.n_groups, "ssm.time_step_rank": config.mamba_num_heads,
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+    }  # fmt: skip
+    if has_experts:
+        facts |= expert_facts(config, inner, config.moe_shared_expert_intermediate_size) | {
+            "expert_weights_norm": config.norm_topk_prob, "expert_weights_scale": config.routed_scaling_factor,
+            "expert_group_count": config.n_group,
+        }  # fmt: skip
+    return facts | ({"moe_latent_size": config.moe_latent_size} if config.moe_latent_size else {})
 
 
 def mamba_facts(config):
@@ -81,7 +106,7 @@ def mamba_facts(config):
 def expert_facts(config, inner=0, shared=0):
     """Of an architecture's experts; those of Granite are as wide as its feed-forward length."""
     facts = {
-        "expert_count": config.num_experts if inner else config.num_local_experts,
+        "expert_count": getattr(config, "num_experts", None) or config.num_local_experts,
         "expert_used_count": config.num_experts_per_tok, "expert_shared_feed_forward_length": shared,
         "leading_dense_block_count": getattr(config, "num_dense_layers", 0),
     }  # fmt: skip
@@ -107,12 +132,18 @@ def in_turns(config, rows, size):
 def as_written(config, name, values):
     if ("conv.conv" in name or "conv1d" in name) and values.ndim == 3:
         values = values[:, 0]
-    if "mamba" in name:
+    if "mamba" in name or "mixer" in name:
         groups = {"A_log": -np.exp(values)[:, None], "D": values[:, None]} if values.ndim == 1 else {}
         is_norm = name.endswith("norm.weight")
-        return values.reshape(config.mamba_n_groups, -1) if is_norm else groups.get(name.rpartition(".")[2], values)
+        return (
+            values.reshape(getattr(config, "mamba_n_groups", None) or config.n_groups, -1)
+            if is_norm
+            else groups.get(name.rpartition(".")[2], values)
+        )
     if "linear_attn" not in name:
         return values + 1 if name.endswith("norm.weight") and config.model_type.startswith("qwen") else values
+    if config.model_type == "qwen3_next":
+        return -np.exp(values) if name.endswith("A_log") else values
     size, first = config.linear_value_head_dim, 2 * config.linear_num_key_heads * config.linear_key_head_dim
     if "conv1d" in name or "in_proj_qkv" in name:
         return np.concatenate([values[:first], in_turns(config, values[first:], size)])
@@ -136,6 +167,20 @@ def written(table, config, name, tensor):
         return [
             (f"blk.{layer}.{part}.weight", each.contiguous().numpy()) for part, each in zip(parts, values, strict=True)
         ]
+    if name.endswith("in_proj_qkvz.weight"):
+        keys, values = config.linear_key_head_dim, config.linear_value_head_dim
+        group = config.linear_num_value_heads // config.linear_num_key_heads * values
+        heads = tensor.unflatten(0, (config.linear_num_key_heads, -1)).split([keys, keys, group, group], 1)
+        parts, layer = [head.flatten(0, 1) for head in heads], name.split(".")[2]
+        return [
+            (f"blk.{layer}.attn_qkv.weight", torch.cat(parts[:3]).numpy()),
+            (f"blk.{layer}.attn_gate.weight", parts[3].numpy()),
+        ]
+    if config.model_type == "nemotron_h":
+        as_there = name.replace("model.", "backbone.", 1).replace("dt_bias", "dt_proj.bias")
+        as_there = as_there.replace("e_score_correction_bias", "e_score_correction.bias")
+        theirs = table.get_name(as_there) or table.get_name(as_there, (".weight", ".bias"))
+        return [(theirs, np.ascontiguousarray(as_written(config, name, tensor.numpy())))]
     theirs = table.get_name(name) or table.get_name(name.replace("dt_bias", "dt_proj.bias"), (".weight", ".bias"))
     theirs += ".bias" if theirs.endswith("exp_probs_b") else ""
     return [(theirs, np.ascontiguousarray(as_written(config, name, tensor.numpy())))]
@@ -182,8 +227,12 @@ def test_blocks_are_read_as_they_are(tmp_path, family):
 
     assert len(blocks.formats) > 10
     ours, expected = logits(blocks.model), logits(full.model)
-    differences = (ours - expected).abs().amax(1) / (expected.max() - expected.min())
-    assert differences.median() < 0.05  # a row may choose another expert where two are nearly equal
+    native = ModelRunner(blocks, 64, blocks.vocab_size, "native")
+    (steps,) = native.read(TOKENS[0], 32)
+    assert native.backend == "native"
+    for found in (ours, steps.logits):
+        differences = (found - expected).abs().amax(1) / (expected.max() - expected.min())
+        assert differences.median() < 0.05  # a row may choose another expert where two are nearly equal
 
 
 @pytest.mark.parametrize("weights", ["full", "file"])

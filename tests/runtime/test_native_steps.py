@@ -26,7 +26,7 @@ COVERED = (
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
 HYBRID = (
     "lfm2", "qwen3_5", "bamba", "falcon_h1", "falcon_scaled", "granite_dense", "nemotron_dense", "lfm2_moe",
-    "qwen3_5_moe", "granite_moe",
+    "qwen3_5_moe", "qwen3_next", "granite_moe", "nemotron_h", "nemotron_latent",
 )  # fmt: skip
 KINDS = [(torch.float32, "full"), (torch.bfloat16, "full"), (torch.float32, "q8_0"), (torch.bfloat16, "q4_0")]
 CONTEXT = tuple(torch.randint(1, VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(1)).tolist())
@@ -203,7 +203,7 @@ def watched_routers(model, config):
         leads.append(best[:, places - 1] - best[:, places])
 
     for name, module in model.named_modules():
-        if name.endswith((".router", ".mlp.gate", ".block_sparse_moe.gate", ".feed_forward.gate")):
+        if name.endswith((".router", ".mlp.gate", ".block_sparse_moe.gate", ".feed_forward.gate", ".mixer.gate")):
             module._forward_hooks.clear()  # of an earlier test: models are shared
             module.register_forward_hook(watch)
     return leads

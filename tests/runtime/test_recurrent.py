@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from no_waiting import refuse_waiting
-from recurrent_models import OTHER_EXPERTS, RECURRENT, recurrent_model
+from recurrent_models import RECURRENT, recurrent_model
 from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil import SamplingParams, Speculation
@@ -74,7 +74,7 @@ def test_what_the_checks_before_serving_say(family):
     check_tree_attention(model.loaded)
 
 
-@pytest.mark.parametrize("family", [family for family in RECURRENT if family not in OTHER_EXPERTS])
+@families
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_has_the_bits_of_a_plain_step_in_every_tree(family, dtype):
     runner = recurrent_model(family).runner(dtype)

@@ -20,8 +20,8 @@ from yggdrasil.native.arena import Arena
 from yggdrasil.native.portable import clamped_gate, gated
 
 # Attributes of transformers' experts modules and the only values that the operators support; a missing one is fine.
-_REQUIRED = {"has_gate": True, "has_post_expert_norm": False, "_is_expert_parallel": False}
-_WEIGHTS = ("gate_up_proj", "down_proj")
+_REQUIRED = {"has_post_expert_norm": False, "_is_expert_parallel": False}
+SILU, GELU, SQUARED_RELU = range(3)  # numbers of activations in the operators
 
 
 class ExpertsForm(NamedTuple):
@@ -30,8 +30,23 @@ class ExpertsForm(NamedTuple):
     is_concatenated: bool  # gate outputs precede up outputs; else they are interleaved
     is_transposed: bool  # a weight is [E, inputs, outputs]
     has_bias: bool
-    is_gelu: bool  # the gate is tanh-approximated GELU, else SiLU
+    activation: int  # of the gate: SiLU or tanh-approximated GELU; experts with squared ReLU have no gate
     clamp: tuple[float, ...]  # empty, or limit and alpha of ``clamped_gate``
+
+    @property
+    def has_gate(self) -> bool:
+        return self.activation != SQUARED_RELU
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return the names of the two weights of an experts module."""
+        return "gate_up_proj" if self.has_gate else "up_proj", "down_proj"
+
+    def parts(self, experts: Any) -> dict[str, Tensor]:
+        """Return the weights of an experts module: "gate" (if there is one) and "up" [E, I, H], "down" [E, H, I]."""
+        first, down = (getattr(experts, name) for name in self.names)
+        parts = dict(zip(("gate", "up"), self.gate_up(first), strict=True)) if self.has_gate else {"up": first}
+        return {**parts, "down": self.down(down)}
 
     def gate_up(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Split the experts' joint gate-and-up weight into views [E, I, H] each, or their joint bias into [E, I]."""
@@ -61,19 +76,20 @@ class ExpertsForm(NamedTuple):
 class PackedExperts(nn.Module):
     """Experts with weights in the layout of ``yggdrasil::packed_experts``; inference only."""
 
-    gate_up_proj: Tensor  # [E, 2, ...], each matrix packed like that of a ``PackedLinear``
+    gate_up_proj: Tensor  # [E, 2, ...], each matrix packed like that of a ``PackedLinear``; without a gate [E, 1, ...]
     down_proj: Tensor  # [E, 1, ...]
 
     def __init__(self, experts: Any, form: ExpertsForm, num_threads: int, arena: Arena) -> None:
         """Pack the weights of ``experts`` and remove them from it: memory may not hold both copies."""
         super().__init__()
-        self.num_threads, self.is_gelu, self.clamp = num_threads, form.is_gelu, list(form.clamp)
+        self.num_threads, self.activation, self.clamp = num_threads, form.activation, list(form.clamp)
         self.inner_features = form.down(experts.down_proj).shape[-1]
         register_biases(self, form.biases(experts))
-        for name, parts in (("gate_up_proj", form.gate_up), ("down_proj", lambda weight: (form.down(weight),))):
-            weight = getattr(experts, name).detach()
-            setattr(experts, name, None)
-            self.register_buffer(name, _packed(parts(weight), arena))
+        *first, down = (part.detach() for part in form.parts(experts).values())
+        for name, own, parts in zip(("gate_up_proj", "down_proj"), form.names, (first, [down]), strict=True):
+            weight = getattr(experts, own).detach()
+            setattr(experts, own, None)
+            self.register_buffer(name, _packed(parts, arena))
             page_out(weight)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -84,7 +100,7 @@ class PackedExperts(nn.Module):
         """
         output: Tensor = torch.ops.yggdrasil.packed_experts(
             hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, registered_biases(self),
-            self.inner_features, self.is_gelu, self.clamp, self.num_threads,
+            self.inner_features, self.activation, self.clamp, self.num_threads,
         )  # fmt: skip
         return output
 
@@ -94,7 +110,7 @@ def pack_experts(
 ) -> PackedExperts | QuantisedExperts | None:
     """Return a module with packed weights that replaces the experts module ``module``, whose weights it takes.
 
-    The weights are quantised if ``quantise`` returns quantised rows of gate, up and down. None if ``module`` is no
+    The weights are quantised if ``quantise`` returns quantised rows of all their parts. None if ``module`` is no
     mixture of experts, or of a form that the operators do not support.
     """
     form = form_of(module)
@@ -104,7 +120,7 @@ def pack_experts(
     if rows is None:
         return PackedExperts(module, form, num_threads, arena)
     packed = [each.pack(arena) for each in rows]
-    return QuantisedExperts(packed, form.is_gelu, num_threads, form.biases(module), form.clamp)
+    return QuantisedExperts(packed, form.activation, num_threads, form.biases(module), form.clamp)
 
 
 def form_of(module: Any) -> ExpertsForm | None:
@@ -112,7 +128,8 @@ def form_of(module: Any) -> ExpertsForm | None:
 
     None if it is no mixture of experts, or of a form that the operators do not support.
     """
-    weights = [getattr(module, name, None) for name in _WEIGHTS]
+    has_gate = bool(getattr(module, "has_gate", True))
+    weights = [getattr(module, name, None) for name in ("gate_up_proj" if has_gate else "up_proj", "down_proj")]
     if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 and is_packable(weight) for weight in weights):
         return None
     kind = type(module)
@@ -124,13 +141,25 @@ def form_of(module: Any) -> ExpertsForm | None:
         bool(getattr(module, name, default))
         for name, default in (("is_concatenated", True), ("is_transposed", False), ("has_bias", False))
     )
-    gate = _gate_of(module, is_concatenated=is_concatenated)
+    gate = _gate_of(module, is_concatenated=is_concatenated) if has_gate else _squared_relu_of(module)
+    if not has_gate and (is_transposed or has_bias):
+        return None
     form = None if gate is None else ExpertsForm(is_concatenated, is_transposed, has_bias, *gate)
     return form if form is not None and _fits(module, form) else None
 
 
-def _gate_of(module: Any, *, is_concatenated: bool) -> tuple[bool, tuple[float, ...]] | None:
-    """Return (whether the gate is GELU, its clamp) by comparing outputs on samples; None if the gate is unsupported."""
+def _squared_relu_of(module: Any) -> tuple[int, tuple[float, ...]] | None:
+    """Return (``SQUARED_RELU``, no clamp) if that is the activation of experts without a gate, else None."""
+    sample = _probe()
+    try:
+        is_squared = torch.allclose(module.act_fn(sample), sample.relu() * sample)
+    except (RuntimeError, AttributeError, TypeError, ValueError):
+        return None
+    return (SQUARED_RELU, ()) if is_squared else None
+
+
+def _gate_of(module: Any, *, is_concatenated: bool) -> tuple[int, tuple[float, ...]] | None:
+    """Return (the gate's activation, its clamp) by comparing outputs on samples; None if the gate is unsupported."""
     both = _probe()
     gates, ups = both.chunk(2, dim=-1) if is_concatenated else (both[..., ::2], both[..., 1::2])
     try:
@@ -138,10 +167,10 @@ def _gate_of(module: Any, *, is_concatenated: bool) -> tuple[bool, tuple[float, 
     except (RuntimeError, AttributeError, TypeError, ValueError):
         return None
     limit, alpha = (getattr(module, name, None) for name in ("limit", "alpha"))
-    candidates: list[tuple[Tensor, tuple[bool, tuple[float, ...]]]]
-    candidates = [(gated(gates, ups, gelu), (gelu, ())) for gelu in (False, True)]
+    candidates: list[tuple[Tensor, tuple[int, tuple[float, ...]]]]
+    candidates = [(gated(gates, ups, kind), (kind, ())) for kind in (SILU, GELU)]
     if isinstance(limit, float) and isinstance(alpha, float) and limit > 0:
-        candidates.append((clamped_gate(gates, ups, limit, alpha), (False, (limit, alpha))))
+        candidates.append((clamped_gate(gates, ups, limit, alpha), (SILU, (limit, alpha))))
     return next((gate for ours, gate in candidates if torch.allclose(ours, given, rtol=1e-5, atol=1e-6)), None)
 
 
@@ -152,14 +181,12 @@ def _probe() -> Tensor:
 
 
 def expert_parts(name: str, module: Any, form: ExpertsForm) -> dict[str, Tensor]:
-    """Return the gate, up and down weights of the experts module ``name``, by the names of separate linear layers."""
-    parts = dict(zip(("gate", "up"), form.gate_up(module.gate_up_proj), strict=True))
-    parts["down"] = form.down(module.down_proj)
-    return {f"{name}.{part}_proj.weight": weight for part, weight in parts.items()}
+    """Return the weights of the experts module ``name`` (``ExpertsForm.parts``) as if they were linear layers."""
+    return {f"{name}.{part}_proj.weight": weight for part, weight in form.parts(module).items()}
 
 
 def _quantised(name: str, module: Any, form: ExpertsForm, quantise: Quantise) -> list[QuantisedRows] | None:
-    """Return the quantised rows of gate, up and down; None unless all are quantised, as one operator reads them."""
+    """Return the quantised rows of the experts' parts; None unless all are quantised, as one operator reads them."""
     found = []
     for part, weight in expert_parts(name, module, form).items():
         rows = quantise(part, weight)
@@ -171,11 +198,11 @@ def _quantised(name: str, module: Any, form: ExpertsForm, quantise: Quantise) ->
 
 def _fits(module: Any, form: ExpertsForm) -> bool:
     """Return whether the shapes of gate, up, down and biases agree and both sizes are even, as packing requires."""
-    (gate, up), down = form.gate_up(module.gate_up_proj), form.down(module.down_proj)
+    *firsts, down = form.parts(module).values()
     experts, hidden, inner = down.shape
-    is_whole = gate.shape == up.shape == (experts, inner, hidden) and gate.dtype == down.dtype
+    is_whole = all(first.shape == (experts, inner, hidden) and first.dtype == down.dtype for first in firsts)
     if form.has_bias:
-        biases = [getattr(module, f"{name}_bias", None) for name in _WEIGHTS]
+        biases = [getattr(module, f"{name}_bias", None) for name in form.names]
         is_whole = is_whole and [getattr(bias, "shape", None) for bias in biases] == [
             (experts, 2 * inner), (experts, hidden),
         ]  # fmt: skip

@@ -1,10 +1,12 @@
-"""Differences between model families in transformers: unregistered classes, and the name of the cache argument."""
+"""Differences between model families in transformers: classes, joined layers, and the name of the cache argument."""
 
 import inspect
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from yggdrasil.artifacts import parse_json
 
@@ -37,6 +39,35 @@ def _register_mimo() -> None:
 
     AutoConfig.register(_MIMO, MiMoConfig)
     AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
+
+
+def split_projections(model: nn.Module) -> None:
+    """Make Qwen3-Next's gated delta networks Qwen3.5's, in place: they compute the same from separate linear layers.
+
+    Qwen3-Next joins queries, keys, values and gates, and the numbers of decays and strengths, key head by key head.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "Qwen3NextGatedDeltaNet":
+            _split_projections(module)
+
+
+def _split_projections(network: Any) -> None:
+    from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeGatedDeltaNet
+
+    keys, group = network.num_k_heads, network.num_v_heads // network.num_k_heads
+    values = group * network.head_v_dim
+
+    def parts(layer: nn.Linear, sizes: list[int]) -> list[Tensor]:
+        return [part.flatten(0, 1) for part in layer.weight.detach().unflatten(0, (keys, -1)).split(sizes, 1)]
+
+    query, key, value, gate = parts(network.in_proj_qkvz, [network.head_k_dim] * 2 + [values] * 2)
+    strengths, decays = parts(network.in_proj_ba, [group] * 2)
+    for name, weight in (("qkv", torch.cat([query, key, value])), ("z", gate), ("b", strengths), ("a", decays)):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        layer.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+        setattr(network, f"in_proj_{name}", layer)
+    del network.in_proj_qkvz, network.in_proj_ba
+    network.__class__ = Qwen3_5MoeGatedDeltaNet
 
 
 def cache_name(model: nn.Module) -> str:

@@ -176,7 +176,7 @@ _ALL = (
     "packed_linear(Tensor input, Tensor packed, Tensor? bias, int out_features, int num_threads) -> Tensor",
     "plain_linear(Tensor input, Tensor weight, Tensor? bias, int num_threads) -> Tensor",
     "packed_experts(Tensor input, Tensor chosen, Tensor shares, Tensor gate_up, Tensor down, Tensor[] biases, "
-    "int inner_features, bool gelu, float[] clamp, int num_threads) -> Tensor",
+    "int inner_features, int activation, float[] clamp, int num_threads) -> Tensor",
     f"packed_linears(Tensor input, {_AROUND}, Tensor[] packed, Tensor?[] biases, int[] out_features, int num_threads) "
     "-> Tensor[]",
     "norm_rows(Tensor input, Tensor norm, bool plus_one, float eps, Tensor? residual, int num_threads) -> Tensor",
@@ -193,7 +193,7 @@ _ALL = (
     f"quantised_linears(Tensor input, {_AROUND}, Tensor[] packed, Tensor?[] biases, int[] out_features, int[] formats, "
     "int num_threads) -> Tensor[]",
     "quantised_experts(Tensor input, Tensor chosen, Tensor shares, Tensor[] packed, int[] formats, "
-    "Tensor[] biases, int inner_features, bool gelu, float[] clamp, int num_threads) -> Tensor",
+    "Tensor[] biases, int inner_features, int activation, float[] clamp, int num_threads) -> Tensor",
     "quantised_rows(Tensor ids, Tensor packed, int format, int inputs, int num_rows, ScalarType dtype) -> Tensor",
     "tree_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
     "Tensor offsets, Tensor tree_mask, float scale, int window, float softcap, Tensor? sinks, "

@@ -80,9 +80,9 @@ YGG_API int32_t yggdrasil_plain_linear(View input, View weight, View bias, int64
 }
 
 YGG_API int32_t yggdrasil_packed_experts(View input, View chosen, View shares, View gate_up, View down, View biases, int64_t num_biases, int64_t inner_features,
-                                         bool gelu, const double* clamp, int64_t num_clamp, int64_t num_threads, View out) {
+                                         int64_t activation, const double* clamp, int64_t num_clamp, int64_t num_threads, View out) {
   return guarded([&] {
-    packed_experts(of(input), of(chosen), of(shares), of(gate_up), of(down), inner_features, all_of(biases, num_biases), gelu, doubles(clamp, num_clamp),
+    packed_experts(of(input), of(chosen), of(shares), of(gate_up), of(down), inner_features, all_of(biases, num_biases), activation, doubles(clamp, num_clamp),
                    num_threads, of(out));
   });
 }

@@ -5,6 +5,7 @@ outputs; for experts: E experts, K experts per row, H hidden size, I intermediat
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,14 +70,15 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
     if norm is not None:
         x = norm_rows(x, norm, plus_one, eps, None, num_threads)
     if gate is not None:
-        x = gated(gate, x, gelu)
+        x = gated(gate, x, int(gelu))
     outputs = [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
     return outputs if residual is None else [outputs[0] + residual]
 
 
-def gated(gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
-    """Return ``up`` times the SiLU of ``gate``; with ``gelu`` times its tanh-approximated GELU."""
-    return (torch.nn.functional.gelu(gate, approximate="tanh") if gelu else torch.nn.functional.silu(gate)) * up
+def gated(gate: Tensor, up: Tensor, activation: int) -> Tensor:
+    """Return ``up`` times the activation of ``gate``: 0: SiLU, 1: tanh-approximated GELU, 2: ReLU."""
+    functions = (torch.nn.functional.silu, partial(torch.nn.functional.gelu, approximate="tanh"), torch.relu)
+    return functions[activation](gate) * up
 
 
 def clamped_gate(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
@@ -98,7 +100,7 @@ def packed_experts(  # noqa: PLR0913  (an operator's schema)
     down: Tensor,
     biases: list[Tensor],
     inner_features: int,
-    gelu: bool,
+    activation: int,
     clamp: list[float],
     num_threads: int,
 ) -> Tensor:
@@ -108,18 +110,18 @@ def packed_experts(  # noqa: PLR0913  (an operator's schema)
         x: [W, H].
         chosen: [W, K] int64, expert ids; E is no expert.
         shares: [W, K], weights of the experts' outputs.
-        gate_up: [E, 2, I, H]; down: [E, 1, H, I].
+        gate_up: [E, 2, I, H], without a gate [E, 1, I, H]; down: [E, 1, H, I].
         biases: empty, or float32 of gate [E, I], up [E, I] and down [E, H].
-        gelu: the activation is tanh-approximated GELU, else SiLU.
+        activation: 0 for SiLU, 1 for tanh-approximated GELU, 2 for squared ReLU without a gate.
         clamp: empty, or limit and alpha of gpt-oss's clamped SwiGLU.
     """
     output = torch.zeros_like(x)
-    for expert, ((gate, up), (last,)) in enumerate(zip(gate_up, down, strict=True)):
+    for expert, (first, (last,)) in enumerate(zip(gate_up, down, strict=True)):
         places, rows = torch.where(chosen.t() == expert)
-        gates, ups = x[rows] @ gate.t(), x[rows] @ up.t()
+        gates, ups = x[rows] @ first[0].t(), x[rows] @ first[-1].t()
         if biases:
             gates, ups = ((each + bias[expert]).to(x.dtype) for each, bias in zip((gates, ups), biases, strict=False))
-        given = (clamped_gate(gates, ups, *clamp) if clamp else gated(gates, ups, gelu)) @ last.t()
+        given = (clamped_gate(gates, ups, *clamp) if clamp else gated(gates, ups, activation)) @ last.t()
         if biases:
             given = (given + biases[2][expert]).to(x.dtype)
         output.index_add_(0, rows, (given * shares[rows, places, None]).to(x.dtype))

@@ -40,11 +40,11 @@ YGG_API int32_t yggdrasil_bounded_argmax(View input, View packed, View bias, Vie
 }
 
 YGG_API int32_t yggdrasil_quantised_experts(View input, View chosen, View shares, View packed, int64_t num_packed, const int64_t* formats,
-                                            int64_t num_formats, View biases, int64_t num_biases, int64_t inner_features, bool gelu, const double* clamp,
+                                            int64_t num_formats, View biases, int64_t num_biases, int64_t inner_features, int64_t activation, const double* clamp,
                                             int64_t num_clamp, int64_t num_threads, View out) {
   return guarded([&] {
     quantised_experts(of(input), of(chosen), of(shares), all_of(packed, num_packed), ints(formats, num_formats), inner_features,
-                      all_of(biases, num_biases), gelu, doubles(clamp, num_clamp), num_threads, of(out));
+                      all_of(biases, num_biases), activation, doubles(clamp, num_clamp), num_threads, of(out));
   });
 }
 

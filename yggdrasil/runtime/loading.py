@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from yggdrasil.artifacts import check_weights
 from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.checkpoints.facts import load_config, refuse_unverifiable
+from yggdrasil.checkpoints.families import split_projections
 from yggdrasil.checkpoints.formats.layers import formats_of
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.formats.rounding import rounding_to
@@ -77,6 +78,7 @@ def load_model(
         raise YggdrasilError(f"{found.given} could not be loaded: {first_line(error)}") from error
     _refuse_gaps(report, found.given, config)
     model.eval()
+    split_projections(model)
     quantise = _quantise(model, found, weights, experts)
     if pack and quantise is not None and device.type != "cpu":
         pack_linears(model, num_threads, quantise, device)
@@ -147,6 +149,7 @@ def prepare_model(
             "use a model whose transformers implementation takes position_ids"
         )
     model.requires_grad_(False)
+    split_projections(model)
     model.set_attn_implementation(ATTENTION_NAME)
     if Recurrence.of(model.config.get_text_config()) is not None:
         serve_recurrent_layers(model)

@@ -69,29 +69,31 @@ class QuantisedExperts(nn.Module):
     """A mixture's experts with quantised weights, the counterpart of ``PackedExperts``; inference only."""
 
     PARTS = ("gate_proj", "up_proj", "down_proj")
-    gate_proj: Tensor
+    gate_proj: Tensor  # unless experts have no gate
     up_proj: Tensor
     down_proj: Tensor
 
     def __init__(
         self,
         weights: Sequence[PackedRows],
-        is_gelu: bool,
+        activation: int,
         num_threads: int,
         biases: Sequence[Tensor] = (),
         clamp: Sequence[float] = (),
     ) -> None:
-        """Register ``weights`` (gate, up, down) and their ``biases`` (three or none).
+        """Register ``weights`` (gate unless there is none, up, down) and their ``biases`` (three or none).
 
-        ``clamp`` is empty or (limit, alpha), see ``native.portable.clamped_gate``.
+        ``activation`` is 0 for SiLU, 1 for tanh-approximated GELU, 2 for squared ReLU without a gate. ``clamp`` is
+        empty or (limit, alpha), see ``native.portable.clamped_gate``.
         """
         super().__init__()
         self.clamp = list(clamp)
         register_biases(self, biases)
         self.formats = [weight.format for weight in weights]
         self.inner_features = weights[-1].num_inputs
-        self.is_gelu, self.num_threads = is_gelu, num_threads
-        for name, weight in zip(self.PARTS, weights, strict=True):
+        self.activation, self.num_threads = activation, num_threads
+        self.parts = self.PARTS[-len(weights) :]
+        for name, weight in zip(self.parts, weights, strict=True):
             self.register_buffer(name, weight.packed)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -101,8 +103,8 @@ class QuantisedExperts(nn.Module):
         weights.
         """
         output: Tensor = torch.ops.yggdrasil.quantised_experts(
-            hidden_states, top_k_index, top_k_weights, [self.gate_proj, self.up_proj, self.down_proj], self.formats,
-            registered_biases(self), self.inner_features, self.is_gelu, self.clamp, self.num_threads,
+            hidden_states, top_k_index, top_k_weights, [getattr(self, part) for part in self.parts], self.formats,
+            registered_biases(self), self.inner_features, self.activation, self.clamp, self.num_threads,
         )  # fmt: skip
         return output
 
@@ -136,5 +138,5 @@ def formats_of(model: nn.Module) -> dict[str, int]:
         if isinstance(layer, QuantisedLinear | QuantisedEmbedding):
             formats[name] = layer.format
         elif isinstance(layer, QuantisedExperts):
-            formats |= {f"{name}.{part}": form for part, form in zip(layer.PARTS, layer.formats, strict=True)}
+            formats |= {f"{name}.{part}": form for part, form in zip(layer.parts, layer.formats, strict=True)}
     return formats

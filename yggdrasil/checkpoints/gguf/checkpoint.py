@@ -20,7 +20,14 @@ from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.gguf.config import ROPE_FACTORS
 from yggdrasil.checkpoints.gguf.experts import join_experts, name_in_model, split_experts
 from yggdrasil.checkpoints.gguf.gemma4 import table_name_parts
-from yggdrasil.checkpoints.gguf.recurrent import RECURRENT, as_in_model, name_in_table
+from yggdrasil.checkpoints.gguf.recurrent import (
+    RECURRENT,
+    as_in_model,
+    name_in_table,
+    shapes_in_file,
+    split_joined,
+    whole_name_in_table,
+)
 from yggdrasil.checkpoints.gguf.values import other_shape, refuse_other_tensors, values_of
 from yggdrasil.checkpoints.shards import ShardWriter
 
@@ -41,7 +48,7 @@ def write_weights(
     total = sum(int(np.prod(tensor.shape)) for tensor in header.tensors.values()) * dtype.itemsize
     writer = ShardWriter(folder, max(_LEAST_SHARD, total // _NUM_SHARDS))
     model = empty_model(config)
-    for name, tensor in join_experts(_weights(header, config, dtype, but), model):
+    for name, tensor in split_joined(config, join_experts(_weights(header, config, dtype, but), model)):
         writer.add(name, tensor)
     writer.close()
 
@@ -50,7 +57,7 @@ def _weights(
     header: GgufHeader, config: PretrainedConfig, dtype: torch.dtype, but: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (model's name, dequantised weight) in the order of the file, gate and up of experts separately."""
-    shapes = _expected_shapes(config)
+    shapes = _expected_shapes(header, config)
     names = tensor_names(header, config, shapes)
     for tensor in sorted(header.tensors.values(), key=lambda each: each.start):
         name = names.get(tensor.name)
@@ -72,9 +79,10 @@ def _is_shaped(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return sizes[0] == sizes[1] or (len(wanted) == 1 and prod(found) == wanted[0])
 
 
-def _expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the model's weights by name, with gate and up of experts split; tied weights once."""
-    return {name: tuple(weight.shape) for name, weight in split_experts(empty_model(config)).items()}
+def _expected_shapes(header: GgufHeader, config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the model's weights by name, as the file parts and joins them; tied weights once."""
+    shapes = {name: tuple(weight.shape) for name, weight in split_experts(empty_model(config)).items()}
+    return shapes_in_file(header.architecture, shapes)
 
 
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:
@@ -97,7 +105,7 @@ def row_order(header: GgufHeader, config: PretrainedConfig, tensor: GgufTensor) 
 def _as_in_model(header: GgufHeader, config: PretrainedConfig, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Transform ``values`` of the file's tensor ``name`` to the model's layout."""
     if header.architecture in RECURRENT:
-        values = as_in_model(config, name, values)
+        values = as_in_model(header.architecture, config, name, values)
         if header.architecture not in _LIKE_LLAMAS:
             return values
     order = "llama" if header.architecture in _LIKE_LLAMAS else header.architecture
@@ -118,13 +126,14 @@ def tensor_names(
     """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    shapes = _expected_shapes(config) if shapes is None else shapes
+    shapes = _expected_shapes(header, config) if shapes is None else shapes
     kind = next(key for key, value in MODEL_ARCH_NAMES.items() if value == header.architecture)
     table = get_tensor_name_map(kind, config.num_hidden_layers)
     names: dict[str, str] = {}
     for name in shapes:
-        stem, _, suffix = name.rpartition(".")
-        bare = table.get_name(name)  # a parameter not named .weight or .bias
+        whole = whole_name_in_table(config, name)
+        stem, _, suffix = whole.rpartition(".")
+        bare = table.get_name(whole)  # a parameter not named .weight or .bias
         if suffix == "dt_bias":
             stem, suffix, bare = f"{stem}.dt_proj", "bias", None
         stem, suffix = table_name_parts(stem, suffix)

@@ -12,7 +12,7 @@ from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.checkpoints.gguf.experts import expert_facts
 from yggdrasil.checkpoints.gguf.gemma4 import GEMMA4, gemma4_facts
 from yggdrasil.checkpoints.gguf.kinds import refuse_other_kinds
-from yggdrasil.checkpoints.gguf.recurrent import recurrent_facts
+from yggdrasil.checkpoints.gguf.recurrent import DELTA, NEMOTRON, recurrent_facts
 from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.errors import YggdrasilError
 
@@ -22,7 +22,8 @@ ARCHITECTURES = {
     "qwen3moe": "qwen3_moe", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "ernie4_5": "ernie4_5",
     "gpt-oss": "gpt_oss", "lfm2": "lfm2", "qwen35": "qwen3_5_text",
     "qwen35moe": "qwen3_5_moe_text", "granitehybrid": "granitemoehybrid", "lfm2moe": "lfm2_moe",
-    "falcon-h1": "falcon_h1", "gemma4": "gemma4_text",
+    "falcon-h1": "falcon_h1", "gemma4": "gemma4_text", "nemotron_h": "nemotron_h", "nemotron_h_moe": "nemotron_h",
+    "qwen3next": "qwen3_5_moe_text",  # whose layers compute the same, from weights that are separate in the file too
 }  # fmt: skip
 # Architectures whose configuration needs no defaults of transformers' class, unless they are mixtures.
 _COMPLETE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "ernie4_5", "lfm2", "phi3")
@@ -136,8 +137,8 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any]:
     # llama.cpp's default is linear scaling.
     kind = header.fact("rope.scaling.type", "none" if factor == 1.0 else "linear")
     rotated, width = header.fact("rope.dimension_count"), _head_width(header)
-    if header.architecture in ("qwen35", "qwen35moe", GEMMA4):
-        return {}  # ``recurrent_facts`` and ``gemma4_facts`` return them
+    if header.architecture in (*DELTA, *NEMOTRON, GEMMA4):
+        return {}  # ``recurrent_facts`` and ``gemma4_facts`` return them; Nemotron-H has none
     if rotated is not None and width is not None and rotated != width:
         raise _unread_rotation(header, f"of {rotated} of {width} channels")
     if ROPE_FACTORS in header.tensors:

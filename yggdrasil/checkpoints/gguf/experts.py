@@ -14,6 +14,7 @@ from torch import Tensor
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.checkpoints.experts import expert_parts, form_of
+from yggdrasil.checkpoints.gguf.recurrent import NEMOTRON
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -33,6 +34,16 @@ _WORDS = {
         "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+    "qwen3next": {
+        "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+    "nemotron_h_moe": {
+        "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
     },
     "lfm2moe": {
         "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
@@ -66,11 +77,13 @@ def expert_facts(header: GgufHeader) -> dict[str, Any]:
         return {}
     facts = {name: header.fact(name) for name in words}
     are_counts = all(isinstance(fact, int) and fact > 0 for fact in facts.values())
-    scale = header.fact("expert_weights_scale", 1.0)  # of the sum of all experts: only 1, or 0 for unset, is supported
+    scale = header.fact("expert_weights_scale", 1.0)  # of the sum of all experts: 1, or 0 for unset, but for Nemotron-H
+    more = {"routed_scaling_factor": float(scale or 1.0)} if header.architecture in NEMOTRON else {}
+    scale = 1.0 if more else scale
     if not are_counts or facts["expert_used_count"] > facts["expert_count"] or scale not in (0.0, 1.0):
         said = ", ".join(f"its {name} is {fact!r}" for name, fact in (facts | {"expert_weights_scale": scale}).items())
         raise YggdrasilError(f"{shown(header.path)}: {said}, which is unsupported; fetch the file again")
-    return {words[name]: fact for name, fact in facts.items()}
+    return {words[name]: fact for name, fact in facts.items()} | more
 
 
 def names_in_file(weight: str) -> tuple[str, ...]:
@@ -104,7 +117,7 @@ def split_experts(model: "PreTrainedModel") -> dict[str, Tensor]:
             del found[weight]
         parts = expert_parts(name, module, form)
         if _is_joined(model):
-            parts = {f"{name}.gate_up_proj": module.gate_up_proj, f"{name}.down_proj": module.down_proj}
+            parts = {f"{name}.{part}": getattr(module, part) for part in form.names}
         found |= parts
         biases = zip(("gate", "up", "down"), form.biases(module), strict=form.has_bias)
         found |= {f"{name}.{part}_proj.bias": bias for part, bias in biases}
@@ -137,6 +150,9 @@ def join_experts(weights: Iterable[tuple[str, Tensor]], model: "PreTrainedModel"
         suffix = "_bias" if name.endswith(".bias") else ""
         if part == "down_proj":
             yield f"{experts}.down_proj{suffix}", form.down(weight).contiguous()
+            continue
+        if not form.has_gate:
+            yield f"{experts}.up_proj", weight
             continue
         other = waiting.pop(experts + suffix, None)
         if other is None:

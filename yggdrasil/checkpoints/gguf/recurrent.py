@@ -7,10 +7,12 @@ for Mamba-2.
 Dims: Hk key heads, Hv value heads, Dk and Dv their sizes.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from yggdrasil.artifacts.gguf import GgufHeader
 from yggdrasil.checkpoints.gguf.values import unsupported_fact as _unsaid
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _Values = npt.NDArray[Any]
-_SHORT, _DELTA, _SPACE = ("lfm2", "lfm2moe"), ("qwen35", "qwen35moe"), "granitehybrid"
+_QWEN3_NEXT = "qwen3next"  # whose files do not interleave value heads
+_SHORT, DELTA, _SPACE = ("lfm2", "lfm2moe"), ("qwen35", "qwen35moe", _QWEN3_NEXT), "granitehybrid"
+NEMOTRON = ("nemotron_h", "nemotron_h_moe")
 _BOTH = "falcon-h1"  # whose layers have attention and a state
-RECURRENT = (*_SHORT, *_DELTA, _SPACE, _BOTH)
-_OF_QWEN = ("qwen3_5_text", "qwen3_5_moe_text")
+RECURRENT = (*_SHORT, *DELTA, *NEMOTRON, _SPACE, _BOTH)
+_JOINED, _PARTS = ".in_proj_ba.weight", (".in_proj_b.weight", ".in_proj_a.weight")  # in Qwen3-Next's files
 
 
 def recurrent_facts(header: GgufHeader) -> dict[str, Any]:
@@ -40,7 +44,9 @@ def recurrent_facts(header: GgufHeader) -> dict[str, Any]:
             "mamba_d_ssm": header.fact("ssm.inner_size"), "mamba_rms_norm": "blk.0.ssm_norm.weight" in header.tensors,
             "mamba_norm_before_gate": False,
         }  # fmt: skip
-    return _delta_facts(header) if header.architecture in _DELTA else {}
+    if header.architecture in NEMOTRON:
+        return _nemotron_facts(header)
+    return _delta_facts(header) if header.architecture in DELTA else {}
 
 
 def _key_heads(header: GgufHeader) -> list[int]:
@@ -87,6 +93,67 @@ def _mamba_facts(header: GgufHeader, layer: int) -> dict[str, Any]:
         "mamba_conv_bias": f"blk.{layer}.ssm_conv1d.bias" in header.tensors,
         "mamba_proj_bias": f"blk.{layer}.ssm_in.bias" in header.tensors,
     }  # fmt: skip
+
+
+def _nemotron_facts(header: GgufHeader) -> dict[str, Any]:
+    """Return the configuration fields of Nemotron-H, whose layers are a state, attention or an MLP alone."""
+    heads, facts = _key_heads(header), _sizes(header)
+    if header.fact("expert_group_count", 1) not in (0, 1):
+        raise _unsaid(header, "expert_group_count", header.fact("expert_group_count"))
+    count, tensors = facts["ssm.time_step_rank"], header.tensors
+    parts = {"attn_q": "full_attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
+    kinds = [
+        next((kind for part, kind in parts.items() if f"blk.{layer}.{part}.weight" in tensors), "linear_attention")
+        for layer in range(len(heads) - int(header.fact("nextn_predict_layers", 0)))  # without drafting layers
+    ]
+    wide = f"blk.{kinds.index('mlp')}.ffn_up.weight" if "mlp" in kinds else None
+    return {
+        "layers_block_type": kinds, "num_hidden_layers": len(kinds), "num_key_value_heads": int(max(heads)),
+        "intermediate_size": tensors[wide].shape[0] if wide else 2 * header.fact("embedding_length"),
+        "conv_kernel": facts["ssm.conv_kernel"],
+        "ssm_state_size": facts["ssm.state_size"], "n_groups": facts["ssm.group_count"], "mamba_num_heads": count,
+        "mamba_head_dim": facts["ssm.inner_size"] // count,
+        "layer_norm_epsilon": header.fact(
+            "attention.layer_norm_rms_epsilon", header.fact("attention.layer_norm_epsilon", 1e-5)
+        ),
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "use_bias": any(name.endswith("ssm_in.bias") for name in tensors),
+        "attention_bias": any(name.endswith("attn_q.bias") for name in tensors),
+        "mlp_bias": any(name.endswith("ffn_up.bias") for name in tensors),
+        "norm_topk_prob": bool(header.fact("expert_weights_norm", True)),
+        "moe_latent_size": header.fact("moe_latent_size"),
+    }  # fmt: skip
+
+
+def shapes_in_file(architecture: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a model's weights by name, with those joined that the file has as one (Qwen3-Next)."""
+    if architecture != _QWEN3_NEXT:
+        return shapes
+    found: dict[str, tuple[int, ...]] = {}
+    for name, (rows, *others) in shapes.items():
+        stem = next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), None)
+        found |= {name: (rows, *others)} if stem is None else {stem + _JOINED: (2 * rows, *others)}
+    return found
+
+
+def split_joined(config: "PretrainedConfig", weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the (name, values) of ``weights``, with Qwen3-Next's joined numbers of strengths and decays split."""
+    for name, weight in weights:
+        if not name.endswith(_JOINED):
+            yield name, weight
+            continue
+        parts = weight.unflatten(0, (config.linear_num_key_heads, 2, -1)).unbind(1)
+        for end, part in zip(_PARTS, parts, strict=True):
+            yield name.removesuffix(_JOINED) + end, part.flatten(0, 1).contiguous()
+
+
+def whole_name_in_table(config: "PretrainedConfig", name: str) -> str:
+    """Return the name in llama.cpp's table of names of the transformers weight ``name``; it differs for Nemotron-H."""
+    if config.model_type != "nemotron_h" or not name.startswith("model."):
+        return name
+    if ".experts." in name:
+        return name.replace(".mixer.", ".mlp.")
+    return name.replace("model.", "backbone.", 1).replace("_correction_bias", "_correction.bias")
 
 
 def name_in_table(config: "PretrainedConfig", stem: str) -> str:
@@ -139,23 +206,25 @@ def _delta_facts(header: GgufHeader) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def has_permuted_columns(config: "PretrainedConfig", name: str) -> bool:
+def has_permuted_columns(architecture: str, config: "PretrainedConfig", name: str) -> bool:
     """Return whether the columns of a GGUF tensor ``name`` are in another order than the transformers weight's."""
+    if architecture == _QWEN3_NEXT:
+        return False
     is_grouped = getattr(config, "linear_num_key_heads", 0) != getattr(config, "linear_num_value_heads", 0)
     return is_grouped and ".ssm_out." in name
 
 
-def as_in_model(config: "PretrainedConfig", name: str, values: _Values) -> _Values:
+def as_in_model(architecture: str, config: "PretrainedConfig", name: str, values: _Values) -> _Values:
     """Transform ``values`` of a GGUF file's tensor ``name`` to the values and row order of the transformers weight.
 
     Row indices [N, 1] are permuted like the rows, which gives the row order of a weight.
     """
     if name.endswith("ssm_a"):
         values = np.log(-values)
-    if config.model_type not in _OF_QWEN:
+    if architecture not in DELTA:
         return values
     part = name.rpartition(".weight")[0].rpartition(".")[2] or name.rpartition(".")[2]
-    values = _in_model_order(config, name, values)
+    values = values if architecture == _QWEN3_NEXT else _in_model_order(config, name, values)
     is_norm = part.endswith("norm") and part != "ssm_norm"
     return values - 1 if is_norm and values.ndim == 1 else values
 

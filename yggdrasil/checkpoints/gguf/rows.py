@@ -29,14 +29,16 @@ def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, list[Gg
     for name, module in empty_model(config).named_modules():
         parts = {weight: names_in_file(weight) for weight in weights_of(name, module)}
         lying = {weight: [places[part] for part in names if part in places] for weight, names in parts.items()}
-        if all(_is_read(lying[weight], len(names), config) for weight, names in parts.items()):
+        if all(_is_read(header, lying[weight], len(names), config) for weight, names in parts.items()):
             found |= lying
     return found
 
 
-def _is_read(places: list[GgufTensor], count: int, config: PretrainedConfig) -> bool:
+def _is_read(header: GgufHeader, places: list[GgufTensor], count: int, config: PretrainedConfig) -> bool:
     """Return whether kernels can read the ``count`` tensors of a weight: of one format, at most rows permuted."""
-    are_blocks = all(each.kind in FORMATS and not has_permuted_columns(config, each.name) for each in places)
+    are_blocks = all(
+        each.kind in FORMATS and not has_permuted_columns(header.architecture, config, each.name) for each in places
+    )
     return len(places) == count and are_blocks and len({each.kind for each in places}) == 1
 
 

@@ -16,9 +16,11 @@ _GEMMA4 = "gemma4"  # transformers adds no beginning of text to it, and llama.cp
 _GEMMA = ("gemma2", "gemma3", _GEMMA4)
 _TESTED = (  # against transformers
     "llama", "phi3", "smollm3", "granite", "granitehybrid", "olmo2", "ernie4_5", "falcon-h1", "gpt-oss", "lfm2",
-    "lfm2moe", "qwen3", "qwen3moe", "qwen35", _QWEN35_MOE, _QWEN, *_GEMMA,
+    "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen3", "qwen3moe", "qwen3next", "qwen35", _QWEN35_MOE, _QWEN, *_GEMMA,
 )  # fmt: skip
-_TESTED_MIXTURES = ("gpt-oss", "granitehybrid", "lfm2moe", "qwen3moe", _QWEN35_MOE, _GEMMA4)
+_TESTED_MIXTURES = (
+    "gpt-oss", "granitehybrid", "lfm2moe", "nemotron_h_moe", "qwen3moe", "qwen3next", _QWEN35_MOE, _GEMMA4,
+)  # fmt: skip
 _SPACE = "\u2581"  # SentencePiece's character for a space
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types
 _NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -35,15 +37,21 @@ _GPT4O_SPLIT = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 # Patterns that split text into words before merging, by ``tokenizer.ggml.pre``.
 _SPLITS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_SPLIT),
     "qwen35": _QWEN35_SPLIT,
     **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "lfm2", "dbrx", "smaug-bpe"), _LLAMA_SPLIT
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "lfm2", "dbrx", "pixtral", "smaug-bpe"),
+        _LLAMA_SPLIT,
     ),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O_SPLIT),
+    "tekken": _TEKKEN_SPLIT,
 }
 _USUAL_SPLITS = ("default", "gpt-2", "smollm")  # these use the pattern of GPT-2
 

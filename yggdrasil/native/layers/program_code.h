@@ -60,7 +60,7 @@ struct RecurrenceCode {
   double eps, least, most;
 };
 
-// As in ProgramExperts. If gate and up have the same number, both are packed in one tensor.
+// As in ProgramExperts. If gate and up have the same number, both are packed in one tensor, or there is no gate (relu).
 struct ExpertsCode {
   int64_t input, logits, correction, shared, shared_gate, residual, sigmoid, normed, places, inner, activation, gate, up, down, gate_bias, up_bias, down_bias;
   int64_t formats[3];

@@ -29,7 +29,8 @@ class ProgramExperts : public ProgramValues<T> {
     const Tensor *gate, *up, *down;  // of the layer that was laid out: others have the same shapes
     int64_t value;                   // that it gives
 
-    bool is_quantised() const { return code.formats[0] >= 0; }
+    bool is_quantised() const { return code.formats[2] >= 0; }
+    bool is_gated() const { return static_cast<Activation>(code.activation) != Activation::relu; }
   };
 
   Stages& stages() { return all_stages_.back(); }
@@ -64,7 +65,7 @@ class ProgramExperts : public ProgramValues<T> {
       check_quantised(*work.down, code.formats[2], num_experts, hidden, code.inner);
     } else {
       YGG_CHECK(code.gate == code.up && Base::is_of_rows(*work.gate) && Base::is_of_rows(*work.down), "gate and up are packed together, in the dtype of the rows");
-      check_packed(*work.gate, num_experts, 2, code.inner);
+      check_packed(*work.gate, num_experts, work.is_gated() ? 2 : 1, code.inner);
       check_packed(*work.down, num_experts, 1, hidden);
     }
     all_stages_.emplace_back();
@@ -79,7 +80,7 @@ class ProgramExperts : public ProgramValues<T> {
     static thread_local Routes routes;
     const ExpertsCode& code = work.code;
     const int64_t num_experts = size(code.logits);
-    routes.choose(Router{code.sigmoid != 0, code.normed != 0, floats_at(code.correction), num_experts, code.places}, at(code.logits), rows_);
+    routes.choose(Router{code.sigmoid, code.normed != 0, floats_at(code.correction), num_experts, code.places}, at(code.logits), rows_);
     if (code.shared >= 0) gate_shared(code);
     const InputRows<T> rows{at(code.input), {}, {}, rows_, size(code.input)};
     const ExpertsForm form{{floats_at(code.gate_bias), floats_at(code.up_bias), floats_at(code.down_bias)}, static_cast<Activation>(code.activation),
@@ -93,7 +94,7 @@ class ProgramExperts : public ProgramValues<T> {
       const QuantisedMatrix matrices[] = {{at_raw(code.gate), code.formats[0]}, {at_raw(code.up), code.formats[1]}, {at_raw(code.down), code.formats[2]}};
       run.template operator()<QuantisedExpertsStage>(matrices);
     } else {
-      const PackedMatrix matrices[] = {{*work.gate, 0, at_raw(code.gate)}, {*work.gate, 1, at_raw(code.gate)}, {*work.down, 0, at_raw(code.down)}};
+      const PackedMatrix matrices[] = {{*work.gate, 0, at_raw(code.gate)}, {*work.gate, work.is_gated(), at_raw(code.gate)}, {*work.down, 0, at_raw(code.down)}};
       run.template operator()<PackedExpertsStage>(matrices);
     }
   }

@@ -72,6 +72,9 @@ struct ExpertsForm {
   Activation kind;
   float limit, alpha;  // of a clamped gate; 0: it is not
 
+  // Squared ReLU has no gate: it multiplies what `up` gives by its own ReLU.
+  bool is_gated() const { return kind != Activation::relu; }
+
   template <typename T>
   GateOf<T> gate(const T* rows) const {
     return {rows, kind, limit, alpha};
@@ -80,9 +83,11 @@ struct ExpertsForm {
 
 // Returns these properties from an operator's arguments: no biases or three, no clamp or two numbers. `sizes` are the
 // numbers of outputs of the matrices.
-inline ExpertsForm form_of(List<Tensor> biases, bool gelu, List<double> clamp, const int64_t (&sizes)[3], int64_t num_experts) {
+inline ExpertsForm form_of(List<Tensor> biases, int64_t activation, List<double> clamp, const int64_t (&sizes)[3], int64_t num_experts) {
   YGG_CHECK((biases.size() == 0 || biases.size() == 3) && (clamp.size() == 0 || clamp.size() == 2), "experts have three biases or none, a clamp two numbers");
-  ExpertsForm form{{}, gelu ? Activation::gelu : Activation::silu, 0.0f, 0.0f};
+  YGG_CHECK(0 <= activation && activation <= 2, "there is no activation ", activation);
+  ExpertsForm form{{}, static_cast<Activation>(activation), 0.0f, 0.0f};
+  YGG_CHECK(form.is_gated() || biases.size() + clamp.size() == 0, "experts without a gate have no biases and no clamp");
   if (clamp.size()) form.limit = static_cast<float>(clamp[0]), form.alpha = static_cast<float>(clamp[1]);
   for (size_t i = 0; i < biases.size(); ++i) {
     YGG_CHECK(biases[i].sizes() == Ints({num_experts, sizes[i]}) && biases[i].dtype() == DType::float32 && biases[i].is_contiguous(),
@@ -92,8 +97,8 @@ inline ExpertsForm form_of(List<Tensor> biases, bool gelu, List<double> clamp, c
   return form;
 }
 
-// Computes down(silu(gate(row)) * up(row)) for each choice of `rows`; with GELU instead of SiLU if so configured. The
-// matrices are gate and up, of I outputs, and down, of H outputs, with the weights of all experts.
+// Computes down(silu(gate(row)) * up(row)) for each choice of `rows`; with GELU instead of SiLU if so configured, and
+// without a gate down(relu(up(row)) * up(row)). The matrices are gate and up, of I outputs, and down, of H outputs, with the weights of all experts.
 template <template <typename> class StageOf, typename T, typename Matrix>
 void run_choices(const InputRows<T>& rows, const Choices& choices, const Matrix (&matrices)[3], int64_t inner_features, const ExpertsForm& form,
                  int64_t num_threads, const SumsTo<T>& to) {
@@ -106,9 +111,9 @@ void run_choices(const InputRows<T>& rows, const Choices& choices, const Matrix 
   uint32_t* memory = scratch_words<Scratch::experts>(places[5]);
   const auto given = [&](int i) { return reinterpret_cast<T*>(memory + places[i + 2]); };
   Stage first(rows, choices, /*is_by_choice=*/false, memory);
-  first.add(matrices[0], given(0), inner_features, form.biases[0]);
+  if (form.is_gated()) first.add(matrices[0], given(0), inner_features, form.biases[0]);
   first.add(matrices[1], given(1), inner_features, form.biases[1]);
-  Stage second({given(1), form.gate<T>(given(0)), {}, count, inner_features}, choices, /*is_by_choice=*/true, memory + places[1]);
+  Stage second({given(1), form.gate<T>(given(form.is_gated() ? 0 : 1)), {}, count, inner_features}, choices, /*is_by_choice=*/true, memory + places[1]);
   second.add(matrices[2], given(2), rows.inputs, form.biases[2]);
   const WeightedSums<T> sums(choices, given(2), rows.inputs, to);
   Stages stages;

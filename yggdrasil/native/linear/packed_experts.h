@@ -88,15 +88,16 @@ class PackedExpertsStage {
   Products products_;
 };
 
-// The operator: packed weights are gate_up [E, 2, ...] of I outputs and down [E, 1, ...] of H outputs.
+// The operator: packed weights are gate_up [E, 2, ...] of I outputs, without a gate [E, 1, ...], and down [E, 1, ...] of H outputs.
 inline void packed_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Tensor& gate_up, const Tensor& down,
-                           int64_t inner_features, List<Tensor> biases, bool gelu, List<double> clamp, int64_t num_threads, const Tensor& out) {
+                           int64_t inner_features, List<Tensor> biases, int64_t activation, List<double> clamp, int64_t num_threads, const Tensor& out) {
   const int64_t num_experts = down.size(0), sizes[] = {inner_features, inner_features, input.size(-1)};
-  check_packed(gate_up, num_experts, 2, inner_features);
+  const ExpertsForm form = form_of(biases, activation, clamp, sizes, num_experts);
+  check_packed(gate_up, num_experts, form.is_gated() ? 2 : 1, inner_features);
   check_packed(down, num_experts, 1, input.size(-1));
   YGG_CHECK(gate_up.dtype() == input.dtype() && down.dtype() == input.dtype(), "input and packed weights must have one dtype");
-  const PackedMatrix matrices[] = {{gate_up, 0}, {gate_up, 1}, {down, 0}};
-  run_experts<PackedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, form_of(biases, gelu, clamp, sizes, num_experts), num_threads, out);
+  const PackedMatrix matrices[] = {{gate_up, 0}, {gate_up, form.is_gated()}, {down, 0}};
+  run_experts<PackedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, form, num_threads, out);
 }
 
 }  // namespace yggdrasil

@@ -11,7 +11,7 @@
 namespace yggdrasil {
 
 struct Router {
-  bool sigmoid;             // shares are sigmoids of the logits, else their softmax
+  int64_t sigmoid;          // shares are the softmax of the logits (0), or their sigmoids, rounded (1) or not (2)
   bool normed;              // the shares of the chosen experts add up to one
   const float* correction;  // [E], added to the sigmoids by which experts are chosen, but not to the shares; null: none
   int64_t experts, places;  // E, K
@@ -32,7 +32,7 @@ struct Routes {
       const T* given = logits + row * router.experts;
       for (int64_t e = 0; e < router.experts; ++e) {
         scores_[e] = widen(given[e]);
-        if (router.sigmoid) scores_[e] = sigmoid_of(given[e]) + (router.correction ? router.correction[e] : 0.0f);
+        if (router.sigmoid) scores_[e] = sigmoid_of(router, given[e]) + (router.correction ? router.correction[e] : 0.0f);
       }
       std::iota(order_.begin(), order_.end(), 0);
       std::partial_sort(order_.begin(), order_.begin() + places, order_.end(),
@@ -44,21 +44,22 @@ struct Routes {
 
  private:
   template <typename T>
-  static float sigmoid_of(T logit) {
-    return widen(T(1.0f / (1.0f + std::exp(-widen(logit)))));
+  static float sigmoid_of(const Router& router, T logit) {
+    const float share = 1.0f / (1.0f + std::exp(-widen(logit)));
+    return router.sigmoid == 1 ? widen(T(share)) : share;
   }
 
   // Computes the shares of the chosen experts, the first ones in order_.
   template <typename T>
   void share_out(const Router& router, const T* logits, float* to) const {
     const float most = widen(logits[order_[0]]);
-    const auto share_of = [&](int64_t expert) { return router.sigmoid ? sigmoid_of(logits[expert]) : std::exp(widen(logits[expert]) - most); };
+    const auto share_of = [&](int64_t expert) { return router.sigmoid ? sigmoid_of(router, logits[expert]) : std::exp(widen(logits[expert]) - most); };
     float sum = 0.0f;
     for (int64_t i = 0; i < router.places; ++i) sum += to[i] = share_of(order_[i]);
     if (!router.normed && !router.sigmoid)
       for (int64_t i = router.places; i < router.experts; ++i) sum += share_of(order_[i]);
-    const float whole = router.sigmoid ? router.normed ? sum + 1e-6f : 1.0f : sum;
-    for (int64_t i = 0; i < router.places; ++i) to[i] = widen(T(to[i] / whole));
+    const float whole = router.sigmoid ? router.normed ? sum + (router.sigmoid == 1 ? 1e-6f : 1e-20f) : 1.0f : sum;
+    for (int64_t i = 0; i < router.places; ++i) to[i] = router.sigmoid == 2 ? to[i] / whole : widen(T(to[i] / whole));
   }
 
   std::vector<int64_t> order_;

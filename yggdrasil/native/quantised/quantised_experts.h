@@ -93,15 +93,19 @@ class QuantisedExpertsStage {
   QuantisedProducts products_;
 };
 
-// The operator: packed are gate and up, of I outputs, and down, of H, each in its format.
+// The operator: packed are gate (unless there is none) and up, of I outputs, and down, of H, each in its format.
 inline void quantised_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, List<Tensor> packed, Ints formats, int64_t inner_features,
-                              List<Tensor> biases, bool gelu, List<double> clamp, int64_t num_threads, const Tensor& out) {
-  YGG_CHECK(packed.size() == 3 && formats.size() == 3, "experts are a gate, what it multiplies, and what reads both");
+                              List<Tensor> biases, int64_t activation, List<double> clamp, int64_t num_threads, const Tensor& out) {
+  const size_t shift = packed.size() == 2 ? 1 : 0;  // without a gate
+  YGG_CHECK(packed.size() + shift == 3 && formats.size() == packed.size(), "experts are a gate or none, what it multiplies, and what reads both");
   const int64_t num_experts = packed[0].size(0), hidden = input.size(-1), sizes[] = {inner_features, inner_features, hidden};
-  for (size_t i = 0; i < 3; ++i) check_quantised(packed[i], formats[i], num_experts, sizes[i], i < 2 ? hidden : inner_features);
-  const auto matrix = [&](size_t i) { return QuantisedMatrix{packed[i].const_data_ptr(), formats[i]}; };
+  const ExpertsForm form = form_of(biases, activation, clamp, sizes, num_experts);
+  YGG_CHECK(form.is_gated() == (shift == 0), "experts of this activation have ", form.is_gated() ? "a" : "no", " gate");
+  for (size_t i = 0; i < packed.size(); ++i)
+    check_quantised(packed[i], formats[i], num_experts, sizes[i + shift], i + shift < 2 ? hidden : inner_features);
+  const auto matrix = [&](size_t i) { return QuantisedMatrix{packed[std::max(i, shift) - shift].const_data_ptr(), formats[std::max(i, shift) - shift]}; };
   const QuantisedMatrix matrices[] = {matrix(0), matrix(1), matrix(2)};
-  run_experts<QuantisedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, form_of(biases, gelu, clamp, sizes, num_experts), num_threads, out);
+  run_experts<QuantisedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, form, num_threads, out);
 }
 
 }  // namespace yggdrasil

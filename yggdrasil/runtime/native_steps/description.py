@@ -12,6 +12,7 @@ from yggdrasil.runtime.native_steps.families import (
     CONVOLUTION,
     DELTA,
     DENSE,
+    EXPERTS,
     FAMILIES,
     FULL,
     SLIDING,
@@ -134,7 +135,7 @@ def _is_served(full: Config, types: Sequence[str]) -> bool:
     """Return whether native steps run layers of ``types`` with the activation and other properties of ``full``."""
     recurrent = {
         "conv_L_cache": {CONVOLUTION}, "linear_num_value_heads": {DELTA}, "mamba_d_state": {SPACE, BOTH},
-        "ssm_state_size": {SPACE, DENSE},
+        "ssm_state_size": {SPACE, DENSE, EXPERTS},
     }  # fmt: skip
     kinds = {FULL} | next((kinds for name, kinds in recurrent.items() if name in full), {SLIDING})
     # Falcon-H1 multiplies the inputs of linear layers, which we do with their outputs, biases included.
@@ -148,6 +149,8 @@ def _is_served(full: Config, types: Sequence[str]) -> bool:
         and not any(full.get(name) for name in _UNSERVED)
         and (full.get("quantization_config") or {"quant_method": "mxfp4"}).get("quant_method") == "mxfp4"
         and not is_biased
+        and full.get("n_group", 1) == full.get("decoder_sparse_step", 1) == 1
+        and not full.get("mlp_only_layers")
         and not set(types) - kinds
         and len(types) == full["num_hidden_layers"]
     )

@@ -15,9 +15,10 @@ NormKind = Literal[0, 1, 2]
 # Rotary embedding. 0: pairs (i, i + D / 2), every operation rounded; 1: the same pairs in float32; 2: pairs
 # (2i, 2i + 1) in float32.
 Turn = Literal[0, 1, 2]
-# Types of layers: with attention; with a recurrence of another kind; with Mamba-2 and attention; with an MLP alone.
+# Types of layers: with attention; with a recurrence of another kind; with Mamba-2 and attention; with an MLP alone;
+# with a mixture of experts alone.
 FULL, SLIDING, CONVOLUTION, DELTA = "full_attention", "sliding_attention", "conv", "linear_attention"
-SPACE, BOTH, DENSE = "mamba", "hybrid", "mlp"
+SPACE, BOTH, DENSE, EXPERTS = "mamba", "hybrid", "mlp", "moe"
 _ATTENTION_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _MLP_LAYERS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
@@ -100,7 +101,10 @@ def _space_types(config: Config) -> Sequence[str]:
     """Return the types of layers of which some are Mamba-2, under the names of several versions of transformers."""
     given = config.get("layer_types") or config.get("layers_block_type")
     if not given and config.get("hybrid_override_pattern"):
-        given = [{"M": SPACE, "*": FULL, "-": DENSE}.get(mark, mark) for mark in config["hybrid_override_pattern"]]
+        given = [
+            {"M": SPACE, "*": FULL, "-": DENSE, "E": EXPERTS}.get(mark, mark)
+            for mark in config["hybrid_override_pattern"]
+        ]
     if not given and config.get("attn_layer_indices"):
         given = [FULL if i in config["attn_layer_indices"] else SPACE for i in range(config["num_hidden_layers"])]
     names = {"attention": FULL, "linear_attention": SPACE}
@@ -205,6 +209,15 @@ FAMILIES: Mapping[str, Family] = {
         norm_kind=1, head_norms="each", types=_qwen3_5_types, rotary_share=0.25, is_gated=True, is_mapped=False,
         inner_size=lambda config: int(config["shared_expert_intermediate_size"]),
     ),
+    "qwen3_next": Family(
+        {
+            **_DELTA, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+        },
+        norm_kind=1, head_norms="each", types=_qwen3_5_types, rotary_share=0.25, is_gated=True, is_mapped=False,
+        inner_size=lambda config: int(config["shared_expert_intermediate_size"]),
+    ),
     "qwen3_moe": Family(
         {
             "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
@@ -260,6 +273,8 @@ FAMILIES: Mapping[str, Family] = {
         {
             "rms_norm_eps": 1e-5, "hidden_act": "relu2", "head_dim": 128, "num_key_value_heads": 8, "conv_kernel": 4,
             "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "time_step_min": 0.001,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688, "norm_topk_prob": True,
+            "moe_shared_expert_intermediate_size": 7688, "routed_scaling_factor": 1.0, "n_group": 1,
         },
         types=_space_types, is_mapped=False,
         names={"model.embed_tokens": "model.embeddings", "model.norm": "model.norm_f"},

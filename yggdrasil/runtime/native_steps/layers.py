@@ -65,14 +65,15 @@ def layer_program(
     if shape.kind in (FULL, SLIDING, BOTH):
         mixed = write_attention(writer, model, shape, weights, path("self_attn"), before, remembered[:2])
         between = added(mixed, between, scales.attention, behind_mixer)
-    if weights.has(f"{name}.mlp.experts.down_proj") and model.mixture is not None and before_mlp is not None:
-        rows = writer.norm(between, before_mlp, kind, eps)
-        write_mixture(writer, model.mixture, weights, f"{name}.mlp", rows, between, model.hidden_size, scales.mlp)
+    mlp, before_own = path("mlp"), before_mlp if alone is None else alone
+    if weights.has(f"{mlp}.experts.down_proj") and model.mixture is not None and before_own is not None:
+        rows = writer.norm(between, before_own, kind, eps)
+        write_mixture(writer, model.mixture, weights, mlp, rows, between, model.hidden_size, scales.mlp)
     elif alone is None:
-        mixed = write_mlp(writer, model, weights, f"{name}.mlp", between, before_mlp)
+        mixed = write_mlp(writer, model, weights, mlp, between, before_mlp)
         added(mixed, between, scales.mlp, norm("post_feedforward_layernorm"))
     elif shape.kind == DENSE:
-        added(write_mlp(writer, model, weights, path("mlp"), between, before), between, scales.mlp, None)
+        added(write_mlp(writer, model, weights, mlp, between, before), between, scales.mlp, None)
     return Program(writer.code(), writer.numbers, writer.own)
 
 

@@ -218,8 +218,9 @@ def _taps(
     taps = weight.flatten(1).t().float() * factors
     window, inputs, *rest = states
     if rest:
-        StateBuffers.set_weights(*rest[3:], taps, bias)
-        own = [*rest[3:], window, inputs]
+        own_taps, own_bias = rest[3:]
+        StateBuffers.set_weights(own_taps, own_bias, taps, bias)
+        own: list[Tensor | None] = [own_taps, own_bias, window, inputs]
     else:
         own = [taps.contiguous(), None if bias is None else bias.float(), window, inputs]
     return [writer.tensor(tensor) for tensor in own]

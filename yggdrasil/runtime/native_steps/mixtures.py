@@ -16,6 +16,15 @@ from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weigh
 _BIASES = ("gate_bias", "up_bias", "down_bias")
 
 
+# Rules by which a router shares out: softmax of its logits; their sigmoids, rounded to the rows' dtype or not.
+_SOFTMAX, _SIGMOID, _SIGMOID_FLOAT32 = range(3)
+_SILU, _SQUARED_RELU = 0, 2  # the kernels' numbers of activations
+_SHARED_SIZES = {  # names of the intermediate size of shared experts
+    "qwen3_next": "shared_expert_intermediate_size", "qwen3_5_moe_text": "shared_expert_intermediate_size",
+    "granitemoehybrid": "shared_intermediate_size", "nemotron_h": "moe_shared_expert_intermediate_size",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Mixture:
     """The router and the experts of a model's mixtures, and the shared experts beside them."""
@@ -23,9 +32,11 @@ class Mixture:
     num_chosen: int  # experts that a row chooses
     inner_size: int  # I
     shared_size: int  # intermediate size of the shared experts; 0: there are none
-    is_sigmoid: bool  # shares are sigmoids of the router's logits, else their softmax
+    latent_size: int  # of the rows that the experts read and give, between two linear layers; 0: the hidden size
+    router: int  # one of the rules above
     is_normed: bool  # the chosen experts' shares add up to one
     scale: float  # factor of the experts' sum
+    activation: int  # squared ReLU: the experts have no gate
     clamp: tuple[float, float]  # limit and alpha of a clamped gate; (0, 0): it is not clamped
 
     @classmethod
@@ -34,15 +45,16 @@ class Mixture:
 
         ``full`` is the configuration with missing fields filled by defaults.
         """
-        if not (full.get("num_local_experts") or full.get("num_experts")):
+        if not any(full.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
             return None
+        kind = full["model_type"]
         clamp = (float(full["swiglu_limit"]), float(full["swiglu_alpha"])) if "swiglu_limit" in full else (0.0, 0.0)
-        names = {"qwen3_5_moe_text": "shared_expert_intermediate_size", "granitemoehybrid": "shared_intermediate_size"}
-        shared = full[names[full["model_type"]]] if full["model_type"] in names else 0
         return cls(
             int(full["num_experts_per_tok"]), int(full.get("moe_intermediate_size") or full["intermediate_size"]),
-            int(shared), full["model_type"] == "lfm2_moe", bool(full.get("norm_topk_prob", True)),
-            float(full.get("routed_scaling_factor") or 1.0), clamp,
+            int(full[_SHARED_SIZES[kind]]) if kind in _SHARED_SIZES else 0, int(full.get("moe_latent_size") or 0),
+            {"lfm2_moe": _SIGMOID, "nemotron_h": _SIGMOID_FLOAT32}.get(kind, _SOFTMAX),
+            bool(full.get("norm_topk_prob", True)), float(full.get("routed_scaling_factor") or 1.0),
+            _SQUARED_RELU if kind == "nemotron_h" else _SILU, clamp,
         )  # fmt: skip
 
 
@@ -63,49 +75,71 @@ def write_mixture(
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
     """
-    shared = f"{name}.shared_expert" if weights.has(f"{name}.shared_expert.down_proj.packed") else name
-    read = [_router(weights, f"{name}.gate")]
-    has_shared = mixture.shared_size > 0
-    if has_shared and weights.has(f"{shared}.gate_up_proj.packed"):
-        read += weights.joined(f"{shared}.gate_up_proj", [mixture.shared_size] * 2)
-    elif has_shared:
-        read += [weights.linear(f"{shared}.{part}_proj", mixture.shared_size) for part in ("gate", "up")]
-    has_gate = weights.has(f"{name}.shared_expert_gate.packed")
-    read += [weights.linear(f"{name}.shared_expert_gate", 1)] if has_gate else []
-    logits, *beside = writer.linears(rows, read)
+    shared = next((f"{name}.{each}" for each in _SHARED if weights.has(f"{name}.{each}.down_proj.packed")), name)
+    layers = {"logits": _router(weights, f"{name}.gate")} | _shared_inputs(mixture, weights, shared)
+    if weights.has(f"{name}.shared_expert_gate.packed"):
+        layers["share"] = weights.linear(f"{name}.shared_expert_gate", 1)
+    if mixture.latent_size:
+        layers["latent"] = weights.linear(f"{name}.fc1_latent_proj", mixture.latent_size)
+    given = dict(zip(layers, writer.linears(rows, list(layers.values())), strict=True))
     experts = f"{name}.experts"
     packed, formats = _packed_experts(writer, weights, experts)
     biases = [writer.tensor(weights.tensors.get(f"{experts}.{part}")) for part in _BIASES]
-    correction = weights.tensors.get(f"{name}.expert_bias")
-    given = writer.experts(
-        [rows, logits, writer.tensor(None if correction is None else correction.float()),
-         *((beside[1], beside[2]) if has_gate else (NOTHING, NOTHING)), residual],
-        [int(mixture.is_sigmoid), int(mixture.is_normed), mixture.num_chosen, mixture.inner_size, 0],
-        [*packed, *biases], formats, [scale * mixture.scale, *mixture.clamp],
+    found = (weights.tensors.get(f"{name}.{part}") for part in ("expert_bias", "gate.e_score_correction_bias"))
+    correction = next((each.float() for each in found if each is not None), None)
+    is_last = not mixture.latent_size
+    gated = (given["up"], given["share"]) if "share" in given else (NOTHING, NOTHING)
+    total = writer.experts(
+        [given.get("latent", rows), given["logits"], writer.tensor(correction), *gated,
+         residual if is_last else NOTHING],
+        [mixture.router, int(mixture.is_normed), mixture.num_chosen, mixture.inner_size, mixture.activation],
+        [*packed, *biases], formats, [scale * mixture.scale if is_last else mixture.scale, *mixture.clamp],
     )  # fmt: skip
-    if not has_shared:
-        return given
-    down = weights.linear(f"{shared}.down_proj", hidden_size)
-    (whole,) = writer.linears(beside[1], [down], gate=beside[0], residual=given, scale=scale)
-    return whole
+    if not is_last:
+        up = weights.linear(f"{name}.fc2_latent_proj", hidden_size)
+        (total,) = writer.linears(total, [up], residual=residual, scale=scale)
+    if "up" not in given:
+        return total
+    gate, down = given.get("gate", given["up"]), weights.linear(f"{shared}.down_proj", hidden_size)
+    (total,) = writer.linears(
+        given["up"], [down], gate=gate, activation=mixture.activation, residual=total, scale=scale
+    )
+    return total
+
+
+_SHARED = ("shared_expert", "shared_experts")
+
+
+def _shared_inputs(mixture: Mixture, weights: Weights, name: str) -> dict[str, Linear]:
+    """Return the linear layers of the shared experts ``name`` that read the rows: gate, if there is one, and up."""
+    if not mixture.shared_size:
+        return {}
+    if weights.has(f"{name}.gate_up_proj.packed"):
+        both = weights.joined(f"{name}.gate_up_proj", [mixture.shared_size] * 2)
+        return dict(zip(("gate", "up"), both, strict=True))
+    parts = ("gate", "up") if mixture.activation != _SQUARED_RELU else ("up",)
+    return {part: weights.linear(f"{name}.{part}_proj", mixture.shared_size) for part in parts}
 
 
 def _packed_experts(writer: Writer, weights: Weights, name: str) -> tuple[list[int], list[int]]:
-    """Return the tensor numbers and formats of gate, up and down."""
+    """Return the tensor numbers and formats of gate, up and down; of up twice where there is no gate."""
     if weights.has(f"{name}.gate_up_proj") and weights.tensors[f"{name}.gate_up_proj"].dim() > 3:
         gate, down = (writer.tensor(weights.tensors[f"{name}.{part}"]) for part in ("gate_up_proj", "down_proj"))
         return [gate, gate, down], [-1] * 3
-    parts = [f"{name}.{part}_proj" for part in ("gate", "up", "down")]
+    first = "gate" if weights.has(f"{name}.gate_proj") else "up"
+    parts = [f"{name}.{part}_proj" for part in (first, "up", "down")]
     if not all(weights.has(part) for part in parts):
         raise NotCoveredError(f"{name} are not packed")
-    return [writer.tensor(weights.tensors[part]) for part in parts], [weights.format_of(part) for part in parts]
+    numbers = {part: writer.tensor(weights.tensors[part]) for part in dict.fromkeys(parts)}
+    return [numbers[part] for part in parts], [weights.format_of(part) for part in parts]
 
 
 def _router(weights: Weights, name: str) -> Linear:
-    """Pack the router's weight [E, H]: it is no linear layer of the model."""
+    """Pack the router's weight [E, H] in the model's dtype: it is no linear layer of the model."""
     weight: Tensor | None = weights.tensors.get(f"{name}.weight")
     if weight is None or weight.shape[1] % 2:
         raise NotCoveredError(f"{name} has no weight of an even size")
+    weight = weight.to(weights.tensors["model.norm.weight"].dtype)
     packed = torch.zeros(torch.ops.yggdrasil.packed_shape(weight), dtype=weight.dtype)
     torch.ops.yggdrasil.pack_linear(weight.detach().contiguous(), packed)
     bias = weights.tensors.get(f"{name}.bias")

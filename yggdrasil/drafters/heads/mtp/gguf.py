@@ -57,6 +57,9 @@ def mtp_tensors(path: Path, config: "PretrainedConfig", names: Mapping[str, obje
             found = table.get_name(f"model.layers.{layer}.{own.rpartition('.')[0]}")
             theirs = [f"{found}.{suffix}"]
         if all(part in header.tensors for part in theirs):
-            values = [as_in_model(config, part, values_of(header, header.tensors[part])) for part in theirs]
+            values = [
+                as_in_model(header.architecture, config, part, values_of(header, header.tensors[part]))
+                for part in theirs
+            ]
             tensors[name] = torch.from_numpy(np.concatenate(values, axis=-2) if len(values) > 1 else values[0].copy())
     return tensors
