@@ -16,8 +16,14 @@ WORDS = ("rain", "bread", "tides", "ink", "copper", "winter", "ladder", "seven",
 SCHEMA = {"type": "object", "properties": {"count": {"type": "integer"}, "why": {"type": "string", "maxLength": 60}}}
 
 
-def check_memory(client: httpx2.Client, requests: int) -> str:
-    """Send ``requests`` mixed requests; return megabytes before, at most and after ``SETTLING`` seconds of rest."""
+def check_memory(client: httpx2.Client, requests: int, keep_mb: int) -> str:
+    """Send ``requests`` mixed requests; return megabytes before, at most and after ``SETTLING`` seconds of rest.
+
+    ``keep_mb`` is the server's ``--keep-mb``, in MiB.
+
+    Raises:
+        AssertionError: the server's memory grew by more.
+    """
     context = client.get("/v1/models").json()["data"][0]["meta"]["n_ctx"]
     ask(client, messages=[{"role": "user", "content": "Hello"}], max_tokens=8)
     seen = [_megabytes(client)]
@@ -35,7 +41,19 @@ def check_memory(client: httpx2.Client, requests: int) -> str:
     with ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(mixed, range(CLIENTS)))
     time.sleep(SETTLING)
-    return f"{requests} requests; {seen[0]:.0f} MB before, at most {max(seen):.0f}, {_megabytes(client):.0f} afterwards"
+    return told(requests, seen, _megabytes(client), keep_mb)
+
+
+def told(requests: int, seen: list[float], afterwards: float, keep_mb: int) -> str:
+    """Return a line with the memory that a server held, in megabytes: the first and the largest of ``seen``, the last.
+
+    Raises:
+        AssertionError: it grew by more than ``keep_mb`` MiB.
+    """
+    most, bound = max(*seen, afterwards), seen[0] + keep_mb * (1 << 20) / 1e6
+    figures = f"{requests} requests; {seen[0]:.0f} MB before, at most {most:.0f}, {afterwards:.0f} afterwards"
+    assert most <= bound, f"{figures}: beyond the bound of {bound:.0f}, the first figure and --keep-mb {keep_mb}"
+    return f"{figures}; the bound is {bound:.0f}"
 
 
 def _megabytes(client: httpx2.Client) -> float:

@@ -13,6 +13,7 @@ where a text differs in its first 40 characters, or where the engine drafted not
 import json
 import re
 import shutil
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +59,8 @@ def main(
         print(f"{name}: the first {equal[name]} of {len(text)} characters are equal")
     print(f"drafted {drafted}, accepted {accepted} tokens")
     if drafted == 0 or any(equal[name] < min(LEAST_EQUAL, len(text)) for name, text in ours.items()):
-        raise YggdrasilError(f"{engine} drafted nothing, or its text is another: {json.dumps([ours, theirs])}")
+        print(f"{engine} drafted nothing, or its text is another: {json.dumps([ours, theirs])}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def common_characters(one: str, other: str) -> int:

@@ -25,6 +25,11 @@ def turn(decoder, conversations, text, options, count=12):
     return found, read
 
 
+def held_bytes(decoder, num_rows):
+    """What a text of ``num_rows`` tokens takes in both models' caches."""
+    return sum(runner.cache.resident_bytes(num_rows) for runner in (decoder.assembly.target, decoder.assembly.drafter))
+
+
 @settings
 def test_interleaved_conversations_read_only_what_is_new(pair, policy, options):
     decoder = pair.decoder(policy)
@@ -81,7 +86,8 @@ def test_the_least_recently_used_goes_first(pair):
     assert len(measured) == 1
     decoder.forget()
 
-    conversations = Conversations(decoder.assembly, int(2.5 * measured.num_bytes))
+    bound = int(2.5 * measured.num_bytes) + held_bytes(decoder, 52)
+    conversations = Conversations(decoder.assembly, bound)
     for text in texts:
         turn(decoder, conversations, text, {})
     assert len(conversations) == 2
@@ -129,7 +135,8 @@ def test_keeping_ahead_pushes_no_other_text_out(pair):
     first, second = list(OPENINGS[0]), list(OPENINGS[1])
     for text in (first, second):
         turn(decoder, conversations, text, {})
-    tight = Conversations(decoder.assembly, conversations.num_bytes * 3 // 2)  # either text, not both
+    # Beside the present text there is room for either copy, not for both.
+    tight = Conversations(decoder.assembly, conversations.num_bytes * 3 // 2 + held_bytes(decoder, 36))
     decoder.forget()
     for text in (list(OPENINGS[0]), list(OPENINGS[1])):
         turn(decoder, tight, text, {})
@@ -143,13 +150,53 @@ def test_the_present_text_counts_too_once_its_answer_has_ended(pair):
     conversations = Conversations(decoder.assembly, PLENTY)
     for text in (OPENINGS[0], OPENINGS[1]):
         turn(decoder, conversations, list(text), {})
-    runners = (decoder.assembly.target, decoder.assembly.drafter)
-    held = sum(runner.cache.resident_bytes(runner.text.num_rows) for runner in runners)
+    held = held_bytes(decoder, decoder.assembly.target.text.num_rows)
     for room, count in ((0, 1), (-1, 0)):
         bounded = Conversations(decoder.assembly, held + conversations.num_bytes + room)
         bounded._kept = list(conversations._kept)
         bounded.release_unused()
         assert len(bounded) == count
+
+
+def test_copies_and_caches_stay_within_the_limit_when_a_long_text_follows(pair, monkeypatch):
+    """Room is made before a prompt is read, by its length and that of the text which the caches still hold."""
+    monkeypatch.setattr(Arena, "page", 1)
+    decoder = pair.decoder(TREE)
+    bound = held_bytes(decoder, 200)
+    conversations = Conversations(decoder.assembly, bound)
+    most = 0
+    for number, length in enumerate((30, 50, 20, 120, 20, 90, 24, 40)):
+        text = [number, *(TEXT * 2)[: length - 1]]
+        held = held_bytes(decoder, decoder.assembly.target.text.num_rows)
+        conversations.switch_to(text)
+        assert conversations.num_bytes + max(held, held_bytes(decoder, length)) <= bound
+        most = max(most, len(conversations))
+        decoder.generate(text, max_new_tokens=4)
+    assert most > 1
+
+
+def test_whatever_else_the_process_holds_counts_too(pair):
+    """Copies give way to memory that grew elsewhere; what the caches and the copies hold is counted once."""
+    decoder = pair.decoder(TREE)
+    elsewhere = 1000
+    conversations: Conversations | None = None
+
+    def process_bytes() -> int:
+        if conversations is None:
+            return 500
+        return elsewhere + conversations.num_bytes + held_bytes(decoder, decoder.assembly.target.text.num_rows)
+
+    bound = 500 + 3 * held_bytes(decoder, 40)
+    conversations = Conversations(decoder.assembly, bound, process_bytes)
+    for text in (OPENINGS[0], OPENINGS[1], OPENINGS[0]):
+        turn(decoder, conversations, list(text), {})
+    conversations.release_unused()
+    kept = len(conversations)
+    assert kept > 0
+    elsewhere = 1000 + bound - conversations.num_bytes
+    conversations.release_unused()
+    assert len(conversations) < kept
+    assert process_bytes() - 500 <= bound or len(conversations) == 0
 
 
 def test_returned_slots_are_written_anew(pair, monkeypatch):

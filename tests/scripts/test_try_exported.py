@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import try_exported as module
+import typer
 
 from yggdrasil.errors import YggdrasilError
 
@@ -59,9 +60,11 @@ def test_it_prints_how_far_texts_agree_and_what_was_accepted(monkeypatch, capsys
 
 
 @pytest.mark.parametrize(("theirs", "metrics"), [("x" * 39 + "y", METRICS), ("x" * 50, METRICS.replace("20.0", "0.0"))])
-def test_another_text_and_an_engine_that_drafts_nothing_are_failures(theirs, metrics, monkeypatch):
-    with pytest.raises(YggdrasilError, match="vllm drafted nothing, or its text is another"):
+def test_another_text_and_an_engine_that_drafts_nothing_are_failures(theirs, metrics, monkeypatch, capsys):
+    with pytest.raises(typer.Exit) as ended:
         compare(monkeypatch, "x" * 50, theirs, metrics)
+    assert ended.value.exit_code == 1
+    assert "vllm drafted nothing, or its text is another" in capsys.readouterr().err
 
 
 def test_a_program_that_does_not_exist_is_reported_before_anything_starts():

@@ -35,7 +35,8 @@ def serve(
     ] = None,
     queue: Annotated[int, typer.Option(min=1, help="Maximum of waiting requests; further ones get status 429.")] = 32,
     keep_mb: Annotated[
-        int, typer.Option(min=0, help="Megabytes for KV entries of earlier conversations; 0: only the last.")
+        int,
+        typer.Option(min=0, help="MiB by which memory may grow, for KV entries of conversations; 0: only the last."),
     ] = 512,
     public_pool: Annotated[
         bool,

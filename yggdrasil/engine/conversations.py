@@ -9,23 +9,33 @@ from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.engine import SingleThreadInference
 from yggdrasil.runtime.kept_rows import KeptRows
 from yggdrasil.runtime.kept_text import KeptText
+from yggdrasil.runtime.room import trim_heap
 
 _MIN_ROWS = 16  # tokens; a prefill of fewer costs less than a copy
 
 
 class Conversations:
-    """Host-memory LRU cache of the KV entries of earlier texts, at most ``most_bytes`` bytes. 0 disables it.
+    """Host-memory LRU cache of the KV entries of earlier texts, within ``most_bytes`` bytes. 0 disables it.
 
-    The limit includes the entries of the present text (the one in the models' caches) between requests. These are never
-    dropped, even if they alone exceed it. No method may be called while a request is decoded. State that a drafter
-    keeps outside of a model's cache is not copied.
+    The limit includes the entries of the present text (the one in the models' caches) and, where ``process_bytes``
+    returns the memory of the process in bytes, all by which that has grown otherwise. Neither can be dropped, even if
+    they alone exceed the limit. Only the tokens of a running answer come on top of it. No method may be called while a
+    request is decoded. State that a drafter keeps outside of a model's cache is not copied.
     """
 
-    def __init__(self, assembly: Assembly, most_bytes: int) -> None:
+    def __init__(
+        self, assembly: Assembly, most_bytes: int, process_bytes: Callable[[], int | None] = lambda: None
+    ) -> None:
         self._runners = [each for each in (assembly.target, assembly.drafter) if each is not None]
         self._engine = assembly.engine
         self._most_bytes = most_bytes
         self._kept: list[list[KeptRows]] = []  # per text one entry per runner, target first; oldest text first
+        self._num_rows = 0  # tokens of the longest text in the caches since unused slots were released
+        self._grown_bytes = 0  # growth of the process, without copies and caches, when last measured
+        self._process_bytes = process_bytes
+        self._release_slots()  # opening and timing have used many
+        trim_heap()
+        self._at_start = process_bytes()
 
     @property
     def num_bytes(self) -> int:
@@ -33,19 +43,39 @@ class Conversations:
         return sum(map(_size, self._kept))
 
     @property
+    def _cache_bytes(self) -> int:
+        """Return the bytes that texts in the models' caches take."""
+        return sum(runner.cache.resident_bytes(self._num_rows) for runner in self._runners)
+
+    @property
     def _room(self) -> int:
-        """Return the bytes that copies may take beside the present text."""
-        held = sum(runner.cache.resident_bytes(runner.text.num_rows) for runner in self._runners)
-        return max(self._most_bytes - held, 0)
+        """Return the bytes that copies may take beside the present text and what else has grown."""
+        return max(self._most_bytes - self._cache_bytes - self._grown_bytes, 0)
 
     def release_unused(self) -> None:
-        """Drop the oldest copies until copies and present text fit the limit.
+        """Give unused memory back to the system, and drop the oldest copies until all the rest fits the limit.
 
-        Give unused cache memory back to the system. The memory is that of the cache slots behind the present text.
+        Unused are the cache slots behind the present text, and free pieces of the heap.
         """
+        self._release_slots()
+        trim_heap()
+        now = self._process_bytes()
+        if now is not None and self._at_start is not None:
+            self._grown_bytes = max(now - self._at_start - self.num_bytes - self._cache_bytes, 0)
         self._drop_oldest(self._room)
+
+    def _release_slots(self) -> None:
         for runner in self._runners:
             runner.cache.release_slots_from(runner.text.num_rows)
+        self._num_rows = max(runner.text.num_rows for runner in self._runners)
+
+    def _hold(self, num_rows: int, wanted: int) -> None:
+        """Make room for a text of ``num_rows`` tokens in the caches and for ``wanted`` more bytes of copies."""
+        self._num_rows = max(self._num_rows, num_rows, *(runner.text.num_rows for runner in self._runners))
+        if self.num_bytes + wanted > self._room:
+            self._release_slots()
+            self._num_rows = max(self._num_rows, num_rows)
+        self._drop_oldest(max(self._room - wanted, 0))
 
     def __len__(self) -> int:
         """Return the number of copied texts, the present text in the models' caches excluded."""
@@ -65,7 +95,9 @@ class Conversations:
         found = max(self._kept, key=lambda kept: kept[0].text.shared(tokens), default=None)
         with SingleThreadInference():
             self._read_states()
-            if text.num_kept - held >= _MIN_ROWS and not self._is_kept():
+            is_left = text.num_kept - held >= _MIN_ROWS and not self._is_kept()
+            self._hold(len(tokens), sum(map(KeptRows.bytes_of, self._runners)) if is_left else 0)
+            if is_left:
                 self._keep(self._copies())
             if found is not None and found[0].text.shared(tokens) - held >= _MIN_ROWS:
                 self._restore(found, tokens)
@@ -107,11 +139,10 @@ class Conversations:
         return whole if len(whole) == len(copies) else []
 
     def _keep(self, saved: list[KeptRows]) -> None:
-        """Store ``saved`` as the newest text. Drop prefixes of it, then the oldest texts above ``most_bytes``."""
-        if not saved or _size(saved) > self._most_bytes:
-            return
-        self._kept = [*self._others(saved[0].text), saved]
-        self._drop_oldest(self._most_bytes)
+        """Store ``saved`` as the newest text. Drop prefixes of it, then the oldest texts above the limit."""
+        if saved:
+            self._kept = [*self._others(saved[0].text), saved]
+            self._drop_oldest(self._room)
 
     def _drop_oldest(self, most_bytes: int) -> None:
         while self.num_bytes > most_bytes:

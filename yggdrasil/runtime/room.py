@@ -1,6 +1,7 @@
 """Checks whether KV caches fit in memory, and returns freed memory to the system."""
 
 import ctypes
+import mmap
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.states.snapshots import NUM_STATES
 
 _MEMINFO = Path("/proc/meminfo")
+_STATM = Path("/proc/self/statm")
 _CONTAINER = Path("/sys/fs/cgroup")
 
 
@@ -72,6 +74,14 @@ def _left_in_container() -> int | None:
     shares = dict(line.split() for line in stat.splitlines())
     files = int(shares.get("inactive_file", 0)) + int(shares.get("active_file", 0))
     return max(int(limit) - int(taken) + files, 0)
+
+
+def process_bytes() -> int | None:
+    """Return the resident memory of this process in bytes; None if unknown (not Linux)."""
+    try:
+        return int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return None
 
 
 def trim_heap() -> None:

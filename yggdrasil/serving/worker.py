@@ -12,7 +12,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.request import Generation
 from yggdrasil.engine.request_options import RequestOptions
 from yggdrasil.errors import first_line
-from yggdrasil.runtime.room import trim_heap
+from yggdrasil.runtime.room import process_bytes
 from yggdrasil.serving.answer_delivery import AnswerDelivery
 from yggdrasil.serving.errors import Fault, fault_of
 from yggdrasil.serving.jobs import Failed, Job, QueuedRequest
@@ -103,7 +103,10 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  (any failure is reported)
             self._on_failure(error)
             return
-        self._conversations = Conversations(self.decoder.assembly, self._settings.kept_bytes)
+        # On a GPU the growth says nothing: libraries of the driver are loaded late.
+        is_host = self.decoder.assembly.target.cache.keys[0].device.type == "cpu"
+        measured = process_bytes if is_host else lambda: None
+        self._conversations = Conversations(self.decoder.assembly, self._settings.kept_bytes, measured)
         while (taken := self._next()) is not None:
             ask, job = taken
             self.meters.busy.set(1)
@@ -118,7 +121,6 @@ class Worker:
     def _tidy(self) -> None:
         """Return memory that no kept text uses to the system."""
         self._conversations.release_unused()
-        trim_heap()
         self._is_tidy, self._trimmed = True, monotonic()
 
     def _next(self) -> tuple[QueuedRequest, Job] | None:
