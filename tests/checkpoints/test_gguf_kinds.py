@@ -6,6 +6,7 @@ from gguf_files import finish, new_writer
 
 from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.checkpoints.gguf.config import read_config
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
 
 
@@ -28,6 +29,8 @@ def header(path, architecture, facts=None, tensors=("token_embd.weight",)):
         ("nomic-bert", {"nomic-bert.pooling_type": 1}, ["token_embd.weight"], "an embedding model"),
         ("qwen3", {"qwen3.pooling_type": 3}, ["token_embd.weight"], r"an embedding model \(qwen3\)"),
         ("llama", {"llama.attention.causal": False}, ["token_embd.weight"], "an embedding model"),
+        ("bert", {"bert.pooling_type": 4}, ["token_embd.weight"], r"a reranker \(bert\): it gives scores and no text"),
+        ("controlvector", {}, ["direction.1"], "is a control vector"),
         ("t5", {}, ["enc.blk.0.attn_q.weight"], "an encoder-decoder model"),
         ("whisper", {}, ["encoder.weight"], "a speech recognition model"),
         ("flux", {}, ["img_in.weight"], "an image generation model"),
@@ -41,3 +44,11 @@ def test_what_a_file_holds_is_said(tmp_path, architecture, facts, tensors, said)
 
     assert "file.gguf" in str(caught.value)
     assert "fetch the file again" not in str(caught.value)
+
+
+def test_a_file_is_announced_only_once_it_is_known_to_be_a_model(tmp_path, capfd):
+    for architecture in ("bert", "unheard-of"):
+        path = header(tmp_path / f"{architecture}.gguf", architecture).path
+        with pytest.raises(YggdrasilError):
+            Source.find(path)
+    assert "reading" not in capfd.readouterr().err

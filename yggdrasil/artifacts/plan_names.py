@@ -40,7 +40,7 @@ def is_plan(given: str | Path) -> bool:
 
 def _is_plan_file(path: Path, text: str) -> bool:
     if path.suffix.lower() in _WEIGHT_SUFFIXES:
-        raise YggdrasilError(f"{text} is one file of a checkpoint; give its folder, {path.parent}")
+        raise YggdrasilError(f"{text} is one file of a checkpoint; give its folder: `{path.parent}`")
     try:
         with path.open("rb") as file:
             start = file.read(4096)
@@ -67,9 +67,9 @@ def _there_is(path: Path) -> str:
     files = sorted(file.name for file in folder.glob("*.gguf")) if folder.is_dir() else []
     plans = sorted({entry.name for entry in list_plans()})
     near = get_close_matches(path.name, [*files, *plans], n=1)
-    hint = [f"did you mean {near[0]}?"] if near else []
     listed = [f"{what}: {_some(names)}" for what, names in (("model files there", files), ("plans", plans)) if names]
-    return "; ".join([*hint, *listed, "a model is a folder, a .gguf file or a hub id (owner/name)"])
+    hint = f"did you mean {near[0]}? " if near else ""
+    return hint + "; ".join([*listed, "a model is a folder, a .gguf file or a hub id (owner/name)"])
 
 
 def _some(names: list[str]) -> str:

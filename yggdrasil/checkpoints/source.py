@@ -134,7 +134,10 @@ def _prepared(path: Path, folder: Path, write: Callable[[GgufHeader, Path], None
         again = " again, since what was kept is damaged or of an older version" if folder.exists() else ", once"
 
         def fill() -> str:
-            header = read_gguf_header(path)  # before the announcement: it raises for a damaged file
+            from yggdrasil.checkpoints.gguf.config import read_config
+
+            header = read_gguf_header(path)
+            read_config(header)  # before the announcement: one of both raises for a damaged or unsupported file
             print(f"yggdrasil: {what}{again}", file=sys.stderr)  # noqa: T201
             prepare(folder, _LAYOUT, lambda partial: write(header, partial))
             return str(folder)

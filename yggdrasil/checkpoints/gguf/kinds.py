@@ -7,12 +7,13 @@ from yggdrasil.errors import YggdrasilError
 _EMBEDDERS = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "modern-bert", "eurobert",
               "neo-bert", "gemma-embedding")  # fmt: skip
 _OTHERS = {
-    "clip": "the image or audio encoder (mmproj) of a multimodal model",
+    "controlvector": "a control vector", "clip": "the image or audio encoder (mmproj) of a multimodal model",
     "t5": "an encoder-decoder model", "t5encoder": "a text encoder",
     "whisper": "a speech recognition model", "wavtokenizer-dec": "a speech decoder",
     "flux": "an image generation model", "sd1": "an image generation model", "sdxl": "an image generation model",
     "sd3": "an image generation model", "wan": "a video generation model", "rwkv6": "a recurrent model",
 }  # fmt: skip
+_RANKS = 4  # llama.cpp's LLAMA_POOLING_TYPE_RANK
 _GIVE = "give the .gguf file of a language model"
 
 
@@ -33,6 +34,8 @@ def refuse_other_kinds(header: GgufHeader) -> None:
         raise YggdrasilError(f"{file} holds {_OTHERS['clip']}; {_GIVE}")
     if kind == "imatrix" or architecture == "imatrix":
         raise YggdrasilError(f"{file} holds statistics for quantising a model (imatrix); {_GIVE}")
+    if header.fact("pooling_type") == _RANKS:
+        raise YggdrasilError(f"{file} is a reranker ({architecture}): it gives scores and no text; {_GIVE}")
     if architecture in _EMBEDDERS or _pools(header):
         raise YggdrasilError(f"{file} is an embedding model ({architecture}): it gives vectors and no text; {_GIVE}")
     if architecture in _OTHERS:
