@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -28,8 +29,9 @@ def check_memory(client: httpx2.Client, requests: int, keep_mb: int) -> str:
     context = client.get("/v1/models").json()["data"][0]["meta"]["n_ctx"]
     _answer(client, [{"role": "user", "content": "Hello"}], max_tokens=8)
     seen = [_megabytes(client)]
+    long = partial(_long, context=context)
     kinds: list[Callable[[httpx2.Client, random.Random, list[Any]], object]] = [
-        _turn, _turn, _turn, _schema, _logprobs, _disconnect, lambda *given: _long(*given, context), _huge
+        _turn, _turn, _turn, _schema, _logprobs, _disconnect, long, _huge
     ]  # fmt: skip
 
     def mixed(number: int) -> None:
@@ -75,7 +77,7 @@ def _answer(client: httpx2.Client, messages: list[dict[str, str]], **body: Any) 
         reply = client.post("/v1/completions", json={"prompt": prompt, **body})
     assert reply.status_code == 200, f"{reply.status_code}: {reply.text}"
     (choice,) = reply.json()["choices"]
-    return choice["text"] if "text" in choice else choice["message"]["content"]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
 def _text(chosen: random.Random, words: int) -> str:
