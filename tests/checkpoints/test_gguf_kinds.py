@@ -10,7 +10,7 @@ from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
 
 
-def header(path, architecture, facts=None, tensors=("token_embd.weight",)):
+def header(path, architecture, facts, tensors=("token_embd.weight",)):
     writer = new_writer(path, architecture, facts)
     for name in tensors:
         writer.add_tensor(name, np.zeros((4, 4), np.float32))
@@ -48,7 +48,7 @@ def test_what_a_file_holds_is_said(tmp_path, architecture, facts, tensors, said)
 
 def test_a_file_is_announced_only_once_it_is_known_to_be_a_model(tmp_path, capfd):
     for architecture in ("bert", "unheard-of"):
-        path = header(tmp_path / f"{architecture}.gguf", architecture).path
+        path = header(tmp_path / f"{architecture}.gguf", architecture, {}).path
         with pytest.raises(YggdrasilError):
             Source.find(path)
     assert "reading" not in capfd.readouterr().err
