@@ -105,11 +105,14 @@ NOT_PLAYED = {  # what else has a number there
     "drafters.statistics.table_files": {
         "NICENESS": "a process priority",
     },
-    "tree.growth": {"MIN_LOG_PROBABILITY": "the lowest value that the calibration fits"},
     "drafters.statistics.best_first": {"_ROUNDING": "the rounding of float32 scores"},
     "policy.policy": {"LatencyScales.FARTHEST": "a limit of the first step's effect"},
     "policy.costs": {"_OVER_PARTS": "traces have no pass times"},
-    "tree.token_tree": {"NO_SCORE": "marks a missing node", "MIN_DESCENT": "orders equal scores only"},
+    "tree.token_tree": {
+        "MIN_LOG_PROBABILITY": "the lowest value that the calibration fits",
+        "NO_SCORE": "marks a missing node",
+        "MIN_DESCENT": "orders equal scores only",
+    },
 }
 
 

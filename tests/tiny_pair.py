@@ -17,9 +17,9 @@ from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.policy.fixed import Policy
-from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.passes import HostBuffer
 from yggdrasil.scheduling.plan import Shapes
 
 VOCAB_SIZE = 96

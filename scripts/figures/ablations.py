@@ -11,9 +11,9 @@ from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.runtime.passes import fitting_or_widest
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, Schedule
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.widths import fitting_or_widest
 
 BASELINE_DEPTH, BASELINE_WIDTH = 16, 8  # the paper's fixed tree, limited to the plan's shapes
 PAPER_GAIN = {"O2 compilation": 2.78, "O3 pruning": 1.07, "O4 schedule": 1.21, "O5 depth predictor": 1.10}

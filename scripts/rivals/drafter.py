@@ -9,9 +9,8 @@ from rivals.protocol import Entries, Growth, Pool
 from rivals.steps import ChosenLeavesStep, ChosenStep
 from yggdrasil.drafters.draft_model import DraftModel
 from yggdrasil.drafters.protocol import Budget, Step
-from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.passes import HostBuffer, fitting
 from yggdrasil.tree.token_tree import TokenTree
-from yggdrasil.tree.widths import fitting
 
 
 class ChosenDrafter:

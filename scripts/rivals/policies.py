@@ -9,10 +9,10 @@ from yggdrasil.policy.fixed import FixedPolicy, Policy
 from yggdrasil.policy.objective import UNBOUNDED, Decision, PassValues, StoppingBound
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.bundle import Learned
+from yggdrasil.runtime.passes import fitting_or_widest
 from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.stages import is_head_first
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.widths import fitting_or_widest
 
 
 class PrunedPolicy(FixedPolicy):

@@ -6,11 +6,9 @@ Dims: W rows, N tree nodes, M calibration knots.
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_model_steps import read_nodes
-from yggdrasil.runtime.forward import ModelCall
-from yggdrasil.runtime.traced import CallStep, StepModule
-from yggdrasil.tree.growth import offer_candidates
-from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
+from yggdrasil.drafters.draft_model import read_nodes
+from yggdrasil.runtime.passes import CallStep, ModelCall, StepModule
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree, offer_candidates
 
 
 def attach_chosen(tree: TokenTree, first: Tensor, count: Tensor, entries: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ from yggdrasil.engine.engine import Engine
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, Policy
+from yggdrasil.runtime.passes import fitting
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.widths import fitting
 
 MAX_LEVEL_WIDTH = 16  # limit for trees that would draft as many nodes per level as they verify
 EAGLE_TOP_K = 10

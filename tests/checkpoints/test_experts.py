@@ -19,8 +19,8 @@ from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.compiler.layer_calls import trace_step
 from yggdrasil.native import is_native, portable
 from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.passes import CallStep
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.traced import CallStep
 
 ops = torch.ops.yggdrasil
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

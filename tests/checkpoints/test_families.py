@@ -9,11 +9,10 @@ from tiny import FAMILIES, VOCAB_SIZE, plain_logits, tiny_model
 
 from yggdrasil.checkpoints.facts import refuse_unverifiable
 from yggdrasil.native import is_native
-from yggdrasil.runtime.forward import HEAD_INPUT
 from yggdrasil.runtime.loading import load_model, prepare_model
 from yggdrasil.runtime.native_steps.call import native_call
+from yggdrasil.runtime.passes import HEAD_INPUT, PrefillStep
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.traced import PrefillStep
 
 CONTEXT = tuple(torch.randint(1, VOCAB_SIZE, (12,), generator=torch.Generator().manual_seed(1)).tolist())
 PARENTS = (-1, 0, 0, 1, 1, 2, 5)

@@ -14,8 +14,8 @@ from yggdrasil.engine.parity import ProbeText, measure_parity
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
-from yggdrasil.runtime.buffers import Readback
 from yggdrasil.runtime.graphs import Capture
+from yggdrasil.runtime.passes import Readback
 from yggdrasil.scheduling.stages import HEAD_FIRST_ORDER, Schedule
 from yggdrasil.tree.shape import TreeShape
 

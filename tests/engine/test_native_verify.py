@@ -5,7 +5,7 @@ import torch
 
 from yggdrasil.engine.targets.steps import NativeVerifyStep, VerifyStep
 from yggdrasil.native import is_native
-from yggdrasil.runtime.forward import Forward
+from yggdrasil.runtime.passes import Forward
 from yggdrasil.tree.token_tree import TokenTree
 
 pytestmark = pytest.mark.skipif(not is_native(), reason="the native library is not there")

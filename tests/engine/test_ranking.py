@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from yggdrasil.native import is_native, portable
-from yggdrasil.runtime.buffers import HostView
+from yggdrasil.runtime.passes import HostView
 from yggdrasil.tree import token_tree
 from yggdrasil.tree.token_tree import NO_SCORE, Ranking, TokenTree
 

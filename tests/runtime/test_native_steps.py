@@ -13,9 +13,9 @@ from yggdrasil.acceptance.greedy import walk_greedy
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.native import is_native
 from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.native_steps.call import RotaryTable, frequencies
 from yggdrasil.runtime.native_steps.description import describe
 from yggdrasil.runtime.native_steps.families import FAMILIES, with_defaults
-from yggdrasil.runtime.native_steps.rotary import RotaryTable, frequencies
 from yggdrasil.runtime.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(not is_native(), reason="the native library is not there")

@@ -11,7 +11,7 @@ from yggdrasil.calibration.measurement.steps import timed_steps
 from yggdrasil.calibration.pair import sibling
 from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.profiling.timers import timer_for
-from yggdrasil.runtime.buffers import Readback
+from yggdrasil.runtime.passes import Readback
 
 ROUNDS = 2
 CONTEXTS = (5, 40)

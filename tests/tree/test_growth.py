@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from integrity import check_tree
 
-from yggdrasil.tree.growth import (
+from yggdrasil.tree.token_tree import (
     MIN_LOG_PROBABILITY,
+    TokenTree,
     attach_best,
     calibrated,
     offer_candidates,
     plant_root,
     rank_nodes,
 )
-from yggdrasil.tree.token_tree import TokenTree
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 11

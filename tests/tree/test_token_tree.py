@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from integrity import check_tree
 
-from yggdrasil.tree.growth import plant_root
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.token_tree import TokenTree, plant_root
 
 CPU = torch.device("cpu")
 GUESSES = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 3), st.floats(-3, 0)), max_size=12)

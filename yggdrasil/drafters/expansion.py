@@ -14,12 +14,11 @@ from torch import Tensor
 from yggdrasil.acceptance.coins import Coins
 from yggdrasil.acceptance.drawn import DrawKind, DrawnTree, draw_children
 from yggdrasil.acceptance.sampler import Sampler
-from yggdrasil.drafters.draft_model_steps import RowsStep
+from yggdrasil.drafters.draft_model import RowsStep
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
-from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.passes import HostBuffer, fitting
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
-from yggdrasil.tree.widths import fitting
 
 _ORDER_STEP = 1e-3  # score difference between siblings: scores depend on the structure only, never on the tokens
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from yggdrasil.acceptance.coins import draw_key
 from yggdrasil.drafters.protocol import Budget, Step
 from yggdrasil.drafters.statistics.draws import NOTHING_DRAWN, draft_weights
-from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.graphs import Capture, Launch
+from yggdrasil.runtime.passes import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 

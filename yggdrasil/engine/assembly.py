@@ -25,9 +25,9 @@ from yggdrasil.engine.targets.captured_target import CapturedTarget, check_captu
 from yggdrasil.engine.targets.logit_target import LogitTarget
 from yggdrasil.engine.targets.target import TargetModel
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime.forward import HEAD_INPUT
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.passes import HEAD_INPUT
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule

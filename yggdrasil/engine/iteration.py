@@ -14,7 +14,7 @@ from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.policy.fixed import Policy
 from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound
 from yggdrasil.predictor.features import Float32Array
-from yggdrasil.runtime.buffers import HostView
+from yggdrasil.runtime.passes import HostView
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import NO_SCORE, Ranking, TokenTree

@@ -5,14 +5,14 @@ from time import perf_counter_ns
 from typing import ClassVar
 
 from yggdrasil.compiler.compiled import BuildClock
-from yggdrasil.drafters.protocol import Budget, Drafter, DrafterGroup, check_tree, propose_in
+from yggdrasil.drafters.protocol import Budget, Drafter, DrafterGroup, check_tree
 from yggdrasil.engine.iteration import Emission, Iteration, LiveFeatures, ModelFreeDrafts, ShapeChoice
 from yggdrasil.engine.targets.captured_target import CapturedTarget
 from yggdrasil.engine.targets.target import Outcome, Target
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Executor, Trace, iteration_tree
 from yggdrasil.policy.fixed import Policy
-from yggdrasil.runtime.buffers import HostView
+from yggdrasil.runtime.passes import HostView
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.token_tree import Ranking, TokenTree
 
@@ -94,7 +94,9 @@ class DecodeLoop:
     def _draft_steps(self, state: Iteration) -> None:
         if not state.drafts or self.drafter is None:
             return
-        propose_in(self.drafter, self.tree, state.root, Budget(state.shape.depth, state.shape.width))
+        if not self.drafter.capabilities.plants_root:
+            self.tree.plant(state.root)
+        self.drafter.propose(self.tree, Budget(state.shape.depth, state.shape.width))
         if self._is_checked:
             check_tree(self.tree, state.root, self.target.vocab_size, self.drafter.name)
         if self._free is not None and self._fills(self._free):

@@ -7,7 +7,7 @@ import torch
 from yggdrasil.acceptance.sampler import TokenLogprobs, logprobs_of
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.tree.widths import fitting
+from yggdrasil.runtime.passes import fitting
 
 
 @torch.inference_mode()

@@ -10,15 +10,14 @@ from yggdrasil.compiler.compiled import Backend, Step
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.native.direct import Mailbox, direct, native_rows
-from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.cache import StaticCache
-from yggdrasil.runtime.forward import Forward, ModelCall
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.call import native_call
+from yggdrasil.runtime.passes import Forward, HostBuffer, ModelCall, StepModule
 from yggdrasil.runtime.states.snapshots import TextStates
-from yggdrasil.runtime.traced import StepModule, TracedCall
+from yggdrasil.runtime.traced import TracedCall
 
 Move = Callable[[Sequence[int], int], None]
 

@@ -5,7 +5,7 @@ Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden siz
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,44 +13,11 @@ from torch.overrides import TorchFunctionMode
 
 from yggdrasil.checkpoints.families import cache_name
 from yggdrasil.checkpoints.packable import is_packable
-from yggdrasil.runtime.forward import HEAD_INPUT, Forward, ModelCall
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.passes import HEAD_INPUT, Forward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Call = TypeVar("Call")
-
-
-class StepModule(nn.Module):
-    """The computation of a step: ``forward(weights, caches, *inputs)``."""
-
-    def decoder_layers(self) -> Sequence[nn.Module]:
-        """Return the decoder layers of the step that can be compiled separately.
-
-        None can if the step must be compiled as a whole.
-        """
-        return ()
-
-    def tracing(self) -> AbstractContextManager[object]:
-        """Return the context manager under which the step and its layers must be traced."""
-        return nullcontext()
-
-
-class CallStep(StepModule, Generic[Call]):
-    """A step that contains a model call."""
-
-    def __init__(self, call: Call) -> None:
-        super().__init__()
-        self._call = call
-
-    def decoder_layers(self) -> Sequence[nn.Module]:
-        """Return the model's layers that can be compiled separately; empty if the step must be compiled as a whole."""
-        return self._call.decoder_layers if isinstance(self._call, TracedCall) else ()
-
-    def tracing(self) -> AbstractContextManager[object]:
-        """Return the context manager under which the step and its layers must be traced."""
-        return self._call.tracing() if isinstance(self._call, TracedCall) else nullcontext()
 
 
 class _RowBits(TorchFunctionMode):
@@ -205,33 +172,3 @@ def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module
     raise ValueError(f"{type(model).__name__} keeps no list of its {num_layers} layers")
-
-
-class PrefillStep(CallStep[ModelCall]):
-    """Step that runs a chunk of committed tokens, padded to W rows, and returns the results of one row."""
-
-    def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        tokens: Tensor,
-        start: Tensor,
-        last: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Run a chunk of a prompt through the model, and write its KV entries to ``caches``.
-
-        Args:
-            tokens: [W] int64, the chunk padded to W.
-            start: [1] int64, the first token's index in the text.
-            last: [1] int64, the row whose results are returned.
-
-        Returns (argmax token [1], its logit [1], LM head input [1, H] float32, logits [1, V], [W, H] of each read
-        layer).
-        """
-        rows = torch.arange(tokens.shape[0], device=tokens.device)
-        mask = rows[:, None] >= rows[None, :]
-        offsets = start.expand(2).contiguous()
-        found = self._call(weights, caches, tokens, start + rows, mask, offsets, last)
-        logits = found.logits
-        best, choice = found.best_tokens()
-        return choice, best, found.hidden.float(), logits, *found.layers

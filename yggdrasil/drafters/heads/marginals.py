@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_model_steps import FinishStep
+from yggdrasil.drafters.draft_model import FinishStep
 from yggdrasil.drafters.heads.medusa.steps import MedusaLevelStep
 from yggdrasil.drafters.level_drafter import LevelSteps
-from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.passes import HostBuffer, StepModule
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.traced import StepModule
 from yggdrasil.tree.token_tree import TokenTree
 
 

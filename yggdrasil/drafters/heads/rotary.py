@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yggdrasil.runtime.native_steps.rotary import frequencies
+from yggdrasil.runtime.native_steps.call import frequencies
 
 USUAL_THETA = 10000.0  # the default, as in transformers; the target's value is not inherited
 

@@ -9,11 +9,10 @@ from functools import partial
 
 from torch import Tensor
 
-from yggdrasil.runtime.buffers import HostCopies
 from yggdrasil.runtime.graphs import Capture
+from yggdrasil.runtime.passes import HostCopies
 from yggdrasil.runtime.runner import CapturedMover, ModelRunner
-from yggdrasil.tree.growth import rank_nodes
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.token_tree import TokenTree, rank_nodes
 
 
 class CapturedLogits:

@@ -21,12 +21,11 @@ from yggdrasil.engine.targets.sampled_captures import SampledCaptures, finish
 from yggdrasil.engine.targets.steps import VerifyStep
 from yggdrasil.engine.targets.target import Outcome, PromptReader, not_finite
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime.buffers import Readback
 from yggdrasil.runtime.graphs import Capture
+from yggdrasil.runtime.passes import Readback
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.stages import Schedule
-from yggdrasil.tree.growth import rank_nodes
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.token_tree import TokenTree, rank_nodes
 
 
 def check_capturable(schedule: Schedule) -> None:

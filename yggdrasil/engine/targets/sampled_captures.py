@@ -14,11 +14,10 @@ from torch import Tensor
 
 from yggdrasil.acceptance.tensor_sampling import SamplingKind, SamplingTensors
 from yggdrasil.engine.targets.steps import AcceptStep, layout_of, rows_of
-from yggdrasil.runtime.buffers import Readback
 from yggdrasil.runtime.graphs import Capture
+from yggdrasil.runtime.passes import Readback
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.tree.growth import rank_nodes
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.token_tree import TokenTree, rank_nodes
 
 WriteMasks = Callable[[Sequence[Sequence[int]]], None]  # takes rows of a layout: nodes, tokens, parents, existence
 

@@ -17,8 +17,7 @@ from yggdrasil.acceptance.tensor_sampling import (
     process,
 )
 from yggdrasil.native.direct import VerifiedRows, direct
-from yggdrasil.runtime.forward import Forward, ModelCall
-from yggdrasil.runtime.traced import CallStep, StepModule
+from yggdrasil.runtime.passes import CallStep, Forward, ModelCall, StepModule
 from yggdrasil.tree.token_tree import TokenTree
 
 

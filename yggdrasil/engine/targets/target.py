@@ -11,13 +11,11 @@ from yggdrasil.acceptance.greedy import walk_greedy
 from yggdrasil.engine.targets.steps import NativeVerifyStep, PlainLogitsStep, PlainStep, VerifyLogitsStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.predictor.features import RepetitionFigures
-from yggdrasil.runtime.buffers import HostBuffer
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.layer_rows import LayerRows
+from yggdrasil.runtime.passes import HostBuffer, PrefillStep, fitting_or_widest
 from yggdrasil.runtime.runner import ModelRunner, row_mover
-from yggdrasil.runtime.traced import PrefillStep
 from yggdrasil.tree.token_tree import TokenTree
-from yggdrasil.tree.widths import fitting_or_widest
 
 
 class Outcome(NamedTuple):

@@ -3,21 +3,25 @@
 Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden size, R rows whose logits are requested.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import finalize
 
 import torch
 from torch import Tensor
 
 from yggdrasil.native import is_native
+from yggdrasil.native.operators import drop_stack
 from yggdrasil.runtime.cache import StaticCache
-from yggdrasil.runtime.forward import HEAD_INPUT, Forward
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.native_steps.description import Description, describe
-from yggdrasil.runtime.native_steps.families import names_of
-from yggdrasil.runtime.native_steps.layers import stack_of
+from yggdrasil.runtime.native_steps.bytecode import CARRIED, Program, Writer
+from yggdrasil.runtime.native_steps.description import Description, LayerShape, describe
+from yggdrasil.runtime.native_steps.families import BOTH, DENSE, FULL, SLIDING, names_of
+from yggdrasil.runtime.native_steps.mixers import RECURRENT, Mixed, write_attention, write_mlp
+from yggdrasil.runtime.native_steps.mixtures import write_mixture
 from yggdrasil.runtime.native_steps.packed import Linear, NotCoveredError, Weights
-from yggdrasil.runtime.native_steps.rotary import RotaryTable
+from yggdrasil.runtime.passes import HEAD_INPUT, Forward
 from yggdrasil.runtime.states.buffers import parents_of
 
 _TEXT = "model.language_model."  # prefix of the text model's tensors in a multimodal model
@@ -185,3 +189,210 @@ def _outputs(rows: Tensor, layer: Linear, num_threads: int) -> Tensor:
     else:
         given = operators.packed_linear(rows, packed, bias, outputs, num_threads)
     return given
+
+
+def layer_program(
+    model: Description, shape: LayerShape, name: str, weights: Weights, remembered: Sequence[Tensor]
+) -> Program:
+    """Return the bytecode of the decoder layer ``name``, such as "model.layers.0", with its tensors.
+
+    ``shape`` has the layer's properties, and ``remembered`` its tensors of the cache: keys and values, then recurrent
+    states.
+
+    Raises:
+        NotCoveredError: a tensor is missing or has an unsupported layout.
+    """
+    writer, kind, eps, scales = _writer(model), model.norm_kind, model.norm_eps, model.scales
+
+    def norm(part: str) -> Tensor | None:
+        return weights.tensors.get(f"{name}.{part}.weight")
+
+    has_four = norm("pre_feedforward_layernorm") is not None
+    alone = norm("norm")  # that of a layer with one part (Nemotron-H)
+    before = norm("input_layernorm") if alone is None else alone
+    behind_mixer = norm("post_attention_layernorm") if has_four or before is None else None
+    before_mlp = norm("pre_feedforward_layernorm") if has_four or before is None else norm("post_attention_layernorm")
+
+    def added(mixed: Mixed, residual: int, scale: float, behind: Tensor | None) -> int:
+        """Write a part's last linear layer, the norm after it (None: no norm), and the addition to ``residual``.
+
+        ``scale`` multiplies the linear layer's output. Return the tensor number of the sum.
+        """
+        source, layer, reads = mixed
+        if behind is None:
+            (given,) = writer.linears(source, [layer], residual=residual, scale=scale, **reads)
+            return given
+        (given,) = writer.linears(source, [layer], **reads)
+        return writer.norm(given, behind, kind, eps, residual)
+
+    def path(part: str) -> str:
+        return f"{name}.{part}" if alone is None else f"{name}.mixer"
+
+    between = CARRIED
+    if shape.kind in RECURRENT:
+        part, write = RECURRENT[shape.kind]
+        states = remembered[2:] if shape.kind == BOTH else remembered
+        mixed = write(writer, model, weights, path(part), before, states)
+        between = added(mixed, between, scales.state, behind_mixer)
+    if shape.kind in (FULL, SLIDING, BOTH):
+        mixed = write_attention(writer, model, shape, weights, path("self_attn"), before, remembered[:2])
+        between = added(mixed, between, scales.attention, behind_mixer)
+    mlp, before_own = path("mlp"), before_mlp if alone is None else alone
+    if weights.has(f"{mlp}.experts.down_proj") and model.mixture is not None and before_own is not None:
+        rows = writer.norm(between, before_own, kind, eps)
+        write_mixture(writer, model.mixture, weights, mlp, rows, between, model.hidden_size, scales.mlp)
+    elif alone is None:
+        mixed = write_mlp(writer, model, weights, mlp, between, before_mlp)
+        added(mixed, between, scales.mlp, norm("post_feedforward_layernorm"))
+    elif shape.kind == DENSE:
+        added(write_mlp(writer, model, weights, mlp, between, before), between, scales.mlp, None)
+    return Program(writer.code(), writer.numbers, writer.own)
+
+
+def _writer(model: Description) -> Writer:
+    return Writer(2 + 2 * len(model.ropes) + (model.recurrence is not None))
+
+
+class LayerStack:
+    """All layers of a model and its final norm, over its tensors and one cache, registered in the native library."""
+
+    def __init__(self, programs: Sequence[Program], num_threads: int) -> None:
+        kinds: dict[tuple[object, ...], int] = {}
+        numbers = [kinds.setdefault(program.kind(), len(kinds)) for program in programs]
+        firsts = [programs[numbers.index(kind)] for kind in range(len(kinds))]
+        tensors = [tensor for program in programs for tensor in program.own]
+        self._number = torch.ops.yggdrasil.keep_stack(
+            tensors, numbers, list(range(len(tensors))),
+            [number for first in firsts for number in first.code], [len(first.code) for first in firsts],
+            [number for first in firsts for number in first.numbers],
+            [size for first in firsts for size in (len(first.numbers), len(first.own))],
+        )  # fmt: skip
+        self._num_threads = num_threads
+        finalize(self, drop_stack, self._number)
+
+    def run(self, rows: Tensor, shared: list[Tensor], kept: list[int]) -> list[Tensor]:
+        """Run all layers on the hidden states ``rows`` [W, H], and return the outputs [W, H] of the layers ``kept``.
+
+        ``kept`` are layer numbers in ascending order; the number of layers stands for the final norm. ``shared`` are
+        the tree mask, the offsets, the cosines and sines of each rotary table, and the rows' parents if there are
+        recurrent layers.
+        """
+        outputs: list[Tensor] = torch.ops.yggdrasil.run_stack(self._number, rows, shared, kept, self._num_threads)
+        return outputs
+
+
+def stack_of(model: Description, weights: Weights, cache: StaticCache, num_threads: int) -> LayerStack:
+    """Return an object that runs all layers and the final norm of a model over ``cache`` by one native call.
+
+    ``weights`` are the model's packed tensors by name.
+
+    Raises:
+        NotCoveredError: a tensor is missing or has an unsupported layout.
+    """
+    programs = [
+        layer_program(model, shape, f"model.layers.{number}", weights, cache.of_layer(number))
+        for number, shape in enumerate(model.layers)
+    ]
+    last = weights.tensors.get("model.norm.weight")
+    if last is None:
+        raise NotCoveredError("there is no last norm")
+    writer = _writer(model)
+    writer.norm(CARRIED, last, model.norm_kind, model.norm_eps)
+    return LayerStack([*programs, Program(writer.code(), writer.numbers, writer.own)], num_threads)
+
+
+_FIRST_ROWS = 512
+
+
+class RotaryTable:
+    """Cosines and sines [P, D] in ``dtype`` for P positions; the second half of each row equals the first.
+
+    Rows are computed when first needed, doubling their number each time: a model may have 131,072 positions, of which
+    most texts use a few hundred.
+    """
+
+    def __init__(self, rope: Mapping[str, Any], size: int, positions: int, dtype: torch.dtype) -> None:
+        self._frequencies, self._scale = frequencies(rope, size)
+        with torch.inference_mode(False):  # rows are written later, in either mode
+            self._cosines, self._sines = (torch.empty(positions, size, dtype=dtype) for _ in range(2))
+        self._computed = 0
+
+    def rows(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines, [W, D] each, of the positions [W] int64.
+
+        ``last`` is at least the largest position; the caller passes it to save a read of ``positions``.
+        """
+        if last >= self._computed:
+            self._compute(max(last + 1, _FIRST_ROWS, 2 * self._computed))
+        return self._cosines.index_select(0, positions), self._sines.index_select(0, positions)
+
+    @torch.no_grad()
+    def _compute(self, end: int) -> None:
+        """Compute the missing rows before position ``end``."""
+        begin, end = self._computed, min(end, len(self._cosines))
+        angles = torch.arange(begin, end, dtype=torch.int64).float()[:, None] * self._frequencies
+        angles = torch.cat([angles, angles], dim=-1)
+        self._cosines[begin:end] = angles.cos() * self._scale
+        self._sines[begin:end] = angles.sin() * self._scale
+        self._computed = end
+
+
+def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
+    """Return the frequencies [D / 2] float32 of a rotary embedding, in radians per position, and a factor.
+
+    Cosines and sines are multiplied by the factor. ``rope`` are transformers' ``rope_parameters``, ``size`` is D.
+    """
+    theta, kind = float(rope["rope_theta"]), rope["rope_type"]
+    shares = torch.arange(0, size, 2, dtype=torch.int64).float() / size
+    turns = 1.0 / (theta**shares)
+    if kind == "linear":
+        return turns / float(rope["factor"]), 1.0
+    if kind == "llama3":
+        return _llama3(turns, rope), 1.0
+    if kind == "longrope":  # factors for the original context; longer texts are not supported
+        original = float(rope["original_max_position_embeddings"])
+        factor = float(rope.get("factor") or float(rope["max_position_embeddings"]) / original)
+        scale = rope.get("attention_factor")
+        if scale is None:
+            scale = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+        short = torch.tensor(rope["short_factor"], dtype=torch.float32)
+        return 1.0 / (short * theta**shares), float(scale)
+    if kind == "yarn":
+        return _yarn(turns, rope)
+    return turns, 1.0
+
+
+def _yarn(turns: Tensor, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """Divide low frequencies by a factor, keep high ones, interpolate between (YaRN); return the factor of tables."""
+    length, size = float(rope["original_max_position_embeddings"]), 2 * len(turns)
+    factor = float(rope.get("factor") or rope["max_position_embeddings"] / length)
+
+    def grown(scale: float = 1.0) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    attention, scales = rope.get("attention_factor"), (rope.get("mscale"), rope.get("mscale_all_dim"))
+    if attention is None:
+        attention = grown(scales[0]) / grown(scales[1]) if scales[0] and scales[1] else grown()
+    theta = float(rope["rope_theta"])
+    low, high = (
+        size * math.log(length / (float(rope.get(name) or usual) * 2 * math.pi)) / (2 * math.log(theta))
+        for name, usual in (("beta_fast", 32), ("beta_slow", 1))
+    )
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = (torch.arange(len(turns)).float() - low) / (high - low if high != low else 0.001)
+    share = 1 - ramp.clamp(0, 1)  # of the kept frequency
+    return turns / factor * (1 - share) + turns * share, float(attention)
+
+
+def _llama3(turns: Tensor, rope: Mapping[str, Any]) -> Tensor:
+    """Scale frequencies by Llama 3's rule: divide low ones by a factor, keep high ones, interpolate between."""
+    length = float(rope["original_max_position_embeddings"])
+    low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
+    wavelengths = 2 * math.pi / turns
+    slow = torch.where(wavelengths > length / low, turns / factor, turns)
+    smooth = (length / wavelengths - low) / (high - low)
+    mixed = (1 - smooth) * slow / factor + smooth * slow
+    is_between = ~(wavelengths < length / high) & ~(wavelengths > length / low)
+    return torch.where(is_between, mixed, slow)

@@ -11,10 +11,9 @@ from yggdrasil.drafters.heads.eagle.drafter import SHORT_HEADS
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.marginals import Marginals
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
-from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.passes import HostBuffer, fitting
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
-from yggdrasil.tree.widths import fitting
 
 
 class BlockDrafter(TextHeadDrafter):

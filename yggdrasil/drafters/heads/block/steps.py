@@ -17,9 +17,8 @@ from torch import Tensor
 from yggdrasil.drafters.heads.call import HeadCall
 from yggdrasil.drafters.heads.medusa.steps import offer_to_depth
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.traced import CallStep
-from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.runtime.passes import CallStep
+from yggdrasil.tree.token_tree import TokenTree, attach_best, likeliest, offer, plant_root
 
 
 class BlockCall(HeadCall):

@@ -5,16 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_model_steps import FinishStep
+from yggdrasil.drafters.draft_model import FinishStep
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.eagle.steps import EagleCall, HeadStep, LevelStep
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
 from yggdrasil.drafters.level_drafter import LevelSteps
-from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.passes import HostBuffer, fitting
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
-from yggdrasil.tree.widths import fitting
 
 SHORT_HEADS = 2, 4  # widths of steps for the few tokens that most iterations accept: a padded row costs a full one
 

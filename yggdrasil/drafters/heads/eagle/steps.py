@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.heads.call import HeadCall
-from yggdrasil.runtime.traced import CallStep
-from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.runtime.passes import CallStep
+from yggdrasil.tree.token_tree import TokenTree, attach_best, likeliest, offer, plant_root
 
 
 class Place(NamedTuple):

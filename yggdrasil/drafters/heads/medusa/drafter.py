@@ -11,7 +11,7 @@ from yggdrasil.drafters.heads.medusa.module import MedusaSettings
 from yggdrasil.drafters.heads.medusa.steps import MedusaCall, MedusaStep
 from yggdrasil.drafters.level_drafter import LevelDrafter
 from yggdrasil.drafters.protocol import Capabilities, DraftSteps
-from yggdrasil.runtime.buffers import HostBuffer
+from yggdrasil.runtime.passes import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
 

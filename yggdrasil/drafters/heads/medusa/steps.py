@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.drafters.heads.call import HeadCall
-from yggdrasil.runtime.traced import CallStep, StepModule
-from yggdrasil.tree.growth import attach_best, likeliest, offer, plant_root
-from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
+from yggdrasil.runtime.passes import CallStep, StepModule
+from yggdrasil.tree.token_tree import NO_SCORE, TokenTree, attach_best, likeliest, offer, plant_root
 
 
 class MedusaCall(HeadCall):
