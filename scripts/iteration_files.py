@@ -36,7 +36,8 @@ def entered_files(found: set[str]) -> Iterator[None]:
 def files_by_kind(plan: str, num_tokens: int = 64) -> dict[str, set[str]]:
     """Files entered by iterations of each kind (plain, model_free, drafted), from one token to the next."""
     decoder = Decoder.from_plan(plan, force_machine=True)
-    decoder.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True)
+    for _ in range(3):  # what is made once, at the first step of a width
+        decoder.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True)
     found: dict[str, set[str]] = {}
     run = DecodeLoop.iterate
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from yggdrasil.engine.targets.steps import NativeVerifyStep, VerifyStep
+from yggdrasil.engine.targets.steps import VerifyStep
+from yggdrasil.engine.targets.target import NativeVerifyStep
 from yggdrasil.native import is_native
 from yggdrasil.runtime.passes import Forward
 from yggdrasil.tree.token_tree import TokenTree

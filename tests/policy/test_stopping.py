@@ -141,7 +141,7 @@ def test_a_measured_tree_is_filled_as_far_as_it_is_verified():
     generator = np.random.default_rng(13)
     shape = TreeShape(2, 2, 8)
     for _ in range(40):
-        (small, _, order), (_, _, every) = filled(generator, False, FixedPolicy(shape, wants_model_free=True), shape)
+        (small, _, order), (_, _, every) = filled(generator, False, FixedPolicy(shape), shape)
         assert order[:8] == every[:8]
         assert small.size < 8 + 7, "beside the best, there are those that were drafted"
 

@@ -59,12 +59,13 @@ class Policy(Protocol):
 class FixedPolicy:
     """Policy that chooses the same tree shape in every iteration. A draft width of 1 drafts a chain.
 
-    With ``wants_model_free`` model-free drafts extend the tree.
+    Where ``wants_model_free`` is set, model-free drafts extend the tree.
     """
 
-    def __init__(self, shape: TreeShape, *, wants_model_free: bool = False) -> None:
+    wants_model_free = False
+
+    def __init__(self, shape: TreeShape) -> None:
         self._decision = Decision(shape, is_drafting=shape.depth > 0)
-        self.wants_model_free = wants_model_free
 
     def begin(self) -> None:
         """Do nothing: a fixed policy has no state of a request."""
@@ -90,8 +91,10 @@ class FixedPolicy:
 class ModelFreePolicy(FixedPolicy):
     """Policy that verifies ``verify_width`` nodes of every model-free tree, or decodes plainly without drafts."""
 
+    wants_model_free = True
+
     def __init__(self, verify_width: int) -> None:
-        super().__init__(PLAIN_STEP, wants_model_free=True)
+        super().__init__(PLAIN_STEP)
         self._verify_width = verify_width
 
     def choose(

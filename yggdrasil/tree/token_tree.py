@@ -370,7 +370,7 @@ def _may_sample(draw_weights: Tensor) -> bool:
 
     A step that is being traced, with tensors that have no values, serves both, and so do those for a GPU.
     """
-    return type(draw_weights) is not Tensor or not draw_weights.is_cpu or bool(draw_weights[0])
+    return type(draw_weights) is not Tensor or not draw_weights.is_cpu or bool(draw_weights.numpy()[0])
 
 
 def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:

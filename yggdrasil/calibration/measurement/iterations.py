@@ -82,7 +82,7 @@ def wide_widths(shapes: Shapes) -> list[int]:
     return wide
 
 
-def measured_policies(assembly: Assembly) -> list[Policy]:
+def measured_policies(assembly: Assembly) -> list[FixedPolicy]:
     """Return the policies whose iterations are timed: plain steps, model-free trees, and trees of each draft width.
 
     Those that the assembly cannot decode with are left out.
@@ -90,15 +90,15 @@ def measured_policies(assembly: Assembly) -> list[Policy]:
     Raises:
         YggdrasilError: there is a drafter, and the only verify width is 1.
     """
-    shapes, has_model_free = assembly.shapes, assembly.engine.model_free is not None
-    policies: list[Policy] = [FixedPolicy(PLAIN_STEP, wants_model_free=has_model_free)]
-    if has_model_free and shapes.verify_widths[-1] > 1:
-        policies.append(ModelFreePolicy(shapes.verify_widths[-1]))
+    shapes, trees = assembly.shapes, [PLAIN_STEP]
     if shapes.draft_widths:
-        wide = wide_widths(shapes)
-        depth = min(DEPTH, shapes.max_depth)
-        trees = [TreeShape(width, depth, wide[i % len(wide)]) for i, width in enumerate(shapes.draft_widths)]
-        policies += [FixedPolicy(tree, wants_model_free=has_model_free) for tree in trees]
+        wide, depth = wide_widths(shapes), min(DEPTH, shapes.max_depth)
+        trees += [TreeShape(width, depth, wide[i % len(wide)]) for i, width in enumerate(shapes.draft_widths)]
+    policies = [FixedPolicy(tree) for tree in trees]
+    if assembly.engine.model_free is not None and shapes.verify_widths[-1] > 1:
+        for policy in policies:
+            policy.wants_model_free = True
+        policies.insert(1, ModelFreePolicy(shapes.verify_widths[-1]))
     return policies
 
 

@@ -16,7 +16,6 @@ from yggdrasil.acceptance.tensor_sampling import (
     logprob_words,
     process,
 )
-from yggdrasil.native.direct import VerifiedRows, direct
 from yggdrasil.runtime.passes import CallStep, Forward, ModelCall, StepModule
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -205,44 +204,3 @@ class AcceptStep(StepModule):
         path, choices = accept(kind.rule, rows, scores, choices, inputs)
         words = choices[:0] if kind.num_top is None else logprob_words(logits, choices, kind.num_top)
         return _summary(rows, path, logits.amax(-1), choices), words
-
-
-class NativeVerifyStep(VerifyStep):
-    """``VerifyStep`` over fixed buffers: selecting and accepting rows are one native call each."""
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__(call)
-        self._rows: VerifiedRows | None = None
-
-    def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        root: Tensor,
-        chosen: Tensor,
-        *tree_buffers: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Run nodes of a tree through the target, write their KV entries, and accept the path of argmax tokens.
-
-        Args:
-            root: [1] int64, the root's index in the text.
-            chosen: [W] int64, the nodes.
-            tree_buffers: the tensors of the ``TokenTree``. Every call must pass the same buffers.
-
-        Returns (summary [2 + 4W] int64 as ``VerifyStep`` defines it, hidden [W, H], [W, H] of each layer a drafter
-        reads). The next call overwrites the summary.
-        """
-        if self._rows is None:  # every call has the buffers with which the step was defined
-            tree = TokenTree(*tree_buffers)
-            self._rows = VerifiedRows(
-                chosen, root, (tree.tokens, tree.parents, tree.depths, tree.scores, tree.ancestors)
-            )
-            self._select, self._accept = direct("select_rows", self._rows), direct("accept_rows", self._rows)
-        rows = self._rows
-        self._select()
-        found = self._call(weights, caches, rows.tokens, rows.positions, rows.ancestors, rows.offsets)
-        best, choices = found.best_tokens()
-        rows.best.copy_(best)
-        rows.choices.copy_(choices)
-        self._accept()
-        return rows.summary, found.hidden.float(), *found.layers
