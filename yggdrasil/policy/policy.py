@@ -314,14 +314,6 @@ class AcceptanceCorrection:
         """Move the correction factor towards 1, for an iteration that verified no model-free tree."""
         self.observe(0.0, 0.0)
 
-    def corrected(self, tokens: float) -> float:
-        """Return the expected tokens of a tree after the correction.
-
-        Args:
-            tokens: tokens that the scores of the tree's nodes predict. Argument and result count the bonus token.
-        """
-        return 1.0 + max(tokens - 1.0, 0.0) * self.factor
-
     def state(self) -> dict[str, Any]:
         """Return the two moving averages behind the correction factor, as plain data for JSON."""
         return {"estimated": self._estimated, "accepted": self._accepted}
