@@ -70,8 +70,16 @@ def test_what_reading_takes_a_token_is_a_median_and_never_less_than_nothing(samp
 @pytest.mark.parametrize(
     ("turns", "expected"), [((3.0, 1.0, 9.0), 1.0), ((9.0, 2.0, 1.0, 3.0), 2.0), ((9.0, 9.0, 2.0, 9.0, 1.0), 2.0)]
 )
-def test_a_step_takes_the_lower_quartile_of_its_turns(turns, expected):
+def test_iterations_take_the_lower_quartile(turns, expected):
     assert typical(turns) == expected
+
+
+def test_a_step_takes_the_least_of_its_turns():
+    """A busy machine leaves one turn undisturbed, not always the same."""
+    turns = ({1: 9.0, 4: 50.0}, {1: 20.0, 4: 10.0}, {1: 30.0, 4: 30.0})
+    rows = [Sample(64, turn, 0, 0, width, "pass", ms) for turn, each in enumerate(turns) for width, ms in each.items()]
+
+    assert costs_of(rows, (1, 4)).verify_ms == {1: 9.0, 4: 10.0}
 
 
 def test_a_step_that_only_a_pause_explains_is_lowered():

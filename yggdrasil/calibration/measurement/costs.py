@@ -18,13 +18,15 @@ _CLEARLY = 1.05  # a width is dropped if it costs more than this times a wider o
 
 
 def typical(milliseconds: Iterable[float]) -> float:
-    """Return the lower quartile of measured times, the least of up to three: other programs only ever add time."""
+    """Return the lower quartile of times of iterations, the least of up to three: other programs only ever add time."""
     ordered = sorted(milliseconds)
     return ordered[len(ordered) // 4]
 
 
 def step_ms(samples: Iterable[Sample], stage: str) -> dict[int, float]:
-    """Return the typical milliseconds of a step by width, of the samples of one context length.
+    """Return the least milliseconds of a step by width, of the samples of one context length.
+
+    A step does the same work in every turn, and other programs only ever add time.
 
     Args:
         stage: "pass" for the target's passes by verify width, "grow" for draft steps by draft width.
@@ -33,11 +35,11 @@ def step_ms(samples: Iterable[Sample], stage: str) -> dict[int, float]:
     for sample in samples:
         if sample.stage == stage:
             found[sample.verify_width if stage == "pass" else sample.width].append(sample.ms)
-    return {width: typical(found[width]) for width in sorted(found)}
+    return {width: min(found[width]) for width in sorted(found)}
 
 
 def shows_pause(samples: Sequence[Sample]) -> bool:
-    """Return whether only a pause of the machine explains the typical time of a step, see ``policy.costs``."""
+    """Return whether only a pause of the machine explains the least time of a step, see ``policy.costs``."""
     return any(has_pause(step_ms(samples, stage)) for stage in ("pass", "grow"))
 
 
