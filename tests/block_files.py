@@ -6,6 +6,7 @@ are from there too, DSpark's Markov heads from deepseek-ai/DeepSpec's markov_hea
 """
 
 import torch
+from head_files import layer_shapes
 from other_heads import random_tensors
 from torch.nn import functional
 
@@ -68,20 +69,14 @@ def speculators_block_config(vocab, drafted, block_size=4, layers=(1, 3, 5), lay
 def block_shapes(config):
     """Names and shapes of a block head's file: no embedding, an output layer only for a vocabulary of its own."""
     layer = config.get("transformer_layer_config", config)
-    hidden, inner, size = layer["hidden_size"], layer["intermediate_size"], layer["head_dim"]
-    queries, keys = layer["num_attention_heads"] * size, layer["num_key_value_heads"] * size
+    hidden, size = layer["hidden_size"], layer["head_dim"]
     own = section_of(config)
     states = len(config.get("aux_hidden_state_layer_ids") or own["target_layer_ids"])
     shapes = {"fc.weight": (hidden, states * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     for number in range(layer["num_hidden_layers"]):
-        of_layer = {
-            "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-            "self_attn.q_proj": (queries, hidden), "self_attn.o_proj": (hidden, queries),
-            "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
-            "self_attn.q_norm": (size,), "self_attn.k_norm": (size,), "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
-        }  # fmt: skip
-        shapes |= {f"layers.{number}.{name}.weight": shape for name, shape in of_layer.items()}
+        prefix = f"layers.{number}."
+        shapes |= {f"{prefix}input_layernorm.weight": (hidden,), **layer_shapes(prefix, layer, hidden)}
+        shapes |= {f"{prefix}self_attn.{name}_norm.weight": (size,) for name in ("q", "k")}
         if taps := own.get("conv_kernel_size"):
             projected = 2 * taps * hidden // own["conv_group_size"]
             for where in ("attention_conv", "mlp_conv"):

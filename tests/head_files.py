@@ -23,29 +23,19 @@ SIZES = {
 def published_tensors(config, *, spelling="midlayer.", seed=0):
     """Exact names and shapes: `fc`, the layer, `norm`, `lm_head`, and the vocabulary's tables."""
     layer = config.get("transformer_layer_config", config)
-    hidden, inner, size = layer["hidden_size"], layer["intermediate_size"], layer["head_dim"]
-    heads, key_heads = layer["num_attention_heads"], layer["num_key_value_heads"]
+    hidden, vocab, drafted = layer["hidden_size"], layer["vocab_size"], config["draft_vocab_size"]
     target = config.get("target_hidden_size", hidden)
-    drafted, vocab = config["draft_vocab_size"], layer["vocab_size"]
-    shapes = {
-        "fc.weight": (hidden, 3 * target),
-        f"{spelling}input_layernorm.weight": (hidden,),
-        f"{spelling}hidden_norm.weight": (hidden,),
-        f"{spelling}self_attn.q_proj.weight": (heads * size, 2 * hidden),
-        f"{spelling}self_attn.k_proj.weight": (key_heads * size, 2 * hidden),
-        f"{spelling}self_attn.v_proj.weight": (key_heads * size, 2 * hidden),
-        f"{spelling}self_attn.o_proj.weight": (hidden, heads * size),
-        f"{spelling}post_attention_layernorm.weight": (hidden,),
-        f"{spelling}mlp.gate_proj.weight": (inner, hidden),
-        f"{spelling}mlp.up_proj.weight": (inner, hidden),
-        f"{spelling}mlp.down_proj.weight": (hidden, inner),
+    shapes = {"fc.weight": (hidden, 3 * target)}
+    shapes |= {f"{spelling}{name}.weight": (hidden,) for name in ("input_layernorm", "hidden_norm")}
+    shapes |= {
+        **layer_shapes(spelling, layer, 2 * hidden),
         "norm.weight": (hidden,),
         "lm_head.weight": (drafted, hidden),
     }
     if config.get("norm_before_fc"):
         shapes["input_norm.weight"] = (3 * target,)
     if layer["model_type"] == "qwen3":
-        shapes |= {f"{spelling}self_attn.{name}_norm.weight": (size,) for name in ("q", "k")}
+        shapes |= {f"{spelling}self_attn.{name}_norm.weight": (layer["head_dim"],) for name in ("q", "k")}
     if config.get("fc_norm"):
         shapes |= {f"fc_norm.{i}.weight": (target,) for i in range(3)}
     generator = torch.Generator().manual_seed(seed)
@@ -55,6 +45,19 @@ def published_tensors(config, *, spelling="midlayer.", seed=0):
         tensors["d2t"] = tokens - torch.arange(drafted)
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, tokens, True)
     return tensors
+
+
+def layer_shapes(prefix, layer, inputs):
+    """Of the linears and the second norm of a decoder layer whose queries, keys and values are of ``inputs``."""
+    hidden, inner, heads = layer["hidden_size"], layer["intermediate_size"], layer["num_attention_heads"]
+    size = layer.get("head_dim", hidden // heads)
+    queries, keys = heads * size, layer.get("num_key_value_heads", heads) * size
+    shapes = {
+        "self_attn.q_proj": (queries, inputs), "self_attn.k_proj": (keys, inputs), "self_attn.v_proj": (keys, inputs),
+        "self_attn.o_proj": (hidden, queries), "post_attention_layernorm": (hidden,), "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
 
 
 def write_head(folder, config, tensors):
@@ -120,14 +123,17 @@ class Reference:
     @torch.no_grad()
     def rows(self, tokens, features, positions, mask):
         """Outputs [T, H] and logits [T, Vd] of rows that attend where ``mask`` [T, T] says."""
-        config = self.config
         e = self.norm(self._of("input_layernorm"), self.embedding[tokens])
         n = self.norm(self._of("hidden_norm"), features)
-        both = torch.cat([e, n], dim=-1)
-        shape = (1, len(tokens), -1, config.head_dim)
-        q, k, v = (
-            (both @ self._of(f"self_attn.{name}_proj").T).view(shape).transpose(1, 2) for name in ("q", "k", "v")
-        )
+        a = self._attention(torch.cat([e, n], dim=-1), positions, mask)
+        residual = n if self.switches.get("norm_before_residual") else features
+        h = residual + a
+        h = h + self.mlp(self.norm(self._of("post_attention_layernorm"), h))
+        return h, self.norm(self.tensors["norm.weight"], h) @ self.tensors["lm_head.weight"].T
+
+    def _attention(self, x, positions, mask):
+        config, shape = self.config, (1, len(x), -1, self.config.head_dim)
+        q, k, v = ((x @ self._of(f"self_attn.{name}_proj").T).view(shape).transpose(1, 2) for name in ("q", "k", "v"))
         if f"{self.spelling}self_attn.q_norm.weight" in self.tensors:
             q, k = (self.norm(self._of(f"self_attn.{name}_norm"), each) for name, each in (("q", q), ("k", k)))
         q, k = apply_rotary_pos_emb(q, k, *self.rotary(v, torch.as_tensor(positions)[None]))
@@ -137,11 +143,7 @@ class Reference:
             mask = mask & (rows[:, None] - rows[None, :] < self.window)
         scores = q @ repeat_kv(k, groups).transpose(-1, -2) / config.head_dim**0.5
         weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-        a = (weights @ repeat_kv(v, groups)).transpose(1, 2).flatten(-2)[0]
-        residual = n if self.switches.get("norm_before_residual") else features
-        h = residual + a @ self._of("self_attn.o_proj").T
-        h = h + self.mlp(self.norm(self._of("post_attention_layernorm"), h))
-        return h, self.norm(self.tensors["norm.weight"], h) @ self.tensors["lm_head.weight"].T
+        return (weights @ repeat_kv(v, groups)).transpose(1, 2).flatten(-2)[0] @ self._of("self_attn.o_proj").T
 
     def next_feature(self, h):
         return self.norm(self.tensors["norm.weight"], h) if self.switches.get("norm_output") else h

@@ -3,8 +3,7 @@
 import json
 
 import torch
-from head_files import SIZES, Reference
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+from head_files import SIZES, Reference, layer_shapes
 
 HIDDEN, INNER = SIZES["hidden_size"], SIZES["intermediate_size"]
 
@@ -17,20 +16,10 @@ def first_config(vocab=64, **more):
 
 def first_shapes(config, *, has_bias=True):
     """Names and shapes of an EAGLE-1 file: no first norm, no last norm, no head."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    heads = config["num_attention_heads"]
-    keys = config.get("num_key_value_heads", heads) * (hidden // heads)
-    shapes = {
-        "fc.weight": (hidden, 2 * hidden),
-        "layers.0.self_attn.q_proj.weight": (hidden, hidden),
-        "layers.0.self_attn.k_proj.weight": (keys, hidden),
-        "layers.0.self_attn.v_proj.weight": (keys, hidden),
-        "layers.0.self_attn.o_proj.weight": (hidden, hidden),
-        "layers.0.mlp.gate_proj.weight": (inner, hidden),
-        "layers.0.mlp.up_proj.weight": (inner, hidden),
-        "layers.0.mlp.down_proj.weight": (hidden, inner),
-        "layers.0.post_attention_layernorm.weight": (hidden,),
-    }
+    hidden = config["hidden_size"]
+    shapes = {"fc.weight": (hidden, 2 * hidden), **layer_shapes("layers.0.", config, hidden)}
+    norm = "layers.0.post_attention_layernorm.weight"
+    shapes[norm] = shapes.pop(norm)  # last: numbers are drawn in this order, and with these the head drafts well
     if has_bias:
         shapes["fc.bias"] = (hidden,)
     if config.get("add_para_norm"):
@@ -85,19 +74,12 @@ class FirstReference(StateTwin, Reference):
 
     @torch.no_grad()
     def rows(self, tokens, features, positions, mask):
-        config, embedded = self.config, self.embedding[tokens]
+        embedded = self.embedding[tokens]
         if self.switches.get("add_para_norm"):
             embedded = self.norm(self.tensors["embedding_layernorm.weight"], embedded)
             features = self.norm(self.tensors["hidden_states_layernorm.weight"], features)
         z = torch.cat([embedded, features], dim=-1) @ self.tensors["fc.weight"].T + self.tensors.get("fc.bias", 0.0)
-        shape = (1, len(tokens), -1, config.head_dim)
-        q, k, v = (z @ self._of(f"self_attn.{name}_proj").T for name in ("q", "k", "v"))
-        q, k, v = (each.view(shape).transpose(1, 2) for each in (q, k, v))
-        q, k = apply_rotary_pos_emb(q, k, *self.rotary(v, torch.as_tensor(positions)[None]))
-        groups = config.num_attention_heads // config.num_key_value_heads
-        scores = q @ repeat_kv(k, groups).transpose(-1, -2) / config.head_dim**0.5
-        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-        h = z + (weights @ repeat_kv(v, groups)).transpose(1, 2).flatten(-2)[0] @ self._of("self_attn.o_proj").T
+        h = z + self._attention(z, positions, mask)
         h = h + self.mlp(self.norm(self._of("post_attention_layernorm"), h))
         return h, h @ self.output.T
 
