@@ -134,9 +134,9 @@ OTHERWISE: tuple[dict[str, object], ...] = (
 
 
 # Layer sizes of published models, but two to four layers and a small vocabulary. They are from copies of config.json in
-# public code. Falcon-H1-1.5B's are those of the table in transformers' documentation, which lacks the MLP's size;
-# LFM2-8B-A1B's other fields are transformers' defaults, which its documentation says are this model's. Not compared with
-# a published file: Granite-4.0-H-350M's size of a state's head and of the MLP.
+# public code. Falcon-H1-1.5B's are those of the table in transformers' documentation, which lacks the MLP's size. The
+# other fields of LFM2-8B-A1B are transformers' defaults, which its documentation says are this model's. Not compared
+# with a published file: Granite-4.0-H-350M's size of a state's head and of the MLP.
 _CONV = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "conv_L_cache": 3}
 _GRANITE = {
     "hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 4, "mamba_d_state": 128, "mamba_n_heads": 48,
