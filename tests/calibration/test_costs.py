@@ -76,7 +76,7 @@ def test_iterations_take_the_lower_quartile(turns, expected):
 
 def test_a_step_takes_the_least_of_its_turns():
     """A busy machine leaves one turn undisturbed, not always the same."""
-    turns = ({1: 9.0, 4: 50.0}, {1: 20.0, 4: 10.0}, {1: 30.0, 4: 30.0})
+    turns = ({1: 9.0, 4: 50.0}, {1: 20.0, 4: 10.0}, *({1: 30.0, 4: 30.0},) * 4)
     rows = [Sample(64, turn, 0, 0, width, "pass", ms) for turn, each in enumerate(turns) for width, ms in each.items()]
 
     assert costs_of(rows, (1, 4)).verify_ms == {1: 9.0, 4: 10.0}

@@ -73,8 +73,8 @@ def _costs_at(context: int, samples: Sequence[Sample], shapes: Shapes) -> Costs:
     overheads = [iteration_ms(each, "overhead") for each in (plain, model_free, drafted)]
     overhead_ms = next((ms for ms in reversed(overheads) if ms is not None), 0.0)
     attaching = [each.ms - (each.depth - 1) * levels[each.width] for each in drafted if each.stage == "draft_steps"]
-    if attaching:  # what drafting takes besides its steps, such as the last level
-        overhead_ms = rounded(overhead_ms + max(typical(attaching), 0.0))
+    if attaching:  # what drafting takes besides its steps, such as the last level, least as those
+        overhead_ms = rounded(overhead_ms + max(min(attaching), 0.0))
     reading = [each.ms for each in samples if each.stage == "reading"]
     has_drafter = bool(shapes.draft_widths)
     return Costs(
