@@ -48,7 +48,7 @@ def main(
         texts = [
             tokenizer.decode(document.answer, skip_special_tokens=True).strip() for document in read_documents(answers)
         ]
-        found = [text for text in texts if text]
+        found = [text for text in dict.fromkeys(texts) if text]  # the same question may be sampled twice
         whole = json.dumps(found, ensure_ascii=False).encode()
         write_atomic(pack, lzma.compress(whole, preset=9 | lzma.PRESET_EXTREME))
         print(f"{pack}: {len(found):,} answers, {len(whole):,} bytes of text")

@@ -82,7 +82,7 @@ def test_the_shipped_answers_are_text_of_a_size():
     answers = json.loads(lzma.decompress(shipped_table.ANSWERS.read_bytes()))
 
     assert all(isinstance(answer, str) and answer.strip() for answer in answers)
-    assert sum(map(len, answers)) > 300_000
+    assert sum(map(len, answers)) > 900_000
     assert not any("<|im_end|>" in answer for answer in answers)
 
 

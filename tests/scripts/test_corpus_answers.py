@@ -15,7 +15,9 @@ def test_answers_are_packed_as_text_without_control_tokens(tmp_path, capsys):
     end, texts = tokenizer.eos_token_id, ["The old town by the sea.\n", "def add(a, b):\n    return a + b"]
     answers = [[*tokenizer(text)["input_ids"], end] for text in texts]
     file, packed = tmp_path / "answers.jsonl", tmp_path / "answers.xz"
-    file.write_text("".join(json.dumps({"prompt": [1], "answer": answer}) + "\n" for answer in [*answers, [end]]))
+    file.write_text(
+        "".join(json.dumps({"prompt": [1], "answer": answer}) + "\n" for answer in [*answers, [end], answers[0]])
+    )
 
     script.main(TARGET, file, pack=packed)
 
