@@ -179,10 +179,15 @@ class _Way(NamedTuple):
 def _ways(plan: Plan, dtype: str, lengths: Sequence[int], files: list[Path]) -> list[_Way]:
     """The plan's own weights plainly, with its draft model and with each look-up; then GGUF files of the model.
 
-    A plan for a GGUF file decodes its weights widened; llama.cpp gets them so, and the file as it is.
+    A plan that decodes a GGUF file's blocks as they are is compared on the file alone. If it decodes them dequantised,
+    llama.cpp gets the dequantised weights, too.
     """
     own = Source.find(plan.target.path()).gguf
     files = list({file.resolve(): file for file in (*([own] if own else []), *files)}.values())
+    return [*([] if plan.target.weights == "file" else _ways_dequantised(plan, dtype, lengths)), *_ways_of(files)]
+
+
+def _ways_dequantised(plan: Plan, dtype: str, lengths: Sequence[int]) -> list[_Way]:
     target = [("--model", _folder(plan.target.path(), dtype))]
     ways = [_Way("llama.cpp, plain", "llama.cpp", target, [])]
     if (drafter := _drafter(plan)) is not None:
@@ -193,7 +198,13 @@ def _ways(plan: Plan, dtype: str, lengths: Sequence[int], files: list[Path]) -> 
             _Way(f"llama.cpp, draft model, {n} tokens", "llama.cpp", both, [*draft, "--spec-draft-n-max", str(n)])
             for n in lengths
         ]
-    ways += [_Way(f"llama.cpp, {name}", "llama.cpp", target, ["--spec-type", kind]) for kind, name in LOOK_UPS.items()]
+    return ways + [
+        _Way(f"llama.cpp, {name}", "llama.cpp", target, ["--spec-type", kind]) for kind, name in LOOK_UPS.items()
+    ]
+
+
+def _ways_of(files: Sequence[Path]) -> list[_Way]:
+    ways = []
     for file in files:
         family, model = f"llama.cpp on {file.stem}", [("--model", str(file))]
         ways.append(_Way(f"{family}, plain", family, model, []))

@@ -55,6 +55,10 @@ def test_each_kind_of_iteration_has_an_overhead_of_its_own():
     without = costs_of(rows, (1, 2, 4))
     assert (without.overhead_ms, without.model_free_overhead_ms, without.head_ms) == (0.1, None, 0.0)
     assert costs_of(passes_of({2: 10.0}), (1, 2)).plain_ms == PLAIN_MS
+    first_use = [row for row in rows + trees if row not in plain_iterations()]
+    assert costs_of(first_use, (1, 2, 4), (2,)).plain_ms == PLAIN_MS + 0.1, (
+        "no plain iteration: it drafts nothing either"
+    )
 
 
 @pytest.mark.parametrize(("samples", "expected"), [((0.3, 0.1, 0.2), 0.2), ((-0.1, 0.1, -0.2), 0.0)])

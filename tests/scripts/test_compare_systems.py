@@ -57,3 +57,18 @@ def test_what_nobody_can_mean_is_refused_before_a_model_is_opened(compare_system
 
     assert isinstance(ended.exception, YggdrasilError) or ended.exit_code == 2
     assert re.search(sentence, f"{ended.exception} {ended.output}")
+
+
+@pytest.mark.parametrize("weights", ["file", "full"])
+def test_blocks_of_a_file_are_compared_on_the_file_alone(compare_systems, monkeypatch, tmp_path, weights):
+    """Of dequantised weights llama.cpp has files of its own."""
+    file = tmp_path / "model.gguf"
+    monkeypatch.setattr(compare_systems.Source, "find", lambda _: SimpleNamespace(gguf=file))
+    monkeypatch.setattr(compare_systems, "_folder", lambda model, dtype: "folder")
+    plan = SimpleNamespace(target=SimpleNamespace(path=lambda: str(file), weights=weights), drafter=None)
+    ways = compare_systems._ways(plan, "bfloat16", [4], [])
+
+    of_file = [way.name for way in ways if way.models == [("--model", str(file))]]
+    assert len(of_file) == 1 + len(compare_systems.LOOK_UPS)
+    assert all(name.startswith("llama.cpp on model, ") for name in of_file)
+    assert len(ways) == len(of_file) * (1 if weights == "file" else 2)

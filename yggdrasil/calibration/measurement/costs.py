@@ -71,7 +71,8 @@ def _costs_at(context: int, samples: Sequence[Sample], shapes: Shapes) -> Costs:
         return max(rounded(typical(found)), 0.0) if found else None
 
     overheads = [iteration_ms(each, "overhead") for each in (plain, model_free, drafted)]
-    overhead_ms = next((ms for ms in reversed(overheads) if ms is not None), 0.0)
+    known = [ms for ms in overheads if ms is not None] or [0.0]
+    overhead_ms, plain_overhead_ms = known[-1], known[0]
     attaching = [each.ms - (each.depth - 1) * levels[each.width] for each in drafted if each.stage == "draft_steps"]
     if attaching:  # what drafting takes besides its steps, such as the last level, least as those
         overhead_ms = rounded(overhead_ms + max(min(attaching), 0.0))
@@ -83,7 +84,7 @@ def _costs_at(context: int, samples: Sequence[Sample], shapes: Shapes) -> Costs:
         draft_ms={width: rounded(levels[width]) for width in shapes.draft_widths},
         verify_ms={width: rounded(passes[width]) for width in shapes.verify_widths},
         overhead_ms=overhead_ms,
-        plain_ms=rounded(passes[1] + (overhead_ms if overheads[0] is None else overheads[0])),
+        plain_ms=rounded(passes[1] + plain_overhead_ms),
         model_free_overhead_ms=overheads[1] if has_drafter else None,
         reading_ms=rounded(max(median(reading), 0.0)) if reading else 0.0,
     )
