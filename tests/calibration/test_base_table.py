@@ -8,20 +8,25 @@ import torch
 from tiny_pair import byte_tokenizer, random_model
 
 from yggdrasil.artifacts import model_fingerprint
+from yggdrasil.calibration import pipeline
+from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, PairSource
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.statistics import base_table as base_tables
+from yggdrasil.calibration.statistics import model_free
 from yggdrasil.calibration.statistics.base_table import BaseTable, base_table, count_documents
 from yggdrasil.calibration.statistics.learning import fit_statistics
 from yggdrasil.calibration.statistics.scorer_fit import fit_scorer
 from yggdrasil.drafters.model_free_options import StatisticsOptions
+from yggdrasil.drafters.protocol import group_of
 from yggdrasil.drafters.statistics import shipped_table
-from yggdrasil.drafters.statistics.drafter import table_origin
+from yggdrasil.drafters.statistics.drafter import StatisticsDrafter, table_origin
 from yggdrasil.drafters.statistics.grown_table import OWN_WEIGHT
 from yggdrasil.drafters.statistics.portable import HIDDEN, table_key
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.policy.costs import StepCosts
+from yggdrasil.scheduling.plan import Shapes
 
 COSTS = StepCosts(0.01, {}, {1: 1.0, 2: 1.02, 4: 1.1, 8: 1.2}, overhead_ms=0.02, plain_ms=1.02)
 TABLE_TOO = StatisticsOptions()
@@ -152,3 +157,46 @@ def test_a_scorer_that_is_not_fitted_is_the_one_of_the_shipped_text():
 
     assert fit_scorer(documents()[:3], with_table=True, base=BaseTable(mark, SHIPPED)) is mark
     assert count_documents([], None).num_tokens == 0
+
+
+def test_a_calibration_adds_its_text_to_the_base_table(monkeypatch, tmp_path):
+    """From the first line of a calibration to what its plan records, with measuring and generating left out."""
+    own, base, known = documents(), BaseTable(NGramScorer.of_shipped_text(), SHIPPED.taken_from("a book")), []
+
+    class ChoosingError(Exception):
+        """The statistics are fitted."""
+
+    def choose(job, counted, costs):
+        known.append(counted)
+        raise ChoosingError
+
+    def phase(title):
+        return lambda fraction: None
+
+    drafter = StatisticsDrafter(NGramScorer.default(with_table=True))
+    engine = SimpleNamespace(model_free=group_of([drafter]))
+    assembly = SimpleNamespace(target=SimpleNamespace(loaded=None), engine=engine, complete=lambda _: None)
+    for name, stand_in in {
+        "base_table": lambda *given: base,
+        "_choose_threads": lambda assembly, pair, work, reporter: pair,
+        "restrict_vocabulary": lambda job: job,
+        "_measure": lambda job: [],
+        "useful_verify_widths": lambda samples, shapes: (1, 2),
+        "costs_from": lambda samples, shapes: [SimpleNamespace(steps=lambda: COSTS)],
+        "_choose": choose,
+    }.items():
+        monkeypatch.setattr(pipeline, name, stand_in)
+    monkeypatch.setattr(model_free, "own_text", lambda job: own)
+    pair = PairSource("target", None, "bfloat16", 1, 1, Shapes(), model_free=(TABLE_TOO,))
+    settings = CalibrationSettings(pair, tmp_path, "mine", tmp_path, QUICK)
+    with pytest.raises(ChoosingError):
+        pipeline._calibrate(settings, assembly, None, [], tmp_path, SimpleNamespace(phase=phase))
+
+    assert tables_equal(known[0].table, count_documents(own, base))
+    assert not tables_equal(known[0].table, count_documents(own, None))
+    assert known[0].table.origin.startswith("a book and ")
+    assert drafter.has_table
+
+
+def tables_equal(first, second):
+    return all(np.array_equal(*pair) for pair in zip(first.tensors(), second.tensors(), strict=True))

@@ -5,10 +5,12 @@ import json
 import lzma
 import subprocess
 import sys
+import threading
 
 import pytest
 from tiny_pair import byte_tokenizer
 
+from yggdrasil.artifacts.lock import locked
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics import shipped_table
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
@@ -76,6 +78,19 @@ def test_answers_of_chat_models_count_more_than_other_text(short_text, tmp_path)
         int(each.totals[each.keys == table_key(byte_tokenizer()("og")["input_ids"])].sum()) for each in (both, alone)
     ]
     assert rows[0] - rows[1] == ANSWERS_WEIGHT * before_dogs == ANSWERS_WEIGHT * 2
+
+
+def test_a_table_that_another_process_writes_is_waited_for(short_text, tmp_path, monkeypatch):
+    file, waits = tmp_path / "table", threading.Event()
+    monkeypatch.setattr(shipped_table, "tell", lambda sentence: waits.set())
+    second = threading.Thread(target=make_table, args=(short_text, file))
+    with locked(file.with_suffix(".lock"), "a test"):
+        second.start()
+        assert waits.wait(60)
+        file.write_bytes(b"written")
+    second.join()
+
+    assert file.read_bytes() == b"written"
 
 
 def test_the_shipped_answers_are_text_of_a_size():
