@@ -77,10 +77,10 @@ def test_a_models_own_shipped_table_comes_first(found, shipped):
     assert np.array_equal(base.table.keys, SHIPPED.keys)
     assert np.array_equal(base.scorer.bias, NGramScorer.default(with_table=True).bias)
     assert base.table.origin == "90 tokens of shipped answers of this model"
-    assert told == [f"the n-gram table starts from {base.table.origin} (--own-table: from none)"]
+    assert told == [f"the n-gram table starts from {base.table.origin} (--own-table leaves that out)"]
     of_text, told = found(weights="q4_0")  # weights that are rounded further give other answers
     assert of_text.table.num_tokens > 90
-    assert told[0].endswith("tokens of shipped text (--own-table: from none)")
+    assert told[0].endswith("tokens of shipped text (--own-table leaves that out)")
 
 
 def test_other_models_start_from_the_shipped_text_in_their_own_tokens(found):

@@ -222,9 +222,9 @@ class OwnText:
         return start, tuple(end)
 
     def _openings(self) -> list[list[int]]:
-        """Return the starts of prompts to sample: no words, and the first words of each given prompt of a user's turn.
+        """Return the starts of prompts to sample: the bare template, and with it the first tokens of given user turns.
 
-        Without the latter, a model that was trained on code asks itself for nothing else.
+        From the bare template, a model for code samples questions about code alone.
         """
         start, size = self._template[0], len(self._template[0])
         turns = [prompt for prompt in self._prompts if self._is_chat and prompt[:size] == start]
