@@ -44,10 +44,10 @@ def check_memory(client: httpx2.Client, requests: int, keep_mb: int) -> str:
     with ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(mixed, range(CLIENTS)))
     time.sleep(SETTLING)
-    return told(requests, seen, _megabytes(client), keep_mb)
+    return bounds_sentence(requests, seen, _megabytes(client), keep_mb)
 
 
-def told(requests: int, seen: list[float], afterwards: float, keep_mb: int) -> str:
+def bounds_sentence(requests: int, seen: list[float], afterwards: float, keep_mb: int) -> str:
     """Return a line with the memory that a server held, in megabytes: the first and the largest of ``seen``, the last.
 
     Raises:

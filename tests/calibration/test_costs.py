@@ -100,7 +100,7 @@ def test_a_step_that_only_a_pause_explains_is_lowered():
     [(64, [1]), (400, [128]), (2048, [128, 512, 1024]), (8192, [128, 512, 1024, 3968, 7936])],
 )
 def test_costs_are_measured_where_texts_get_to(max_length, contexts):
-    """The nearest serve: behind a long text, the costs of a short one would promise wide passes for little."""
+    """Costs measured at a short context would make wide passes at a long one look cheap."""
     assert Effort().contexts_within(max_length) == contexts
     assert QUICK.contexts_within(8192) == [128, 3968, 7936]
 

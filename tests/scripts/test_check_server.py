@@ -8,15 +8,15 @@ import typer
 
 @pytest.mark.parametrize(("most", "afterwards"), [(1003, 950), (1037, 1003)])
 def test_memory_within_the_bounds_is_told_with_them(most, afterwards):
-    told = server_memory.told(288, [467.0, most, 900], afterwards, 512)
+    sentence = server_memory.bounds_sentence(288, [467.0, most, 900], afterwards, 512)
     figures = f"288 requests; 467 MB before, at most {most}, {afterwards} afterwards"
-    assert told == f"{figures}; the bounds are 1037 and 1004"
+    assert sentence == f"{figures}; the bounds are 1037 and 1004"
 
 
 @pytest.mark.parametrize(("most", "afterwards"), [(1038, 950), (1004, 1004)])
 def test_memory_beyond_a_bound_is_a_failure(most, afterwards):
     with pytest.raises(AssertionError, match=r"beyond 10(37 while|04, the first figure and --keep-mb 512)"):
-        server_memory.told(288, [467.0, most, 900], afterwards, 512)
+        server_memory.bounds_sentence(288, [467.0, most, 900], afterwards, 512)
 
 
 def test_a_failing_section_gives_exit_code_1_and_a_sentence(monkeypatch, capsys):
