@@ -8,6 +8,8 @@ from threading import Thread
 import pytest
 
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.export import exporting, llama_server
+from yggdrasil.export.exporting import Request
 from yggdrasil.export.llama_server import STEPS, WIDTHS, LlamaServer
 
 VOCABULARY, HIDDEN, WEIGHTS = 1000, 50, 250_000  # the head has a fifth
@@ -67,6 +69,20 @@ def test_a_pass_is_a_plain_step_and_what_its_further_rows_add(stand_in):
     found = at(stand_in).pass_ms(fractions.append)
 
     assert found == pytest.approx({width: 9.0 + 0.5 * (width - 1) / 0.8 for width in WIDTHS})
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+def test_a_slow_server_is_measured_in_fewer_rounds_and_progress_is_shown_within_a_round(stand_in, monkeypatch):
+    clock = iter(range(0, 10_000, 45))  # seconds; read at the start and after each round
+    monkeypatch.setattr(llama_server, "monotonic", lambda: next(clock))
+    fractions = []
+
+    found = at(stand_in).pass_ms(fractions.append)
+
+    assert found == pytest.approx({width: 9.0 + 0.5 * (width - 1) / 0.8 for width in WIDTHS})
+    assert len(fractions) == 2 * len(WIDTHS) + 1  # two rounds of 45 s; a third would end after 120 s
+    assert fractions == sorted(set(fractions))
     assert fractions[-1] == 1.0
 
 
@@ -86,6 +102,21 @@ def test_answers_come_as_documents(stand_in):
     assert document.prompt == [5, 6, 7]
     assert document.answer == [0, 1, 2, 3]
     assert at(stand_in).describe() == "b1-stand-in"
+
+
+def test_a_slow_server_answers_as_many_prompts_as_there_is_time_for(stand_in, monkeypatch):
+    clock = iter(range(0, 10_000, 90))  # seconds; read at the start and after each answer
+    monkeypatch.setattr(exporting, "monotonic", lambda: next(clock))
+    fractions = []
+
+    class Reporter:
+        def phase(self, _):
+            return fractions.append
+
+    found = exporting._answers(at(stand_in), [[5, 6, 7]] * 24, Request("mine", "llama-server", tokens=4), Reporter())
+
+    assert [document.answer for document in found] == [[0, 1, 2, 3]] * 3
+    assert fractions[-1] == 1.0
 
 
 def test_a_server_that_speculates_is_not_measured(stand_in):

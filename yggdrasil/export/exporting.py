@@ -1,8 +1,10 @@
 """Exports a plan: measures an engine's costs and chooses its speculation settings."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from yggdrasil.artifacts import current_machine, resolve_plan
@@ -24,6 +26,7 @@ from yggdrasil.scheduling.search import AcceptedLengths
 
 _OWN_MODULE = "the engine finds the module in the target's own folder"
 _OWN_DOCUMENTS = 96  # answers of the target's own text that are used, evenly spread
+_ANSWERS_SECONDS = 240.0  # after which the server is asked for no further answer
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,9 @@ def _by_look_ups(request: Request, plan: Plan, reporter: Reporter) -> tuple[Sett
         prompts = _prompts(request, request.prompts, plan)
         costs = _costs(request, reporter)
         documents = _answers(LlamaServer(request.url), prompts, request, reporter)
-        wrote = f"the server's answers to {len(prompts)} prompts of {request.prompts.name}"
+        wrote = f"the server's answers to {len(documents)} prompts of {request.prompts.name}"
+        if len(documents) < len(prompts):
+            wrote += f" (of {len(prompts)}; {_ANSWERS_SECONDS:.0f} s had passed)"
     return choose_look_up(request.engine, costs, documents), costs, [f"lookups were simulated on {wrote}"]
 
 
@@ -172,18 +177,24 @@ def _own_answers(plan: Plan) -> list[Document]:
 
 
 def _prompts(request: Request, file: Path, plan: Plan) -> list[list[int]]:
-    """Tokens of prompts that are spread over the file, which often has its kinds in blocks."""
+    """Tokens of prompts that are spread over the file, which often has its kinds in blocks, in random order."""
     found = read_prompts(file, chat=request.chat)
     tokenizer = load_tokenizer(plan.target.path())
     spread = spread_over(found, request.limit)
+    random.Random(0).shuffle(spread)
     return [encode_prompt(tokenizer, prompt)[-request.prompt_tokens :] for prompt in spread]
 
 
 def _answers(
     server: LlamaServer, prompts: Sequence[Sequence[int]], request: Request, reporter: Reporter
 ) -> list[Document]:
+    """Return the server's answers to ``prompts`` in order, until ``_ANSWERS_SECONDS`` have passed; at least one."""
     report, documents = reporter.phase(f"letting the server answer {len(prompts)} prompts"), []
+    began = monotonic()
     for prompt in prompts:
         documents.append(server.answer(prompt, request.tokens))
         report(len(documents) / len(prompts))
+        if monotonic() - began > _ANSWERS_SECONDS:
+            break
+    report(1.0)
     return documents

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from math import inf
+from time import monotonic
 from typing import Any, TypeVar
 
 from yggdrasil.arguments import check_tokens
@@ -18,7 +19,8 @@ from yggdrasil.errors import YggdrasilError, one_line
 T = TypeVar("T")
 
 WIDTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49)
-ROUNDS, STEPS = 7, 48  # measurements per width; tokens generated to time plain steps
+ROUNDS, STEPS = 7, 48  # most measurements per width; tokens generated to time plain steps
+PASSES_SECONDS = 120.0  # a further round of measurements begins only if it will end within this time
 _CONTEXT = 128  # tokens before the measured ones
 _SECONDS = 600
 
@@ -45,20 +47,25 @@ class LlamaServer:
 
         The factor stands for the logits of all W rows, since llama-server computes those of the last prompt token only.
         The last term is the time of rebuilding its graph after a pass of another width. Both differences are >= 0.
+        Each width is measured up to ``ROUNDS`` times, at least once, and for about ``PASSES_SECONDS``.
 
         Args:
             report: takes the fraction done, 0 to 1.
         """
+        began = monotonic()
         numbers = random.Random(0)
         vocabulary, share = self._sizes()
         context = [numbers.randrange(1, vocabulary) for _ in range(_CONTEXT)]
         read: dict[int, list[float]] = {width: [] for width in WIDTHS}
         plain: list[float] = []
         for turn in range(ROUNDS):
-            for width in numbers.sample(WIDTHS, len(WIDTHS)):
+            for number, width in enumerate(numbers.sample(WIDTHS, len(WIDTHS))):
+                report((turn + number / len(WIDTHS)) / ROUNDS)
                 read[width].append(self._read_ms(context, [numbers.randrange(1, vocabulary) for _ in range(width)]))
             plain.append(self._step_ms([numbers.randrange(1, vocabulary) for _ in range(_CONTEXT)]))
-            report((turn + 1) / ROUNDS)
+            if (monotonic() - began) * (turn + 2) / (turn + 1) > PASSES_SECONDS:
+                break
+        report(1.0)
         one = statistics.median(read[1])
         more = {width: max(statistics.median(times) - one, 0.0) / (1.0 - share) for width, times in read.items()}
         step = statistics.median(plain)
