@@ -54,12 +54,12 @@ class SeededCoins:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def at(self, position: int, purpose: Purpose) -> "PlaceCoins":
+    def at(self, position: int, purpose: Purpose) -> "PositionCoins":
         """Return the random decisions for the token at ``position``, of the target or of sampled drafts."""
-        return PlaceCoins(self.seed, position, purpose)
+        return PositionCoins(self.seed, position, purpose)
 
 
-class PlaceCoins:
+class PositionCoins:
     """Coins of one position; each draw and each flip uses its own random stream.
 
     Tokens are drawn by the Gumbel-max rule, so rounding changes a draw only at near ties. Captured steps compute the
