@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from calibrated_pair import write_pair
 from gguf_files import Kind, tiny_model, write_gguf
 from tiny import new_model
 
-from yggdrasil.artifacts import current_machine, list_plans
-from yggdrasil.calibration import first_use
+from yggdrasil.artifacts import current_machine, list_plans, names, parse_yaml, store
+from yggdrasil.calibration import first_use, pair
 from yggdrasil.calibration.own_text import Document
+from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
@@ -102,6 +105,27 @@ def _uncompiled(runner, name, width):
     return partial(_eager, *runner._defined[name, width])
 
 
+@pytest.mark.parametrize(
+    ("gib", "contexts", "expected"),
+    [
+        (24, (32768,), 32768),  # 28 KiB a position: 1.5 GiB hold 57,344
+        (12, (32768,), 16384),  # 28,672, down to a power of two
+        (0.5, (32768,), 2048),  # never less
+        (24, (512,), 512),  # but by the model
+        (12, (32768, 32768), 8192),  # two caches
+        (24, (32768, 4096), 4096),
+    ],
+)
+def test_the_usual_context_is_the_models_own_within_a_sixteenth_of_the_memory(monkeypatch, gib, contexts, expected):
+    outlines = [Outline(context, 151936, 1536, 12, ((2, 128),) * 28, None) for context in contexts]
+    monkeypatch.setattr(pair, "Source", SimpleNamespace(find=int))
+    monkeypatch.setattr(pair, "outline_of", outlines.__getitem__)
+    monkeypatch.setattr(pair, "is_head", lambda _: False)
+    monkeypatch.setattr(pair, "current_machine", lambda: SimpleNamespace(memory_gib=gib))
+
+    assert pair.default_max_length("0", "1" if len(contexts) > 1 else None) == expected
+
+
 def test_the_next_use_times_nothing(models, user_cache, capsys, monkeypatch):
     opened(models[0])
     monkeypatch.setattr(first_use, "with_measured_costs", lambda *_: pytest.fail("it was timed again"))
@@ -109,6 +133,24 @@ def test_the_next_use_times_nothing(models, user_cache, capsys, monkeypatch):
 
     assert opened(models[0]).plan.is_provisional
     assert "first use" not in capsys.readouterr().err
+
+
+def test_the_next_use_parses_the_models_own_plan_alone(models, user_cache, monkeypatch):
+    """Twice, to choose it and to open it, however many plans of other models there are."""
+    opened(models[0])
+    own = kept_plan().read_bytes()
+    fingerprint = Source.find(models[0]).fingerprint()
+    for number in range(10):
+        other = kept_plan().parent.with_name(f"other-{number}") / kept_plan().name
+        other.parent.mkdir()
+        other.write_bytes(own.replace(fingerprint.encode(), b"0" * len(fingerprint)))
+    parsed = []
+    for module in (store, names):
+        monkeypatch.setattr(module, "parse_yaml", lambda text: parsed.append(text) or parse_yaml(text))
+
+    opened(models[0])
+
+    assert parsed == [own] * 2
 
 
 class BusyMachine:
