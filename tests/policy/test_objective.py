@@ -62,13 +62,13 @@ def test_a_candidate_adds_its_levels_up() -> None:
     costs = random_costs(random)
     ratios = {w: random.uniform(0.2, 1.0, size=(5, 5, 4)) for w in (1, 2, 4)}
     survival = np.cumprod(random.uniform(0.5, 1.0, size=5))
-    table_of_shapes, values = ShapeTable(costs, ratios), []
+    table_of_shapes, values = ShapeTable(costs, ratios), {}
     for shape in table_of_shapes.shapes:
         levels = ratios[shape.width][shape.depth - 1][:, costs.verify_widths.index(shape.verify_width)]
         tokens = 1.0 + levels @ survival
         assert table_of_shapes.expected_tokens(survival)[table_of_shapes.shapes.index(shape)] == pytest.approx(tokens)
-        values.append(tokens / costs.iteration_ms(*shape))
-    assert table_of_shapes.best_tree(survival).value == pytest.approx(max(values))
+        values[shape] = tokens / costs.iteration_ms(*shape)
+    assert values[table_of_shapes.best_tree(survival).shape] == pytest.approx(max(values.values()))
 
 
 def test_shape_ties_go_to_the_smaller_shape() -> None:

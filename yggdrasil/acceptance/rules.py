@@ -60,11 +60,7 @@ class MatchRule:
     counts: Counts = field(default_factory=Counts)
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Commit the target's choice at each node, from the root on, while a child of the node holds it.
-
-        Raises:
-            YggdrasilError: the candidates of ``tree`` were drawn at random.
-        """
+        """Commit the target's choice at each node, from the root on, while a child of the node holds it."""
         _refuse_drawn(tree, "match")
         rows, tokens, row = [0], [], 0
         while True:
@@ -98,11 +94,7 @@ class DrawnRule:
     kind: DrawKind
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Commit drawn candidates from the root on while one is accepted, then a token of the residual distribution.
-
-        Raises:
-            YggdrasilError: the candidates of ``tree`` were not drawn as this rule requires.
-        """
+        """Commit drawn candidates from the root on while one is accepted, then a token of the residual distribution."""
         if tree.drawn is None or tree.drawn.kind != self.kind:
             found = "fixed beforehand" if tree.drawn is None else f"drawn as: {tree.drawn.kind}"
             raise YggdrasilError(f"the rule {self.name} accepts trees drawn as: {self.kind}; this one was {found}")
@@ -141,11 +133,7 @@ class TypicalRule:
     delta: float
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Commit the longest path of ``tree`` whose tokens are typical, then the target's choice.
-
-        Raises:
-            YggdrasilError: the candidates of ``tree`` were drawn at random.
-        """
+        """Commit the longest path of ``tree`` whose tokens are typical, then the target's choice."""
         _refuse_drawn(tree, "typical")
         accepted = {0: 0.0}  # row -> log-probability of its path
         depth = {0: 0}
@@ -179,11 +167,7 @@ class RelaxedRule:
     starts_thinking: bool = False  # whether the prompt ends inside the thinking section
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Commit tokens from the root on: the target's choice if a child holds it, else the best acceptable child.
-
-        Raises:
-            YggdrasilError: the candidates of ``tree`` were drawn at random.
-        """
+        """Commit tokens from the root on: the target's choice if a child holds it, else the best acceptable child."""
         _refuse_drawn(tree, "relaxed")
         rows, tokens, row = [0], [], 0
         while True:

@@ -167,13 +167,7 @@ class DraftModel(LevelDrafter):
             self.runner.launch(("read", 1))
 
     def guess(self, nodes: Tensor, tokens: Tensor, *, reads_leaves: bool) -> None:
-        """Run each possible next root before acceptance, and store its top-k candidates.
-
-        Args:
-            nodes: [W] int64 verified nodes.
-            tokens: [W] int64, a drafted successor of each node.
-            reads_leaves: first compute the KV entries of all nodes of the last level.
-        """
+        """Run each possible next root before acceptance, as ``TailDrafts`` says, and store its top-k candidates."""
         width = nodes.shape[0]
         self._guesses.nodes[:width] = nodes
         self._guesses.tokens[:width] = tokens
@@ -181,14 +175,7 @@ class DraftModel(LevelDrafter):
         self.runner.launch(*([("read", self._num_leaves)] if reads_leaves else []), ("guess", width))
 
     def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
-        """Keep the KV entries of accepted ``nodes``, a path below the root.
-
-        Args:
-            nodes: indices into the tree, in path order.
-            guess: row of the last ``guess`` call whose token was accepted after them and becomes the next root; None:
-                no row.
-            at_once: move the entries immediately, else with the next draft.
-        """
+        """Keep the KV entries of accepted ``nodes``, a path below the root, as ``TailDrafts`` says."""
         root = len(self._text.tokens) - 1
         rows = list(nodes) if guess is None else [*nodes, self._num_nodes + guess]
         self._text.num_rows = root + 1 + len(rows)

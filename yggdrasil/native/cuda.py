@@ -39,20 +39,10 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     sinks: Tensor | None,
     num_threads: int,
 ) -> Tensor:
-    """Write a pass's keys and values to the cache, and compute tree attention by flash decoding, on a GPU.
+    """Compute ``portable.tree_attention`` by flash decoding on a GPU, for ``window`` >= 0.
 
-    Args:
-        query: [1, Hq, W, D].
-        key, value: [1, Hkv, W, D].
-        key_cache, value_cache: [Hkv, S, D], written in place.
-        offsets: [2] int64, the context length and the first slot written.
-        tree_mask: [W, T] bool, the slots from the context length on that each row sees.
-        window: number of last keys of its path that a row sees; 0: all.
-        softcap: bound of scores as in Gemma 2; 0: no bound.
-        sinks: [Hq], an extra score per head without a value.
-
-    Returns [1, W, Hq, D]. Scores and sums are float32; weights are rounded to the cache's dtype before they multiply
-    the values. The time depends on the context length, not on the capacity.
+    Scores and sums are float32; weights are rounded to the cache's dtype before they multiply the values. The time
+    depends on the context length, not on the capacity.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     _, num_heads, width, head_dim = query.shape
@@ -92,11 +82,7 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 
 
 def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) -> None:
-    """Move the accepted rows of a pass to consecutive slots in all ``caches`` [Hkv, S, D], by one launch on a GPU.
-
-    ``start`` [1] int64 is the first slot of the pass. The first ``count`` [1] of ``rows`` [W] int64, in ascending
-    order, are accepted. The caches must have the same shape and dtype.
-    """
+    """Move accepted rows as ``portable.keep_rows`` does, by one launch; all caches have the same shape and dtype."""
     first = caches[0]
     triton_kernels.keep_rows[(len(caches), first.shape[0])](
         _pointer_table(caches), start, rows, count, first.stride(0), ELEMENT=_ELEMENTS[first.element_size()],

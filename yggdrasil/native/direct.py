@@ -144,11 +144,7 @@ class NativeStatistics(NativeObject):
         self._call("leave_out_below", ctypes.c_double(score))
 
     def follow_draws(self, key: int, noise: float, others: float) -> None:
-        """Let later trees prefer the tokens that the target's random draws favour (tree/draws.h).
-
-        ``key`` is that of the draws, and ``noise`` the factor of their noise; 0: no preference. ``others`` is the
-        log-weight of all tokens that are no candidates.
-        """
+        """Let later trees prefer the tokens that the target's random draws favour (tree/draws.h)."""
         self._call("follow_draws", ctypes.c_int64(key), ctypes.c_double(noise), ctypes.c_double(others))
 
     def features(self, path: Sequence[int]) -> Tensor:

@@ -33,14 +33,10 @@ UNBOUNDED: StoppingBound = array("d")
 
 
 def objective_value(tokens: Number, milliseconds: Number, objective: Objective = "latency") -> Number:
-    """Return the value of an iteration that decisions maximise. It may be computed for many iterations, as arrays.
+    """Return what decisions maximise: tokens per millisecond (``"latency"``), or ``tokens`` (``"aal"``).
 
-    It is the speed-up of equation 3 of the Yggdrasil paper without the factor T_verify(1), the time of a plain step.
-
-    Args:
-        tokens: expected tokens of the iteration, bonus token included.
-        milliseconds: expected time of the iteration: drafting, the target's pass and overhead.
-        objective: ``"latency"`` returns tokens per millisecond, ``"aal"`` (average accepted length) returns ``tokens``.
+    The former is equation 3's speed-up without the factor T_verify(1). ``tokens`` (bonus token included) and
+    ``milliseconds`` (drafting, the target's pass and overhead) are expected, of one iteration or arrays of many.
     """
     return tokens / milliseconds if objective == "latency" else tokens
 
@@ -147,14 +143,6 @@ class PassValues:
         return best, likely
 
 
-class Candidate(NamedTuple):
-    """A tree shape with its expected tokens (bonus included) and objective value."""
-
-    shape: TreeShape
-    tokens: float
-    value: float
-
-
 class ShapeTable:
     """Argmax of the objective over (width, depth, verify width), with everything static computed once.
 
@@ -188,24 +176,18 @@ class ShapeTable:
     def expected_tokens(self, survival: FloatArray) -> npt.NDArray[np.float64]:
         """Return the expected tokens of an iteration (bonus token included) for each tree shape, [N] float64.
 
-        Args:
-            survival: [D] P(accepted length >= d) for d = 1 .. D.
+        ``survival`` [D] is P(accepted length >= d) for d = 1 .. D.
         """
         # NOTE: a sum over axis 0 adds every column in the same order, so equal shapes tie exactly; BLAS may differ.
         total: npt.NDArray[np.float64] = np.add.reduce(self._ratios * survival[:, None], axis=0)
         total += 1.0
         return total
 
-    def best_tree(self, survival: FloatArray) -> Candidate:
-        """Return the tree shape with the highest objective value, with its expected tokens and value.
-
-        Args:
-            survival: [D], where ``survival[d - 1]`` is P(accepted length >= d).
-        """
+    def best_tree(self, survival: FloatArray) -> Decision:
+        """Return the tree shape with the highest objective value and its expected tokens, for ``survival`` [D]."""
         expected = self.expected_tokens(survival)
-        values = expected * self._value
-        best = int(values.argmax())
-        return Candidate(self.shapes[best], float(expected[best]), float(values[best]))
+        best = int((expected * self._value).argmax())
+        return Decision(self.shapes[best], float(expected[best]))
 
 
 def _check_table(costs: StepCosts, ratios: Mapping[int, FloatArray]) -> None:
@@ -252,21 +234,15 @@ class DraftedTrees:
         self._tables = [ShapeTable(each, ratios, objective) for each in costs]
         self._depth, self._added_tokens = depth, added_tokens
         survival = np.asarray(mean_survival, dtype=np.float64)  # [D]
-        self._typical: list[Candidate] = [table.best_tree(survival) for table in self._tables]
+        self._typical = [table.best_tree(survival) for table in self._tables]
 
     @property
     def reads_features(self) -> bool:
-        """Whether ``best`` reads its argument ``features``: whether there is a depth predictor.
-
-        A depth predictor is a network that predicts P(accepted length >= d) for each depth d from features of the text.
-        Without one, the calibration's mean is used for every tree.
-        """
+        """Whether there is a depth predictor; without one, the calibration's mean is used for every tree."""
         return self._depth is not None
 
-    def typical(self, here: int, model_free: Decision | None) -> Candidate:
-        """Return the shape with the highest objective value for a typical tree, with its expected tokens and value.
-
-        Its acceptance by depth is the calibration's mean.
+    def typical(self, here: int, model_free: Decision | None) -> Decision:
+        """Return the best shape and expected tokens of a tree whose acceptance by depth is the calibration's mean.
 
         A drafted tree also contains the model-free drafts. If ``model_free`` could be verified alone, the expected
         tokens are its own plus those that drafting adds, which are fewer the more ``model_free`` expects.
@@ -279,14 +255,12 @@ class DraftedTrees:
         if model_free is None or self._added_tokens is None:
             return tree
         shape = tree.shape._replace(verify_width=max(tree.shape.verify_width, model_free.shape.verify_width))
-        return Candidate(shape, model_free.tokens + self._added_tokens / model_free.tokens, tree.value)
+        return Decision(shape, model_free.tokens + self._added_tokens / model_free.tokens)
 
-    def best(self, features: Features, here: int) -> Candidate:
-        """Return the tree shape with the highest objective value for ``features``, with its expected tokens and value.
+    def best(self, features: Features, here: int) -> Decision:
+        """Return the best shape and its expected tokens by the depth predictor; a typical tree's without one.
 
-        Args:
-            features: what the depth predictor reads. Without one, they are not used, and a typical tree is returned.
-            here: index into ``costs``, of the nearest context length.
+        ``here`` is the index into ``costs`` of the nearest context length.
         """
         if self._depth is None:
             return self._typical[here]

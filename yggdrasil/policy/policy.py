@@ -75,15 +75,7 @@ class ObjectivePolicy:
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return the tree shape of the next iteration with the highest objective value.
-
-        None if ``features`` are needed to tell: the caller computes them and calls again.
-
-        Args:
-            context: tokens in the target's cache.
-            model_free: the tree that n-gram statistics have drafted, or None if there is none.
-            features: input of the depth predictor; None in the first call.
-        """
+        """Return the tree shape of the next iteration with the highest objective value."""
         self._here = bisect_left(self._borders, context)
         plain = Decision(PLAIN_STEP, 1.0, self._plain_ms)
         if features is not None:
@@ -103,11 +95,7 @@ class ObjectivePolicy:
         return best
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        """Return ``decision`` with the verify width of the highest objective value.
-
-        ``expected`` [V] are the tokens that the drafted tree's scores predict at each verify width, bonus token
-        included.
-        """
+        """Return ``decision`` with the verify width of the highest objective value."""
         self._here = bisect_left(self._borders, context)
         return self._verified_at(decision, expected, self._pruned(self._here, decision.shape).best(expected)[0])
 
@@ -182,13 +170,7 @@ class ObjectivePolicy:
         self._steps, self._drafter_lags = 0, True
 
     def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """Update latency scales, acceptance correction and regret budgets by one finished iteration.
-
-        Args:
-            decision: the iteration's decision.
-            tokens: tokens that the iteration added to the text, bonus token included.
-            milliseconds: time of the whole iteration.
-        """
+        """Update latency scales, acceptance correction and regret budgets by one finished iteration."""
         shape, kind, plain_ms = decision.shape, decision.kind, self._plain_ms
         has_read = kind == "drafted" and (self._drafter_lags or not shape.depth)  # besides what was predicted
         charged_ms = milliseconds if has_read else min(milliseconds, LatencyScales.PAUSE * decision.milliseconds)
@@ -222,11 +204,7 @@ class ObjectivePolicy:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the online estimates by ``state``, a result of ``state()`` of a policy over the same tree shapes.
-
-        Raises:
-            ValueError: ``state`` has another number of verify widths.
-        """
+        """Replace the online estimates by a result of ``state()`` of a policy over the same shapes."""
         self._scales.restore(state["scales"])
         self._correction.restore(state["model_free"])
         for kind, budget in self._budgets.items():
@@ -277,11 +255,7 @@ class LatencyScales:
         return {"factors": list(self.factors)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the factors by a result of ``state()``, of which the next step only keeps the ratios.
-
-        Raises:
-            ValueError: ``state`` has factors for another number of verify widths.
-        """
+        """Replace the factors by a result of ``state()``, of which the next step only keeps the ratios."""
         if len(state["factors"]) != len(self.factors):
             raise ValueError(f"factors of {len(state['factors'])} steps, not of {len(self.factors)}")
         self.factors = list(state["factors"])
@@ -300,12 +274,7 @@ class AcceptanceCorrection:
         self.factor = 1.0
 
     def observe(self, estimated: float, accepted: float) -> None:
-        """Update the correction factor by one verified tree. Both counts leave out the bonus token.
-
-        Args:
-            estimated: accepted tokens that the scores of the tree's nodes predicted.
-            accepted: drafted tokens that the target accepted.
-        """
+        """Update the factor by a tree's estimated and ``accepted`` tokens, both without the bonus token."""
         self._estimated = DECAY * self._estimated + estimated
         self._accepted = DECAY * self._accepted + accepted
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
@@ -319,13 +288,7 @@ class AcceptanceCorrection:
         return {"estimated": self._estimated, "accepted": self._accepted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the moving averages of estimated and accepted tokens to those of ``state``, a result of ``state()``.
-
-        The correction factor is computed from them.
-
-        Raises:
-            KeyError: it lacks "estimated" or "accepted".
-        """
+        """Set the moving averages to those of a result of ``state()``, and compute the factor from them."""
         self._estimated, self._accepted = state["estimated"], state["accepted"]
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
 
@@ -392,9 +355,9 @@ class RegretBudget:
         self.is_open = self._balance >= (0.0 if self.is_open else self.REOPENS)
 
     def state(self) -> dict[str, Any]:
-        """Return the regret budget's balance, in plain steps, and whether it is open, as plain data for JSON."""
+        """Return the balance, in plain steps, and whether the budget is open, as plain data for JSON."""
         return {"balance": self._balance, "is_open": self.is_open}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the regret budget's balance by ``state``, a result of ``state()``."""
+        """Replace the balance by a result of ``state()``."""
         self._balance, self.is_open = state["balance"], state["is_open"]

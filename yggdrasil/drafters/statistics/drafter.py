@@ -88,11 +88,7 @@ class StatisticsDrafter:
         self._counts.leave_out_below(self._least_path)
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
-        """Rank candidates by the random draws that a target sampling with ``seed`` at ``temperature`` will make.
-
-        Args:
-            seed: None for a greedy target.
-        """
+        """Rank candidates by the random draws that a target sampling with ``seed`` at ``temperature`` will make."""
         draws = NO_DRAWS if seed is None else Draws.of(seed, temperature)
         if draws != self._draws:
             self._draws = draws
@@ -186,13 +182,7 @@ class _NativeStatistics:
         self._counts.grow_in(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:
-        """Count the committed tokens ``certain``, grow a tree below the last token, and return its number of nodes.
-
-        Args:
-            depth: the most levels.
-            root: position of the tree's root in the request's text.
-            bound: early-stopping bound of the policy.
-        """
+        """Count the committed tokens ``certain``, grow a tree below the last one, and return its number of nodes."""
         numbers = self._mail.numbers
         if bound is not self._bound:
             self._counts.grow_for(*bound.buffer_info())
@@ -212,13 +202,7 @@ class _NativeStatistics:
         self._counts.fill_in(*buffers, self._fill_mail.tensor)
 
     def fill(self, depth: int, root: int, bound: StoppingBound) -> int:
-        """Extend a tree that another drafter has grown with the best continuations, and return its number of nodes.
-
-        Args:
-            depth: the most levels.
-            root: position of the tree's root in the request's text.
-            bound: early-stopping bound of the policy.
-        """
+        """Extend a tree that another drafter has grown with the best continuations, and return its number of nodes."""
         numbers = self._fill_mail.numbers
         numbers[0], numbers[1], (numbers[2], numbers[3]) = depth, root, bound.buffer_info()
         if (size := self._fill()) < 0:

@@ -83,10 +83,7 @@ class CapturedTarget(PromptReader):
         return self.sampled.add(kind, [1, *self._verify_widths])
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks. Yield each one's rows and hidden states.
-
-        The last outcome has the first generated token.
-        """
+        """Run the prompt in chunks; the request's sampling chooses the token of the last outcome."""
         for outcome, logits in self.prefill_with_logits(tokens, start):
             if self._kind is not None and self.length == len(tokens):
                 yield outcome._replace(tokens=[self._first(self._kind, logits)])
@@ -103,10 +100,7 @@ class CapturedTarget(PromptReader):
         return token
 
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks.
-
-        Yield each chunk's outcome and its last logits [1, V]. The last outcome has the argmax token after the prompt.
-        """
+        """Run the prompt in chunks; yield each one's outcome and last logits [1, V]."""
         for width, count in self._chunks(tokens, start):
             packed, logits, *others = self._launch("prefill", width)
             outputs = packed, *others
@@ -118,11 +112,7 @@ class CapturedTarget(PromptReader):
             yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, through the target, and return the token that it chooses next.
-
-        The outcome has the one row of ``token`` and its hidden states, those of the layers that a drafter reads too. It
-        has no logits.
-        """
+        """Run ``token``, the last committed one, and return the token that it chooses next."""
         outputs = self.launch_plain(token)
         outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]
         outcome = self._outcome(outputs[0], 1)
@@ -182,10 +172,7 @@ class CapturedTarget(PromptReader):
         raise YggdrasilError("captured steps accept on the device; take a plan with accept=device")
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's tree node and the target's token after it, [W] int64 each, on the device.
-
-        The drafter drafts ahead with them before acceptance is known. ``outputs`` are those of ``verify``.
-        """
+        """Return each verified row's tree node and the target's token after it, [W] int64 each, on the device."""
         choices, nodes = outputs[0][2 + 2 * width : 2 + 4 * width].view(2, width)
         return nodes, choices
 

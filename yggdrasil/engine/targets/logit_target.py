@@ -70,17 +70,11 @@ class LogitTarget:
         return self._target.figures
 
     def prepare_cache(self, num_tokens: int) -> None:
-        """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer.
-
-        The cache of a long text is backed by huge pages.
-        """
+        """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer."""
         self._target.prepare_cache(num_tokens)
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks. Yield each one's rows and hidden states.
-
-        The last outcome has the first generated token, which the sampler chooses.
-        """
+        """Run the prompt in chunks; the sampler chooses the token of the last outcome."""
         for outcome, logits in self._target.prefill_with_logits(tokens, start):
             if self.length == len(tokens):
                 last = logits[0] if self.captured is None else logits[0].cpu()
@@ -90,10 +84,7 @@ class LogitTarget:
             yield outcome
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, through the target.
-
-        Return the next token, which the sampler chooses, with its row and hidden state.
-        """
+        """Run ``token``, the last committed one; the sampler chooses the next token."""
         decision = self._current
         if decision.fixed_width is not None:
             self._tree.plant(token)
@@ -137,18 +128,11 @@ class LogitTarget:
         return Outcome(walk.tokens, rows, states[-1][0][None], self._layers(kept), nodes, expected=expected)
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Accept a path of the verified tree by the request's rule and sampler.
-
-        Return its tokens, rows and hidden states. It equals ``accept``, which also runs on the host.
-        """
+        """Return what ``accept`` returns, which also runs on the host."""
         return self.accept(outputs, width)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's tree node and the argmax token after it, [W] int64 each.
-
-        The drafter drafts ahead with them before acceptance is known. Sampling may choose other tokens. ``outputs`` are
-        those of ``verify``.
-        """
+        """Return each verified row's tree node and the argmax token after it; sampling may choose another."""
         layout, logits, *_ = outputs
         return layout[0], logits.argmax(-1)
 

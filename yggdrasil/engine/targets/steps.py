@@ -26,11 +26,7 @@ class PlainLogitsStep(CallStep[ModelCall]):
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
-        """Run one committed token through the target, and write its KV entries to ``caches``.
-
-        ``token`` and ``position`` are [1] int64. Return (logits [1, V], hidden [1, H], [1, H] of each layer a drafter
-        reads).
-        """
+        """Return (logits [1, V], hidden [1, H], [1, H] of each layer a drafter reads); inputs as ``read_token``."""
         found = read_token(self._call, weights, caches, token, position)
         return found.logits, found.hidden.float(), *found.layers
 
@@ -46,15 +42,9 @@ class VerifyLogitsStep(CallStep[ModelCall]):
         chosen: Tensor,
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run nodes of a tree through the target, with tree attention, and write their KV entries to ``caches``.
+        """Run nodes as ``VerifyStep`` does, without accepting any.
 
-        Args:
-            root: [1] int64, the root's index in the text.
-            chosen: [W] int64, the nodes.
-            tree_buffers: the tensors of the ``TokenTree``.
-
-        Returns (layout [4, W] int64, logits [W, V], hidden [W, H], [W, H] of each layer a drafter reads). The rows of
-        the layout are: nodes, tokens, parents' rows, and 1 for existing rows or 0 for padding.
+        Returns (rows as ``layout_of`` gives them, logits [W, V], hidden [W, H], [W, H] of each layer a drafter reads).
         """
         tree = TokenTree(*tree_buffers)
         rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
@@ -107,10 +97,9 @@ class PlainStep(CallStep[ModelCall]):
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
-        """Run one committed token through the target, and write its KV entries to ``caches``.
+        """Return (argmax token [1], its logit [1], hidden [1, H], [1, H] of each layer a drafter reads).
 
-        ``token`` and ``position`` are [1] int64. Return (argmax token [1], its logit [1], hidden [1, H], [1, H] of each
-        layer a drafter reads).
+        Inputs as in ``read_token``.
         """
         found = read_token(self._call, weights, caches, token, position)
         best, choice = found.best_tokens()

@@ -155,17 +155,11 @@ class PromptReader(ABC):
 
     @property
     def length(self) -> int:
-        """Return the number of tokens whose KV entries are in the cache.
-
-        The last committed token, the root of the next tree, is not yet among them.
-        """
+        """Return the number of tokens whose KV entries are in the cache, without the root of the next tree."""
         return self.text.num_rows
 
     def prepare_cache(self, num_tokens: int) -> None:
-        """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer.
-
-        The cache of a long text is backed by huge pages.
-        """
+        """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer."""
         self.runner.prepare_cache(num_tokens)
 
     @property
@@ -174,10 +168,7 @@ class PromptReader(ABC):
         return self.runner.call.vocab_size
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks. Yield each one's rows and hidden states.
-
-        The last outcome has the first generated token. The ``layers`` of an outcome are the hidden states of its chunk.
-        """
+        """Run the prompt in chunks; the ``layers`` of an outcome are the hidden states of its chunk."""
         for outcome, _ in self.prefill_with_logits(tokens, start):
             yield outcome
 
@@ -224,10 +215,7 @@ class TargetModel(PromptReader):
             runner.define("verify", width, verify_step(runner.call), inputs)
 
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks.
-
-        Yield each chunk's outcome and its last logits [1, V]. The last outcome has the argmax token after the prompt.
-        """
+        """Run the prompt in chunks; yield each one's outcome and last logits [1, V]."""
         for width, count in self._chunks(tokens, start):
             choice, best, hidden, logits, *layers = self.runner.step("prefill", width)()
             _check_finite(best)
@@ -237,10 +225,7 @@ class TargetModel(PromptReader):
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, through the target.
-
-        Return the next token with its row and hidden state. The caller must then ``commit`` the row.
-        """
+        """Run ``token``, the last committed one. The caller must then ``commit`` its row."""
         self._tokens.write(token)
         self._start.write(self.text.num_rows)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
@@ -293,10 +278,7 @@ class TargetModel(PromptReader):
         return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's tree node and the target's token after it, [W] int64 each, on the device.
-
-        The drafter drafts ahead with them before acceptance is known. ``outputs`` are those of ``verify``.
-        """
+        """Return each verified row's tree node and the target's token after it, [W] int64 each, on the device."""
         summary = outputs[0]
         return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]
 
@@ -327,16 +309,7 @@ class NativeVerifyStep(VerifyStep):
         chosen: Tensor,
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run nodes of a tree through the target, write their KV entries, and accept the path of argmax tokens.
-
-        Args:
-            root: [1] int64, the root's index in the text.
-            chosen: [W] int64, the nodes.
-            tree_buffers: the tensors of the ``TokenTree``. Every call must pass the same buffers.
-
-        Returns (summary [2 + 4W] int64 as ``VerifyStep`` defines it, hidden [W, H], [W, H] of each layer a drafter
-        reads). The next call overwrites the summary.
-        """
+        """Run and accept as ``VerifyStep``, always with the same buffers; the next call overwrites the summary."""
         if self._rows is None:  # every call has the buffers with which the step was defined
             tree = TokenTree(*tree_buffers)
             self._rows = VerifiedRows(

@@ -29,15 +29,7 @@ class FirstEagleHead(StateHead):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Return the predicted next hidden states of the target, [.., W, H].
-
-        Args:
-            embedded: [.., W, H] embeddings of the tokens.
-            features: [.., W, H] hidden states at the position before each token.
-            positions: [W] int64 positions of the rows.
-            attend: the attention function.
-            rows: [R] int64 rows whose outputs [R, H] are computed; the others give only keys and values. None: all.
-        """
+        """Return the predicted next hidden states of the target, [.., W, H]; arguments as in ``EagleHead``."""
         if self.settings.normed_inputs:
             embedded, features = self.embedding_layernorm(embedded), self.hidden_states_layernorm(features)
         fused = self.fc(torch.cat([embedded, features], dim=-1))

@@ -41,15 +41,7 @@ class MtpHead(StateHead):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Return predicted hidden states [.., W, H], normalised like the target's.
-
-        Args:
-            embedded: [.., W, H] embeddings of the tokens.
-            features: [.., W, H] hidden states at the position before each token.
-            positions: [W] int64 positions of the rows.
-            attend: the attention function.
-            rows: [R] int64 rows to return, [R, H]; all rows are computed. None: all.
-        """
+        """Return predicted hidden states [.., W, H], normalised like the target's; arguments as in ``EagleHead``."""
         parts = [self.embedding_norm(embedded), self.hidden_norm(features)]
         fused = self.projection(torch.cat(parts[::-1] if self.is_hidden_first else parts, dim=-1))
         is_one = fused.dim() == 2  # the layer wants a batch
