@@ -152,7 +152,12 @@ def as_integer(value: Any) -> int | None:
 
 
 def check_package(package: str, purpose: str, extra: str) -> None:
-    """Check that an optional package is installed, which ``purpose`` needs and the dependencies ``extra`` install.
+    """Check that an optional package is installed.
+
+    Args:
+        package: the name to import.
+        purpose: what needs it, for the message, such as "a constraint".
+        extra: the group of our optional dependencies that installs it, such as "structured".
 
     Raises:
         YggdrasilError: it is not; the message has the command that installs it here.

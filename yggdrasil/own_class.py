@@ -16,10 +16,11 @@ def is_own_class(name: str) -> bool:
 
 
 def own_class(what: str, name: str) -> Any:
-    """Import a user's class, named ``module:Class``. The working directory is searched first.
+    """Import a user's class, named ``module:Class``, and return the class. The working directory is searched first.
 
     Args:
         what: purpose of the class in error messages, such as "drafter".
+        name: ``module:Class``; ``is_own_class`` tells whether a name has this form.
 
     Raises:
         YggdrasilError: it cannot be imported.

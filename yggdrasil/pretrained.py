@@ -158,7 +158,10 @@ def _target_of(plan: str | Path, *, force_machine: bool) -> str:
 
 
 def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
-    """Return the shipped prompt file that calibrates ``model``, and whether its prompts are chats."""
+    """Return (the shipped prompt file that calibrates ``model``, whether its prompts are to be read as chats).
+
+    Models with a chat template get chats, others code to complete.
+    """
     return default_prompts(load_tokenizer(model))
 
 

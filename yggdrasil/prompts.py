@@ -24,13 +24,13 @@ Messages: TypeAlias = "Sequence[Mapping[str, str] | Message]"
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a chat."""
+    """One message of a chat."""
 
     role: Role
     content: str
 
     def as_dict(self) -> dict[str, str]:
-        """Return the turn as a dictionary with the keys "role" and "content"."""
+        """Return the message as a dictionary with the keys "role" and "content"."""
         return {"role": self.role, "content": self.content}
 
 
@@ -59,7 +59,7 @@ class Prompt:
     place: Place = field(default=NOWHERE, compare=False)
 
     def as_chat(self) -> "Prompt":
-        """Return the prompt as a chat of one user turn; a chat is returned unchanged."""
+        """Return the prompt as a chat of one user message; a chat is returned unchanged."""
         if self.messages is not None:
             return self
         return replace(self, messages=(Message("user", self.prompt),))
@@ -91,7 +91,9 @@ def default_prompts(tokenizer: "Tokenizer") -> tuple[Path, bool]:
 
 
 def encode_prompt(tokenizer: "Tokenizer", prompt: Prompt | str) -> list[int]:
-    """Return the token ids of a prompt. A chat is rendered by the chat template up to where the answer begins.
+    """Return the token ids of a prompt, with the special tokens that the tokenizer adds to a text.
+
+    A chat is rendered by the chat template up to where the answer begins, which adds its own.
 
     Raises:
         YggdrasilError: the text is not valid Unicode, or the prompt is a chat and the model has no chat template.
@@ -127,7 +129,7 @@ def apply_template(
     Args:
         turns: messages with ``role`` and ``content``, and further fields such as ``tool_calls``.
         tools: functions that the answer may call, as JSON schemas; templates without support ignore them.
-        continues: the last turn is the beginning of the answer, which is continued.
+        continues: the last message is the beginning of the answer, which is continued: nothing is written after it.
         variables: further variables of the template, such as ``enable_thinking``.
 
     Raises:
@@ -265,7 +267,8 @@ def read_prompts(path: Path, limit: int | None = None, *, chat: bool = False) ->
 def scan_prompts(path: Path, limit: int | None = None, *, chat: bool = False) -> Iterator[Prompt | BadLine]:
     """Yield the prompts of the first ``limit`` lines of a file in order, and a ``BadLine`` for each invalid line.
 
-    ``limit`` None: all lines. Blank lines are skipped. With ``chat``, plain prompts become chats of one user turn.
+    ``limit`` None: all lines. Blank lines are skipped and not counted. With ``chat``, plain prompts become chats of one
+    user message.
 
     Raises:
         YggdrasilError: the file cannot be read or is empty, or ``limit`` is below 1.
@@ -330,7 +333,10 @@ def _reason(error: Exception) -> str:
 
 
 def spread_over(items: Sequence[Item], count: int) -> list[Item]:
-    """Return at most ``count`` of the items, evenly spaced. Prompt files are sorted by category, so all are covered."""
+    """Return at most ``count`` of the items in order, evenly spaced, the first included.
+
+    Prompt files are sorted by category, so every category is covered.
+    """
     taken = min(count, len(items))
     return [items[number * len(items) // taken] for number in range(taken)]
 

@@ -28,22 +28,28 @@ class Coins(Protocol):
     """Random decisions at one position."""
 
     def draw(self, scores: FloatArray) -> Choice:
-        """Draw a token with probability proportional to ``exp(scores)``, [V].
+        """Draw a token with probability proportional to ``exp(scores)``; every call draws anew.
 
-        The result's margin is the difference between the two highest of the random sums that decided.
+        The result's margin is the difference between the two highest sums of a score and its Gumbel noise.
+
+        Args:
+            scores: [V] float64 log-probabilities up to a constant; -inf for impossible tokens.
         """
 
     def flip(self, probability: float) -> bool:
-        """Return True with the given ``probability``, 0 to 1."""
+        """Return True with the given ``probability``, 0 to 1, independently of all other draws and flips."""
 
 
 class CoinSource(Protocol):
     """Coins by position and purpose; coins of different positions or purposes are independent."""
 
     def at(self, position: int, purpose: Purpose) -> Coins:
-        """Return the random decisions for the token at ``position`` of the text; equal arguments give equal ones.
+        """Return a new source of random decisions for one token.
+
+        Its draws and flips begin again: equal arguments, and equal calls in equal order, give equal results.
 
         Args:
+            position: index of the token in the text, prompt included.
             purpose: "target" for the target's choices, "draft" for sampled drafts.
         """
 
@@ -55,7 +61,12 @@ class SeededCoins:
         self.seed = seed
 
     def at(self, position: int, purpose: Purpose) -> "PositionCoins":
-        """Return the random decisions for the token at ``position``, of the target or of sampled drafts."""
+        """Return the random decisions for one token, which begin again in every call with the same arguments.
+
+        Args:
+            position: index of the token in the text, prompt included.
+            purpose: "target" for the target's choices, "draft" for sampled drafts.
+        """
         return PositionCoins(self.seed, position, purpose)
 
 
@@ -93,13 +104,13 @@ def draw_key(seed: int, purpose: Purpose = "target", number: int = 0) -> int:
 
     Args:
         purpose: "target" for the target's choices, "draft" for sampled drafts.
-        number: index of the draw or flip at a position.
+        number: how many draws and flips of this purpose precede it at the position.
     """
     return key_of(seed, len(_STREAMS) * number + _STREAMS[purpose])
 
 
 def best_of(scores: FloatArray) -> Choice:
-    """Return the argmax token of ``scores`` [V] (the first of equals) and its lead, infinite if it is alone."""
+    """Return the argmax token of ``scores`` [V] (the first of equals) and its margin, inf if all others are -inf."""
     token = int(scores.argmax())
     rest = max(scores[:token].max(initial=-np.inf), scores[token + 1 :].max(initial=-np.inf))
     return Choice(token, float(scores[token] - rest))

@@ -34,12 +34,14 @@ class DrawnTree:
 
 
 def draw_children(weights: FloatArray, count: int, kind: DrawKind, coins: Coins) -> NodeDraws:
-    """Draw at most ``count`` children of a tree node; fewer if the distribution has fewer possible tokens.
+    """Draw children of a tree node from the drafter's distribution, each by one draw of ``coins``.
 
     Args:
         weights: [V] float64 distribution, sums to 1.
+        count: number of draws; "chain" ignores it.
         kind: "chain" is one draw, "with replacement" independent draws (SpecInfer's multi-round sampling), "without
-            replacement" removes earlier draws and renormalises the rest (Sequoia).
+            replacement" removes earlier draws and renormalises the rest (Sequoia), and so stops early if fewer than
+            ``count`` tokens are possible.
     """
     tokens: list[int] = []
     remaining = weights
@@ -53,11 +55,12 @@ def draw_children(weights: FloatArray, count: int, kind: DrawKind, coins: Coins)
 
 
 def accept_drawn(target: FloatArray, draws: NodeDraws, kind: DrawKind, coins: Coins) -> tuple[int | None, FloatArray]:
-    """Test the drawn children of a node in order. Return (the accepted token or None, the residual distribution [V]).
+    """Test the drawn children of a node in order and accept the first that passes. Consumes one flip a test.
 
-    If no child is accepted, the caller draws the next token from the residual distribution. Follows Leviathan et al.
-    2023 for one draw, SpecInfer's algorithm 2 for several with replacement (q is unchanged), Sequoia for several
-    without (drawn tokens are removed from q).
+    Returns (the accepted token, None if all are rejected; the residual distribution [V] float64 after the rejections).
+    If none is accepted, the caller draws the next token from the residual distribution. Follows Leviathan et al. 2023
+    for one draw, SpecInfer's algorithm 2 for several with replacement (q is unchanged), Sequoia for several without
+    (drawn tokens are removed from q).
 
     Args:
         target: [V] float64, the target's processed distribution at the node.

@@ -46,9 +46,9 @@ class Grammar:
         self._path: list[int] = []  # tokens the matcher has consumed, without end tokens
 
     def allows(self, path: Sequence[int]) -> bool:
-        """Return whether some text that matches the constraint begins with the tokens ``path``.
+        """Return whether some text that matches the constraint begins with the generated tokens ``path``.
 
-        An end-of-text token may only complete a full match.
+        An end-of-text token is allowed only as the last of ``path``, after a text that matches as a whole.
         """
         wanted = list(path)
         ends = bool(wanted) and wanted[-1] in self._eos
@@ -57,7 +57,10 @@ class Grammar:
         return not ends or self._matcher.is_accepting()
 
     def mask(self, path: Sequence[int], vocab_size: int) -> Tensor:
-        """Return which tokens may follow the generated tokens ``path``, [vocab_size] bool."""
+        """Return which tokens may follow the generated tokens ``path``, [vocab_size] bool.
+
+        None may if ``path`` has ended or violates the constraint.
+        """
         unpacked = np.unpackbits(self.bits(path, vocab_size), count=vocab_size, bitorder="little")
         return torch.from_numpy(unpacked.astype(np.bool_))
 
@@ -85,10 +88,12 @@ class Grammar:
     def tree_bits(
         self, text: Sequence[int], layout: Sequence[Sequence[int]], vocab_size: int
     ) -> list[npt.NDArray[np.uint8]]:
-        """Return for each row of a tree pass which tokens may follow it, as packed bits; none follow padding.
+        """Return for each row of a tree pass which tokens may follow it, as ``bits`` does.
+
+        No bit is set for padding and for rows whose path violates the constraint.
 
         Args:
-            text: generated tokens, up to the root in row 0.
+            text: generated tokens up to and including the root, which is row 0.
             layout: four columns with one entry per row: node, token, parent's row, and 1 if the row is no padding.
         """
         _, tokens, parents, exist = layout
@@ -102,7 +107,10 @@ class Grammar:
         return found
 
     def forced(self, path: Sequence[int]) -> list[int]:
-        """Return the tokens that follow the generated tokens ``path`` in every text that matches the constraint."""
+        """Return the tokens that follow the generated tokens ``path`` in every text that matches the constraint.
+
+        Empty if there is a choice, the text is complete, or ``path`` violates the constraint.
+        """
         if not self._go_to(list(path)) or self._matcher.is_stopped():
             return []
         return list(self._matcher.compute_ff_tokens())
@@ -195,6 +203,9 @@ def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
     These are special tokens, tokens that the chat template writes, such as Qwen's ``<tool_call>``, and tokens that the
     base vocabulary lacks.
+
+    Raises:
+        YggdrasilError: the tokenizer has no tokenizer.json.
     """
     model, template = _backend(tokenizer).model, str(getattr(tokenizer, "chat_template", None))
     return {

@@ -40,12 +40,14 @@ class CountPenaltyLogitsProcessor:
 def build_processors(
     params: SamplingParams, prompt_length: int, eos: Collection[int], bad_words: Sequence[Sequence[int]]
 ) -> Processors:
-    """Return the logits processors of one request. They cannot be shared: some store ``prompt_length``.
+    """Return the logits processors of one request, in the order to apply them. Those of the grammar are not included.
+
+    They cannot be shared between requests: some store ``prompt_length``.
 
     Args:
-        prompt_length: tokens of the prompt.
-        eos: end-of-text token ids.
-        bad_words: token sequences that must not occur.
+        prompt_length: number of tokens of the prompt.
+        eos: end-of-text token ids; without any, ``min_new_tokens`` has no effect.
+        bad_words: ``params.bad_words`` as token sequences, from ``tokenize_bad_words``.
     """
     from transformers.generation import logits_process as theirs  # imported late: plain greedy requests need none
 
@@ -82,7 +84,9 @@ def _truncating(params: SamplingParams) -> list[Process]:
 
 
 def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
-    """Return the token sequences of ``words``. A string is encoded both as it is and with a leading space.
+    """Return the token sequences of ``words``, without repetitions.
+
+    A string gives two, itself and with a leading space, both without special tokens. Token sequences are kept.
 
     Raises:
         YggdrasilError: a word has no tokens, or tokens outside the vocabulary.

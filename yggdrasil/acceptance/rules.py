@@ -42,7 +42,11 @@ class Rule(Protocol):
 
         The rule calls ``sampler.push`` with every token of the result, in order, and with the logits that it was chosen
         from; the root's token was committed before. The walk stops behind the first token that no child of the last
-        accepted row holds (the bonus token), and behind an end token: then no further token is chosen.
+        accepted row holds (the bonus token), and behind an end token: then no further token is chosen. The result
+        has as many rows, beginning with the root's (0), as tokens.
+
+        Raises:
+            YggdrasilError: the candidates of ``tree`` were not found in the way that this rule requires.
         """
 
 
@@ -60,7 +64,10 @@ class MatchRule:
     counts: Counts = field(default_factory=Counts)
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Commit the target's choice at each node, from the root on, while a child of the node holds it."""
+        """Commit the target's choice after the root, and after each child that holds the choice before it.
+
+        The last token is a choice that no child holds (the bonus token) or an end token.
+        """
         _refuse_drawn(tree, "match")
         rows, tokens, row = [0], [], 0
         while True:
@@ -94,7 +101,10 @@ class DrawnRule:
     kind: DrawKind
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Commit drawn candidates from the root on while one is accepted, then a token of the residual distribution."""
+        """Commit drawn candidates from the root on while one is accepted, then a token of the residual distribution.
+
+        Behind a leaf, the last token is drawn from the target's own distribution. None follows an end token.
+        """
         if tree.drawn is None or tree.drawn.kind != self.kind:
             found = "fixed beforehand" if tree.drawn is None else f"drawn as: {tree.drawn.kind}"
             raise YggdrasilError(f"the rule {self.name} accepts trees drawn as: {self.kind}; this one was {found}")
@@ -133,7 +143,10 @@ class TypicalRule:
     delta: float
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Commit the longest path of ``tree`` whose tokens are typical, then the target's choice."""
+        """Commit the longest path of ``tree`` whose tokens are typical, then the target's choice.
+
+        Of several longest paths, it is the most probable. No choice follows an end token.
+        """
         _refuse_drawn(tree, "typical")
         accepted = {0: 0.0}  # row -> log-probability of its path
         depth = {0: 0}
@@ -167,7 +180,10 @@ class RelaxedRule:
     starts_thinking: bool = False  # whether the prompt ends inside the thinking section
 
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Commit tokens from the root on: the target's choice if a child holds it, else the best acceptable child."""
+        """Commit tokens from the root on: the target's choice if a child holds it, else the best acceptable child.
+
+        Where no child is acceptable, the target's choice is the last token; so is an end token.
+        """
         _refuse_drawn(tree, "relaxed")
         rows, tokens, row = [0], [], 0
         while True:
@@ -207,7 +223,7 @@ class RelaxedRule:
 def make_rule(
     settings: Speculation, tolerance: float, thinking: tuple[int, int] | None = None, *, starts_thinking: bool = False
 ) -> Rule:
-    """Return the acceptance rule of a request's ``settings``.
+    """Return the acceptance rule of a request's ``settings``; a user's own rule as it is, "off" as "match".
 
     Args:
         tolerance: margin in logits below which the rule ``match`` recomputes a choice by a width-1 pass; 0: never.

@@ -69,13 +69,17 @@ class Sampler:
         return token in self._eos
 
     def coins(self, purpose: Purpose) -> Coins:
-        """Return the random decisions for the next token: of the target ("target") or of sampled drafts ("draft")."""
+        """Return the random decisions for the next token, which begin again in every call.
+
+        Args:
+            purpose: "target" for the target's choices, "draft" for sampled drafts.
+        """
         return self._coins.at(self._length, purpose)
 
     def choose(self, row: Tensor) -> Choice:
-        """Choose the token after the committed text from the target's logits ``row``, [V].
+        """Choose the token after the committed text from the target's logits ``row``, [V]; it is not committed.
 
-        The result's margin is its lead over the second best token, in logits.
+        Equal calls give equal choices. The result's margin is the lead over the second best token, in logits.
 
         Raises:
             YggdrasilError: a score is not finite, or no token is possible.
@@ -90,9 +94,10 @@ class Sampler:
         return Choice(choice.token, choice.margin * self.params.temperature)
 
     def scores(self, row: Tensor, tail: Sequence[int] = ()) -> Tensor:
-        """Return the processed logits, [V] float32, of the token after the committed text and ``tail``.
+        """Return the processed logits, [V] float32 on the CPU, of the token after the committed text and ``tail``.
 
-        Logits processors, the grammar and truncation (top-k, top-p, ...) are applied; impossible tokens have -inf.
+        Penalties, logits processors and the grammar are applied, then, unless decoding is greedy, temperature and
+        truncation (top-k, top-p, ...). Impossible tokens have -inf.
 
         Args:
             row: [V] the target's logits after the last token of ``tail``; not changed.
@@ -183,7 +188,11 @@ def _as_array(scores: Tensor) -> FloatArray:
 
 
 def logprobs_of(token: int, row: Tensor, count: int) -> TokenLogprobs:
-    """Return the log-probability of ``token`` and the top ``count`` log-probabilities of the logits ``row`` [V]."""
+    """Return the log-probabilities of ``token`` and of the ``count`` most probable tokens, highest first.
+
+    Args:
+        row: [V] unprocessed logits from which ``token`` was chosen.
+    """
     values = row.to("cpu", torch.float32).log_softmax(-1)
     best = values.topk(min(count, values.shape[0]))
     top = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
@@ -193,15 +202,15 @@ def logprobs_of(token: int, row: Tensor, count: int) -> TokenLogprobs:
 def read_logprobs(
     words: Tensor, width: int, num_top: int, rows: Sequence[int], tokens: Sequence[int], count: int
 ) -> list[TokenLogprobs]:
-    """Unpack the log-probabilities that a captured step has packed into int64 words.
+    """Unpack the log-probabilities that ``logprob_words`` has packed, and return those of each committed token.
 
     Args:
-        words: [width * (1 + 2 num_top)] int64.
+        words: [width * (1 + 2 num_top)] int64, in the memory of the host.
         width: rows of the pass.
         num_top: top log-probabilities packed per row.
         rows: rows after which tokens were committed.
-        tokens: the committed tokens.
-        count: top log-probabilities to return per token.
+        tokens: the committed tokens, one per entry of ``rows``.
+        count: top log-probabilities to return per token, at most ``num_top``.
     """
     size = width * num_top
     values = words[: width + size].view(torch.float64)

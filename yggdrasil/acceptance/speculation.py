@@ -96,7 +96,7 @@ class Speculation:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the output follows the target's distribution: not for the rules ``typical`` and ``relaxed``."""
+        """Whether the output follows the target's distribution: not for ``typical`` and ``relaxed``; own rules say."""
         return self.rule not in LOSSY_RULES if isinstance(self.rule, str) else self.rule.is_lossless
 
     @property
@@ -120,7 +120,7 @@ def own_rule(name: str) -> OwnRule:
 
 
 def is_own_rule(given: Any) -> bool:
-    """Return whether an object is a user's acceptance rule: whether it has name, is_lossless and walk."""
+    """Return whether an object has what ``OwnRule`` requires: a str ``name``, a bool ``is_lossless``, a ``walk``."""
     has_name = isinstance(getattr(given, "name", None), str) and isinstance(getattr(given, "is_lossless", None), bool)
     return has_name and callable(getattr(given, "walk", None))
 

@@ -27,6 +27,9 @@ def accept(
 ) -> tuple[Tensor, Tensor]:
     """Accept a path by ``rule``: return the accepted rows, [W] bool, and the token after each row, [W] int64.
 
+    The root is always accepted. The committed tokens are those after the accepted rows; the deepest one's is the bonus
+    token.
+
     Args:
         rows: the rows of the pass.
         scores: [W, V] float32, processed logits.

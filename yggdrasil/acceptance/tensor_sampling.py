@@ -179,7 +179,8 @@ def process(kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, inpu
     Args:
         kind: the operations to apply.
         logits: [W, V].
-        path_counts: [W, V] float32, occurrences of each token on the row's path below the root; None: no such path.
+        path_counts: [W, V] float32, occurrences of each token on the row's path below the root, from
+            ``counts_on_path``; None: all zero.
         inputs: parameters and token counts of the request.
     """
     scores = logits.float()
@@ -197,9 +198,10 @@ def process(kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, inpu
 
 
 def draw(scores: Tensor, positions: Tensor, inputs: SamplingInputs) -> Tensor:
-    """Return the token after each row, [W] int64: drawn by ``scores`` [W, V], or the argmax if greedy.
+    """Return the token after each row, [W] int64: drawn with probability softmax(scores), or the argmax if greedy.
 
     Args:
+        scores: [W, V] float32, from ``process``.
         positions: [W] int64 indices of the chosen tokens in the text.
     """
     noise = gumbel_noise(inputs.key, positions[:, None], inputs.vocabulary)
@@ -222,11 +224,13 @@ def logprob_words(logits: Tensor, choices: Tensor, num_top: int) -> Tensor:
 
 
 def counts_on_path(tokens: Tensor, ancestors: Tensor, vocab_size: int) -> Tensor:
-    """Count the occurrences of each token on each row's path below the root (row 0), [W, V] float32.
+    """Count how often each token occurs on the path from below the root (row 0) to each row, itself included.
+
+    Returns [W, V] float32.
 
     Args:
         tokens: [W] int64 token of each row.
-        ancestors: [W, W] bool, whether a row is on the path of another; true also on the diagonal.
+        ancestors: [W, W] bool; [i, j] is true if row j is on the path to row i, also for j = i.
     """
     width = tokens.shape[0]
     below = ancestors & (torch.arange(width, device=tokens.device) > 0)

@@ -71,6 +71,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 def check_writable(path: Path, *, is_folder: bool = False) -> None:
     """Check, without writing, that ``path`` can be written later as a file, or as a folder of files (``is_folder``).
 
+    Missing parent folders are no fault if the nearest existing one can be written.
+
     Raises:
         ArtifactError: ``path`` is a folder instead of a file or the reverse, or no file can be created there.
     """

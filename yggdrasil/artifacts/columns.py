@@ -29,7 +29,7 @@ def pack_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def unpack_column(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return the values, [n] int64, of a column that was compressed to uint8 bytes.
+    """Return the values, [n] int64, of a column that ``pack_column`` has compressed to uint8 bytes.
 
     Raises:
         ValueError: the bytes are not a packed column.

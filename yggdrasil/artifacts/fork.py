@@ -42,7 +42,7 @@ class Fork:
         self._has_ended, self._status = False, 0
 
     def has_ended(self) -> bool:
-        """Return whether the forked process has exited, without waiting."""
+        """Return whether the forked process has exited or was killed, without waiting."""
         if not self._has_ended:
             found, self._status = os.waitpid(self.pid, os.WNOHANG)
             if found:
@@ -51,11 +51,14 @@ class Fork:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the forked process has exited with a failure."""
+        """Whether the forked process has ended by an exception or a signal; False if this process has not noticed yet.
+
+        ``has_ended`` and ``wait`` notice it.
+        """
         return self._has_ended and self._status != 0
 
     def wait(self) -> None:
-        """Wait until the forked process exits."""
+        """Wait until the forked process exits, without a time limit; its failure raises nothing."""
         if not self._has_ended:
             _, self._status = os.waitpid(self.pid, 0)
             self._close()
@@ -118,7 +121,12 @@ def in_fork(work: Callable[[], str]) -> str:
 def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) -> bool:
     """Return whether ``work`` ends, even with an exception, within limits of processor time and additional memory.
 
-    It runs in a forked process, and its result is discarded. Returns True on systems that cannot fork.
+    It runs in a forked process, and its result is discarded. Returns False also after 4 times ``cpu_seconds`` of
+    wall-clock time, and if no process can be created; True without running it on systems other than Linux.
+
+    Args:
+        cpu_seconds: processor time, in seconds.
+        megabytes: MiB of memory beyond what this process has now.
     """
     if not CAN_FORK:
         return True

@@ -74,7 +74,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read the header of the GGUF file ``path``, which stays in memory until the file changes.
+    """Read the header of the GGUF file ``path``, vocabulary included. The last four headers stay in memory.
 
     Raises:
         ArtifactError: it is no GGUF file, of an unsupported version or tensor type, truncated or damaged.

@@ -20,7 +20,7 @@ _NEWBORN_SECONDS = 1.0  # minimum age of leftovers: a new file is not locked yet
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder in ``parent`` that is removed when the block ends.
+    """Yield a new folder in ``parent``, which is created if it is missing; remove it when the block ends.
 
     Temporary folders that killed processes left in ``parent`` are removed first.
 
@@ -53,10 +53,10 @@ def in_use(path: Path) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files and folders in ``folder`` whose processes have ended. Failures are ignored.
+    """Remove temporary files and folders that killed processes have left in ``folder``. Failures are ignored.
 
     Args:
-        name: only temporary files for the file or folder of this name; None: all.
+        name: only those under which the file or folder of this name was being written; None: all.
     """
     pattern = re.compile(r"\..+\.tmp") if name is None else temporary_name_pattern(name, SUFFIX)
     with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def temporary_name_pattern(name: str, suffix: str) -> re.Pattern[str]:
 
 @cache
 def remove_leftovers_once(folder: Path) -> None:
-    """Remove temporary files in ``folder`` whose processes have ended, only in the first call for this folder."""
+    """Call ``remove_leftovers(folder)``, but only once per process and folder."""
     remove_leftovers(folder)
 
 

@@ -17,7 +17,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def tell(sentence: str) -> None:
-    """Print ``sentence``, on another process that a command waits for, to standard error."""
+    """Print ``yggdrasil: SENTENCE`` to standard error; the usual ``wait`` of ``locked``."""
     print(f"yggdrasil: {sentence}", file=sys.stderr)  # noqa: T201
 
 

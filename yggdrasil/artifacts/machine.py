@@ -77,9 +77,10 @@ def current_machine() -> Machine:
 
 
 def parse_cpuinfo(text: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return model name, family and relevant instruction sets of the first CPU in the text of ``/proc/cpuinfo``.
+    """Return (model name, "FAMILY.MODEL", instruction sets) of the first CPU in the text of ``/proc/cpuinfo``.
 
-    Missing parts are empty. On ARM, which has no model names, the name consists of implementer and part numbers.
+    Only instruction sets that change timings are returned, in a fixed order. Missing parts are empty. On ARM, which has
+    no model names, the name consists of implementer and part numbers.
     """
     fields: dict[str, str] = {}
     for line in text.splitlines():
@@ -126,7 +127,10 @@ def _memory_gib() -> int:
 
 
 def may_have_accelerator() -> bool:
-    """Return False if PyTorch sees no accelerator here; found out without its import."""
+    """Return whether PyTorch may see an accelerator here, decided without importing PyTorch.
+
+    On Linux, one of the device files of accelerators must exist. False on macOS, True on other systems.
+    """
     return sys.platform != "darwin" and (
         sys.platform != "linux" or any(Path(node).exists() for node in _ACCELERATOR_NODES)
     )

@@ -64,8 +64,9 @@ _reserved: list[Reserved] = []  # at most one
 
 
 def reserve(num_bytes: int) -> None:
-    """Begin to make ``num_bytes`` of host memory resident in a thread, for the weights of the next model. Linux only.
+    """Begin to make ``num_bytes`` of host memory resident in a thread, for the weights of the next model.
 
+    Does nothing on other systems than Linux, and while an earlier reservation has not been taken or dropped.
     The weights' loader gets the memory by ``take_reserved``; if no model is loaded, ``drop_reserved`` frees it.
     """
     size = num_bytes // mmap.PAGESIZE * mmap.PAGESIZE

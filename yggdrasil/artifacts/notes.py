@@ -23,6 +23,9 @@ def cached_for_file(path: Path, name: str, make: Callable[[], Any]) -> Any:
 
     Args:
         name: identifies the value, and must change with the code that computes it.
+
+    Raises:
+        OSError: there is no file ``path``.
     """
     path = path.absolute()
     stat = path.stat()

@@ -33,17 +33,21 @@ _ReadableDumper.add_representer(str, _ReadableDumper.represent_text)
 
 
 def yaml_text(content: Mapping[str, object]) -> str:
-    """Return ``content``, plain containers, as YAML that ``yaml.safe_load`` reads back exactly, keys in their order."""
+    """Return ``content`` as YAML that ``yaml.safe_load`` reads back exactly, keys in their order.
+
+    Args:
+        content: dicts with str or int keys, lists, str, int, float, bool and None, as ``to_plain`` returns them.
+    """
     return yaml.dump(
         content, Dumper=_ReadableDumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120
     )
 
 
 def parse_yaml(text: bytes | str) -> Any:
-    """Parse YAML and return its content as plain containers.
+    """Parse YAML and return its content: dicts, lists, str, int, float, bool, dates and None.
 
     Raises:
-        ValueError: it is not valid, is nested too deep, or has aliases.
+        ValueError: it is not valid, has aliases or Python's own tags, or is nested more than 100 deep.
     """
     try:
         _refuse_unusual(text)
@@ -76,7 +80,9 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def to_plain(value: object) -> Any:
-    """Return dataclasses, mappings, sequences, paths and NumPy numbers as plain containers for YAML or JSON.
+    """Convert ``value`` for YAML or JSON: to dicts, lists, str, int, float, bool and None, at every level.
+
+    Dataclasses and mappings become dicts, lists and tuples lists, paths str, NumPy scalars Python numbers.
 
     Raises:
         TypeError: a value has no plain form, or a mapping has a key that is neither str nor int.

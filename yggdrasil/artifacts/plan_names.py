@@ -15,10 +15,14 @@ _MOST = 8  # names that a message lists
 
 
 def is_plan(given: str | Path) -> bool:
-    """Return whether ``given`` names a plan; otherwise it is a model: a folder, a .gguf file or a hub id.
+    """Return whether ``given`` is a plan (a name or a file), not a model (a folder, a .gguf file or a hub id).
+
+    ``owner/name`` that is not on this machine is taken for a hub id, without asking the hub. A plan's name takes
+    precedence over a folder of that name in the working directory.
 
     Raises:
-        YggdrasilError: it is a file that is neither, or does not exist.
+        YggdrasilError: it is a file that is neither, or something else that does not exist: a file, a path with more
+            than one slash, or a name without a slash that no plan has.
     """
     path, text = expanded(given), str(given)
     if path.is_file():

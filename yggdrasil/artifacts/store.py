@@ -38,8 +38,8 @@ _MAKE_AGAIN = "run `yggdrasil calibrate` again"
 def write_yaml(path: Path, kind: str, version: int, payload: Mapping[str, object]) -> None:
     """Write ``payload`` atomically as YAML, with its kind, schema version and checksum first.
 
-    Values are converted to plain containers; floats are written exactly. The checksum is independent of comments and
-    the order of keys.
+    Values are converted by ``to_plain``; floats are written exactly. The checksum is independent of comments and the
+    order of keys.
 
     Args:
         kind: what the file is, such as "plan"; a reader checks it.
@@ -120,7 +120,8 @@ def read_csv(path: Path, kind: str, version: int, columns: Sequence[str] = ()) -
     Args:
         kind: the expected kind, such as "stage-samples".
         version: the expected version of the file's format.
-        columns: columns that must exist. They must be numeric, except those that are known to hold text.
+        columns: columns that must exist, others are returned too. They must be numeric, except those that are known to
+            hold text.
 
     Raises:
         ArtifactError: the file is missing, of another kind or version, edited or truncated, lacks a column, or has text

@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def repeated_share(self) -> float:
-        """Share of plainly decoded tokens that an n-gram look-up of three tokens would predict, 0 to 1."""
+        """Share of plainly decoded tokens, 0 to 1, that also followed the last earlier occurrence of a 3-gram."""
         return self.num_repeated / len(self.plain.tokens)
 
     @property
@@ -54,7 +54,7 @@ class Comparison:
 
 
 def encode_prompts(decoder: Decoder, prompts: Sequence[Prompt], max_prompt_tokens: int | None) -> dict[str, list[int]]:
-    """Tokenise prompts: return their last ``max_prompt_tokens`` token ids (None: all) by prompt id.
+    """Tokenise prompts: return a dictionary from prompt id to its last ``max_prompt_tokens`` token ids (None: all).
 
     Raises:
         YggdrasilError: a prompt leaves no room to decode in the context, or two share an id.
@@ -94,9 +94,10 @@ def compare(
     warm_up: bool = True,
     beside: Mapping[str, Decoder] | None = None,
 ) -> list[Comparison]:
-    """Decode every prompt plainly and with one or more plans, in alternation, and return one comparison per prompt.
+    """Decode every prompt plainly and with one or more plans, and return one comparison per prompt, in their order.
 
-    The order of the plans rotates from prompt to prompt. All texts end at the shortest context.
+    Plans alternate every few iterations; their order changes from prompt to prompt, and plain decoding runs before or
+    after them. All texts end at the shortest context.
 
     Args:
         decoder: the plan to compare with plain decoding.
@@ -104,7 +105,7 @@ def compare(
         max_prompt_tokens: keep the last tokens of each prompt; None: all.
         ignore_eos: texts continue after end tokens.
         warm_up: first decode the first prompt each way without counting it, which loads the steps.
-        beside: decoders of further plans, by name.
+        beside: decoders of further plans, by name. Their comparisons are in ``beside`` of each result.
 
     Raises:
         YggdrasilError: a step was built after the warm-up, so times are invalid; or a decoder of ``beside`` has another
@@ -205,5 +206,5 @@ def _request_ms(generation: Generation) -> float:
 
 
 def decode_ms(generation: Generation) -> float:
-    """Return the milliseconds that a generation took after its first token."""
+    """Return the milliseconds that a generation took after its first token; 0 if it has no other."""
     return generation.metrics.tpot_ms * max(len(generation.tokens) - 1, 0)

@@ -25,7 +25,10 @@ class Divergence:
 
 
 def first_divergence(plain: Sequence[int], tree: Sequence[int]) -> int | None:
-    """Return the index of the first token at which two runs of one prompt differ; None if they are equal."""
+    """Return the index of the first token at which two runs of one prompt differ.
+
+    If one run is a prefix of the other, it is the length of the shorter; None if they are equal.
+    """
     if list(plain) == list(tree):
         return None
     length = min(len(plain), len(tree))
@@ -37,10 +40,13 @@ def judge_divergence(
 ) -> Divergence | None:
     """Find the first token at which two runs of one prompt differ, and judge it by a plain step.
 
-    A difference is a tie if the two tokens' log-probabilities differ by at most the tolerance, else a fault. None if
-    the runs are equal.
+    A difference is a tie if the two tokens' log-probabilities differ by at most the tolerance, else a fault. It is
+    also a fault if one run ends before the other, or a token is not among the 100 most probable. None if the runs are
+    equal.
 
     Args:
+        decoder: runs the plain step, after ``prompt`` and the tokens in which the runs agree.
+        prompt: token ids.
         plain, tree: generated tokens of plain decoding and of the run with a plan.
         is_ours: both runs are of this decoder, so its measured tolerance applies. Otherwise other kernels computed
             them, and the tolerance follows from the dtype alone.

@@ -21,7 +21,7 @@ class MemoryUse:
 
     @property
     def ratio(self) -> float:
-        """Peak memory divided by the size of weights and caches."""
+        """Peak memory above the imports divided by the size of weights and caches."""
         return self.peak / (self.weights + self.caches)
 
 
@@ -45,7 +45,7 @@ def peak_mb() -> float:
 
 
 def memory_use(assembly: Assembly, imports_mb: float) -> MemoryUse:
-    """Return the memory that a model has taken so far; on a GPU the device's.
+    """Return the memory that a decoder has taken so far, in MB; on a GPU the device's, with ``imports`` 0.
 
     Args:
         assembly: target, drafter and their caches.

@@ -17,7 +17,8 @@ PACKAGES = ("yggdrasil", "torch", "transformers", "numpy")
 def provenance() -> dict[str, Any]:
     """Return where and by which code a result was measured.
 
-    Keys: machine (one line), python, versions (by package), commit ("+" at its end if the sources are modified).
+    Keys: machine (one line), python, versions (by package; None: not installed), commit ("+" at its end if the sources
+    are modified; None outside a git checkout).
     """
     return {
         "machine": current_machine().describe(),
@@ -28,7 +29,10 @@ def provenance() -> dict[str, Any]:
 
 
 def drafter_names(engine: "Engine") -> str:
-    """Return the names of an engine's drafters without file paths, such as "head mine + text + table"."""
+    """Return the names of an engine's drafters, such as "head mine + text + table"; "nobody" if it has none.
+
+    Absolute paths are cut to their last part.
+    """
     names = (each.name.partition(" ") for each in (engine.drafter, engine.model_free) if each is not None)
     return " + ".join(kind + space + public_source(source) for kind, space, source in names) or "nobody"
 

@@ -8,9 +8,10 @@ _QUARTERS = 4  # minimum number of samples for quartiles; fewer are listed
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Return the median of ``values`` and their quartiles ``low`` and ``high``; zeros without values.
+    """Return a dictionary with the ``median`` of ``values`` and their quartiles ``low`` and ``high``.
 
-    With fewer than four values, ``low`` and ``high`` are the extremes, and ``samples`` lists the sorted values.
+    With fewer than four values, ``low`` and ``high`` are the extremes, and ``samples`` lists the sorted values. Without
+    values, all three are 0 and ``samples`` is empty.
     """
     if len(values) >= _QUARTERS:
         low, median, high = statistics.quantiles(values, n=_QUARTERS, method="inclusive")
@@ -21,10 +22,12 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def describe(found: Mapping[str, Any], digits: int = 2) -> str:
-    """Format median and quartiles as text: "1.29 (1.10 to 1.48)"; of few samples, "1.29 (1.10, 1.48)".
+    """Format median and quartiles as text: "1.29 (1.10 to 1.48)".
+
+    Two or three samples are listed, as in "1.29 (1.10, 1.48)"; of at most one, the text is the median alone.
 
     Args:
-        found: a dictionary with median, low, high and, of few samples, samples.
+        found: a result of ``spread``.
         digits: decimals.
     """
 

@@ -10,11 +10,17 @@ from yggdrasil.engine.request import Generation
 
 
 def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
-    """Return the figures of a comparison with plain decoding over all prompts, by name.
+    """Return the figures of a comparison of a plan with plain decoding over all prompts, by name.
 
-    ``speedup`` is the median and the quartiles of the prompts' ratios; ``total_speedup`` the ratio of the times per
-    token over all prompts together, ``predicted_speedup`` the same with the times that the plan predicted. ``repeats``
-    is the share of generated tokens that repeat an earlier part of their text. Times are milliseconds.
+    Counts: ``prompts``, ``matched`` (equal tokens), ``verify_decode_mismatches`` (different ones), ``faults`` (judged
+    to be more than ties), ``proposed`` and ``accepted`` drafted tokens. Shares: ``acceptance_rate``; ``repeats``, of
+    generated tokens that repeat an earlier part of their text; ``overhead_share``, ``plain_overhead_share`` (medians).
+    ``aal`` and ``tokens_per_target_step`` are both tokens per iteration. ``tpot_ms``, ``baseline_tpot_ms`` (plain
+    decoding) and ``predicted_tpot_ms`` are medians in milliseconds.
+
+    ``speedup`` and ``end_to_end_speedup`` (prefill included) are medians and quartiles of the prompts' ratios, as
+    ``spread`` returns them; ``total_speedup`` is the ratio of the times per token over all prompts together, and
+    ``predicted_speedup`` the same with the times that the plan predicted. Predictions are None without any.
     """
     decoded = [result for result in results if result.tree.metrics.iterations]
     tree = [result.tree.metrics for result in decoded]
@@ -50,10 +56,13 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each further plan that was compared, by the plan's name.
+    """Return the figures of each further plan that was compared, by the plan's name: those of ``summarise`` and two.
 
-    ``time_over_first`` is its time per token divided by the first plan's, per prompt, and ``total_time_over_first``
-    that of all prompts together. Above 1 the first plan is faster.
+    ``time_over_first`` has median and quartiles over the prompts of its time per token divided by the first plan's, and
+    ``total_time_over_first`` is that ratio of all prompts together. Above 1 the first plan is faster.
+
+    Args:
+        results: at least one.
     """
     found = {}
     for name in results[0].beside:
@@ -72,7 +81,10 @@ def summarise_beside(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]
 
 
 def summarise_categories(results: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
-    """Return the figures of the prompts of each category, by category; empty if there is only one."""
+    """Return the figures of ``summarise`` of each category's prompts, by category; empty if there is only one.
+
+    Prompts without a category are those of "none".
+    """
     names = dict.fromkeys(result.category or "none" for result in results)
     if len(names) < 2:
         return {}

@@ -51,7 +51,11 @@ _UNCOMPILED_ON_GPU = ("prefill",)
 def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, Any] = _OPTIONS) -> Callable[..., Any]:
     """Compile the FX graph ``graph`` with TorchInductor, or load its code from a cache; return the compiled function.
 
-    ``inputs`` are fake tensors. ``options`` are settings of TorchInductor.
+    Called with real tensors as positional arguments, the function returns the graph's outputs as a sequence.
+
+    Args:
+        inputs: the graph's inputs as fake tensors.
+        options: settings of ``torch._inductor.config``.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx
@@ -65,10 +69,13 @@ def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, 
 
 
 def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Compile the FX graph ``graph`` for a CPU with TorchInductor, and return the compiled function.
+    """Call ``compile_by_inductor`` with the options for CPUs.
 
     Code is cached in our cache folder, unless the user sets TORCHINDUCTOR_CACHE_DIR. A damaged file in the cache is
-    deleted and compiled again. ``inputs`` are fake tensors.
+    deleted and compiled again.
+
+    Args:
+        inputs: the graph's inputs as fake tensors.
     """
     if _USERS_FOLDER is None:
         os.environ[_FOLDER_VARIABLE] = str(cache_root() / "steps")
@@ -84,7 +91,7 @@ def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
 
 
 def interpret(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Return the FX graph ``graph`` itself, which runs operator by operator. It replaces a compiler on any device."""
+    """Return the FX graph ``graph`` itself, which runs operator by operator, for ``compiling_by`` on any device."""
     run: Callable[..., Any] = graph
     return run
 
@@ -96,7 +103,7 @@ _run_steps: "ContextVar[list[InProcessStep]]" = ContextVar("_run_steps")
 
 @contextmanager
 def compiling_by(compiler: Compiler | None) -> Iterator[None]:
-    """Context manager: steps created in the block are compiled by ``compiler``; None: they are not compiled."""
+    """Context manager: steps created in the block use ``compiler`` on any device; None: they run uncompiled."""
     before = _compiler.set(compiler)
     try:
         yield
@@ -106,7 +113,7 @@ def compiling_by(compiler: Compiler | None) -> Iterator[None]:
 
 @contextmanager
 def noting_steps() -> "Iterator[list[InProcessStep]]":
-    """Context manager that yields a list, to which every step that runs in the block is appended."""
+    """Context manager that yields a list, to which every step is appended each time that it runs in the block."""
     steps: list[InProcessStep] = []
     before = _run_steps.set(steps)
     try:
@@ -156,7 +163,13 @@ class InProcessStep:
         return self._run()
 
     def prepare(self) -> None:
-        """Compile the step. If that fails, print a warning, and run the step operator by operator from then on."""
+        """Compile the step without running it; does nothing if it is compiled already.
+
+        If that fails, a warning is printed, and the step runs operator by operator from then on.
+
+        Raises:
+            YggdrasilError: tracing or compiling raised it.
+        """
         if self._run is not None:
             return
         start = perf_counter_ns()
@@ -177,7 +190,7 @@ class InProcessStep:
     def fall_back(self, error: BaseException) -> bool:
         """Run the step operator by operator from now on, because the exception ``error`` was raised.
 
-        A warning is printed. Return False if the step already runs so.
+        Prints a warning and returns True; if the step already runs so, does nothing and returns False.
         """
         if self._run is not None and not self.is_compiled:
             return False
@@ -245,9 +258,10 @@ def kept_code_folder() -> Path:
 
 @cache
 def load_kept_code() -> int:
-    """Load the compiled code of earlier processes into TorchInductor's cache, once per process.
+    """Load the compiled code that ``keep_code`` has written for this GPU into TorchInductor's cache.
 
-    Return the number of files loaded. Unreadable files are deleted with a warning.
+    Returns the number of files loaded. Later calls in this process load nothing and return the same number. Unreadable
+    files are deleted with a warning.
     """
     try:
         paths = sorted(kept_code_folder().glob("*.bin"))
@@ -264,9 +278,9 @@ def load_kept_code() -> int:
 
 
 def keep_code() -> Path | None:
-    """Write the compiled code of this process to the cache folder of this GPU, and return the file.
+    """Write the code that this process has compiled for its GPU to ``kept_code_folder``, and return the file.
 
-    None if no code was compiled, or it cannot be written, which prints a warning.
+    None if no code was compiled (all of it came from a cache), or it cannot be written, which prints a warning.
     """
     from torch._dynamo.utils import counters
 

@@ -31,15 +31,17 @@ class LayerCache(Protocol):
     """Protocol of the cache object that a model passes to its layers."""
 
     def own_tensors(self, layer: int) -> list[Tensor]:
-        """Return the cache tensors that only this layer reads and writes: keys, values and states."""
+        """Return the cache tensors that only this decoder layer reads and writes: keys, values, recurrent states."""
 
     def shared_tensors(self) -> list[Tensor]:
-        """Return the cache tensors common to all layers."""
+        """Return the cache tensors that every layer reads, such as positions."""
 
     def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> Any:
-        """Return a cache object of the same kind with the tensors ``own`` of this layer and ``shared`` ones.
+        """Return a cache object of the same class that has these tensors in place of its own.
 
-        The latter are the tensors of all layers.
+        Args:
+            own: replace ``own_tensors(layer)``, in its order.
+            shared: replace ``shared_tensors()``, in its order.
         """
 
     def note_call(self, layer: int) -> None:
@@ -62,7 +64,7 @@ class Shape(NamedTuple):
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, offset)
 
     def fake(self) -> Tensor:
-        """Return a tensor of this size, stride, dtype, device and alignment. Call it under a fake tensor mode."""
+        """Return an uninitialised tensor of these properties; a fake one if it is called under a ``FakeTensorMode``."""
         extent = 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
         memory = torch.empty(self.offset + max(extent, 1), dtype=self.dtype, device=self.device)
         return memory.as_strided(self.size, self.stride, self.offset)
@@ -80,7 +82,7 @@ class Call(NamedTuple):
 
     @property
     def alike(self) -> object:
-        """Return a key of the call's arguments. Layers of equal structure share a graph if their keys are equal."""
+        """A key of the call's arguments. Layers of equal structure share a graph if their keys are equal."""
         others = tuple(leaf for leaf in self.leaves if not isinstance(leaf, LayerCache))
         return str(self.spec), others, tuple(self.shared)
 
@@ -94,9 +96,9 @@ class Traced(NamedTuple):
 
 
 def trace(function: Callable[..., Sequence[Tensor]], shapes: Sequence[Shape]) -> Traced:
-    """Trace ``function`` with inputs of these shapes to a graph of ATen operators.
+    """Trace ``function`` with one tensor per entry of ``shapes`` to a graph of ATen operators.
 
-    Inputs that it does not use are removed.
+    The graph has only the inputs that are used, in their order; ``Traced.used`` has their indices. It returns a list.
     """
     with FakeTensorMode(shape_env=ShapeEnv()), torch.no_grad():
         graph = make_fx(lambda *inputs: list(function(*inputs)))(*(shape.fake() for shape in shapes))
@@ -120,7 +122,13 @@ class LayeredStep(NamedTuple):
 
 
 def trace_step(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> LayeredStep:
-    """Trace a step, ``module(*inputs)``, to a graph with its decoder layers as calls, and each distinct layer."""
+    """Trace a step, ``module(*inputs)``, to a graph with its decoder layers as calls, and each distinct layer.
+
+    Args:
+        module: its method ``decoder_layers`` returns the layers, in the order of their numbers; without this method,
+            the whole step is one graph.
+        inputs: tensors and lists of tensors; only their shapes matter.
+    """
     flat, spec = pytree.tree_flatten(list(inputs))
     shapes = [Shape.of(tensor) for tensor in flat]
     layers: Sequence[nn.Module] = getattr(module, "decoder_layers", list)()
@@ -181,8 +189,10 @@ def layer_runs(
 ) -> list[LayerRun]:
     """Return for each decoder layer of a step the function that runs its compiled graph, with weights and caches bound.
 
-    ``inputs`` are the step's inputs as a flat list, which contains the caches. ``graphs`` are the compiled
-    ``step.graphs``.
+    Args:
+        layers: the decoder layers of the step's module.
+        inputs: the step's inputs as a flat list, which contains the caches.
+        graphs: the compiled ``step.graphs``, in their order.
     """
     runs = []
     for call, number, cached in zip(step.calls, step.graph_of, step.caches, strict=True):

@@ -41,10 +41,10 @@ def choose_look_up(engine: EngineName, costs: EngineCosts, documents: Sequence[D
 
     Args:
         costs: milliseconds of the engine's passes by number of tokens.
-        documents: recorded answers to simulate lookups on.
+        documents: recorded prompts and answers to simulate lookups on.
 
     Raises:
-        YggdrasilError: no document has an answer.
+        YggdrasilError: no document has an answer of at least two tokens.
     """
     if not any(len(document.answer) > 1 for document in documents):
         raise YggdrasilError("there is no text to predict look-ups on; give --prompts, and --url of a running server")
@@ -126,7 +126,7 @@ _HEADS: dict[EngineName, dict[Kind, str]] = {
 
 
 def refuse_unknown_head(engine: EngineName, drafter: ModelDrafter) -> None:
-    """Check that the engine has a setting for the kind of the drafter's head.
+    """Check that the engine has a setting for the kind of the drafter's head; draft models always pass.
 
     Raises:
         YggdrasilError: it has none; the message names engines that do.

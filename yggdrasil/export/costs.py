@@ -50,10 +50,13 @@ class EngineCosts:
     ) -> StepCosts:
         """Return the engine's pass times as step costs for the policy's objective.
 
+        Times are inter- or extrapolated, and a width that takes longer than a wider one gets the wider one's time.
+
         Args:
-            widths: verify widths to give costs of.
-            draft_widths: draft widths to give costs of.
-            reads_again: the drafter also reads the tokens that the target verifies, which costs a drafter pass.
+            widths: verify widths (rows of a target pass) to give costs of; 1 is added.
+            draft_widths: draft widths (rows of a draft step) to give costs of.
+            reads_again: the drafter also reads the tokens that the target verifies, which costs a drafter pass; it is
+                added to all verify widths but 1.
         """
         wanted = sorted({1, *widths})
         verify = {width: _at(self.target_ms, width) for width in wanted}

@@ -56,7 +56,7 @@ class Exported:
     not_said: tuple[str, ...]  # features of the plan for which the engine has no option
 
     def as_dict(self) -> dict[str, Any]:
-        """Return settings, costs and remarks of an export as plain data for JSON."""
+        """Return settings, costs, remarks and unsupported features as a dictionary for ``json.dumps``."""
         chosen = self.settings
         return {
             "engine": chosen.engine,
@@ -72,9 +72,10 @@ class Exported:
 
 
 def export(request: Request, reporter: Reporter) -> Exported:
-    """Choose another engine's speculation settings for a plan, by simulation with the engine's pass times.
+    """Choose another engine's speculation settings for a plan, with the engine's pass times.
 
-    Files are read before servers are asked.
+    Tokens per pass are those that the plan's calibration recorded for its draft model or head; for other plans, n-gram
+    lookups are simulated on text. Files are read before servers are asked.
 
     Raises:
         YggdrasilError: costs or text are missing or unusable, a server fails, or the plan is unsupported.

@@ -38,7 +38,7 @@ class LlamaServer:
         return self._ask("/props", lambda said: one_line(said.get("build_info", "an unknown build")))
 
     def pass_ms(self, report: Callable[[float], None]) -> dict[int, float]:
-        """Measure the milliseconds of a pass by its number of rows (``WIDTHS``), logits of every row included.
+        """Measure the milliseconds of a pass for each number of rows W in ``WIDTHS``, logits of every row included.
 
         With prompt(W) the median time of reading W prompt tokens, and share the LM head's share of the weights:
 
@@ -73,7 +73,10 @@ class LlamaServer:
         return {width: step + (anew if width > 1 else 0.0) + extra for width, extra in more.items()}
 
     def answer(self, prompt: Sequence[int], tokens: int) -> Document:
-        """Let llama-server generate ``tokens`` greedy tokens after ``prompt``, end-of-text tokens ignored."""
+        """Let llama-server generate ``tokens`` greedy tokens after ``prompt`` (token ids), end-of-text tokens ignored.
+
+        Returns prompt and generated tokens.
+        """
         options = {"n_predict": tokens, "ignore_eos": True, "return_tokens": True, "cache_prompt": False}
         found = self._complete(prompt, lambda said: check_tokens("tokens", said["tokens"]), **options)
         return Document(list(prompt), found)

@@ -12,13 +12,17 @@ class LookUp(Protocol):
     """A drafter of chains that reads only the text."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Begin a request with the token ids ``prompt``."""
+        """Begin a request with the token ids ``prompt``; called before ``draft``."""
 
     def draft(self, text: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that the lookup drafts after ``text``, which extends the text of the last call."""
+        """Return the token ids that the lookup drafts after ``text``; empty if it drafts none.
+
+        Args:
+            text: prompt and accepted tokens, which begins with the text of the last call in this request.
+        """
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """Record that ``accepted`` of the last draft's ``drafted`` tokens were accepted; not called without drafts."""
+        """Record that ``accepted`` of the last draft's ``drafted`` tokens were accepted; not called if it was empty."""
 
 
 class Occurrences:
@@ -30,7 +34,13 @@ class Occurrences:
         self._starts: dict[tuple[int, ...], list[int]] = {}
 
     def of_last_ngram(self, text: Sequence[int]) -> list[int]:
-        """Return all start positions of the last n-gram of ``text`` (itself last), which may only grow."""
+        """Return the start indices, ascending, of all occurrences of the last n-gram of ``text``, itself included.
+
+        Empty if ``text`` is shorter than an n-gram.
+
+        Args:
+            text: begins with the text of the last call.
+        """
         for end in range(self._ends, len(text) + 1):
             self._starts.setdefault(tuple(text[end - self._size : end]), []).append(end - self._size)
         self._ends = max(self._ends, len(text) + 1)

@@ -29,7 +29,10 @@ class Prediction:
 
 
 def play(look_up: LookUp, documents: Sequence[Document]) -> Drafts:
-    """Simulate greedy decoding with an n-gram lookup; count drafted and accepted tokens of each pass."""
+    """Simulate greedy decoding of recorded answers with an n-gram lookup; count passes by drafted and accepted tokens.
+
+    The first token of an answer is the prefill's and is not counted. One lookup decodes all documents in their order.
+    """
     tokens, counts = 0, Counter[tuple[int, int]]()
     for document in documents:
         text = [*document.prompt, *document.answer]
