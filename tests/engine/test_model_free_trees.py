@@ -232,12 +232,12 @@ SPECULATIONS = {
 }
 
 
-@pytest.mark.parametrize(("speculation", "is_free"), SPECULATIONS.values(), ids=SPECULATIONS)
-def test_only_exact_passes_of_any_width_have_free_guesses(pair, speculation, is_free):
+@pytest.mark.parametrize(("speculation", "is_model_free"), SPECULATIONS.values(), ids=SPECULATIONS)
+def test_only_exact_passes_of_any_width_have_free_guesses(pair, speculation, is_model_free):
     """A lossy rule would keep copied tokens that are likely enough; one width has no price that the plan knows."""
     generation = counting(pair, Alternating()).generate(LOOPING, max_new_tokens=40, speculation=speculation)
 
-    assert (generation.metrics.model_free_trees > 0) == is_free
+    assert (generation.metrics.model_free_trees > 0) == is_model_free
     if speculation.is_lossless:
         assert generation.tokens == pair.reference(LOOPING, 40)
 

@@ -12,9 +12,9 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 def test_model_free_drafts_cost_no_drafting() -> None:
     costs = random_costs(np.random.default_rng(2))
 
-    assert TreeShape(0, 5, 8).is_free
-    assert not PLAIN_STEP.is_free
-    assert not TreeShape(1, 5, 8).is_free
+    assert TreeShape(0, 5, 8).is_model_free
+    assert not PLAIN_STEP.is_model_free
+    assert not TreeShape(1, 5, 8).is_model_free
     assert costs.iteration_ms(0, 5, 8) == costs.verify_ms[8] + costs.overhead_ms
 
 

@@ -209,7 +209,7 @@ def replay(
             spends_head = is_head_first and step.decision.is_drafting and not shape.depth
             milliseconds = costs.iteration_ms(*shape)
             milliseconds += costs.head_ms if spends_head else 0.0
-            if spends_head or (shape.depth and not shape.is_free):
+            if spends_head or (shape.depth and not shape.is_model_free):
                 milliseconds += costs.reading_ms * unread
                 unread = 0
             else:

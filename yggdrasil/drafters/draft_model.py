@@ -104,23 +104,29 @@ class DraftModel(LevelDrafter):
 
     @property
     def root_position(self) -> int:
-        """Position of the tree's root in the text, the last committed token."""
+        """Index of the tree's root, which is the last committed token, among the request's tokens."""
         return len(self._text.tokens) - 1
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens``; KV entries of a prefix shared with the last one are kept."""
+        """Start a request with the committed ``tokens`` (token ids).
+
+        KV entries of the prefix shared with the last request stay.
+        """
         self._finish_keeping()
         self._text.begin(tokens, self._text.shared(tokens))
         self._headed = None
 
     def pretend_context(self, length: int, token: int) -> None:
-        """Pretend that ``length`` tokens are in the cache and ``token`` is the tree's root, to time steps."""
+        """Act as if ``length`` tokens were cached and the token id ``token`` were the tree's root, to time steps.
+
+        No KV entry is computed, so drafts are arbitrary until the next ``begin``.
+        """
         self._finish_keeping()
         self._text.pretend([token] * (length + 1), length)
         self._place.write(length, 1)
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append committed ``tokens``; a draft model reads no hidden states."""
+        """Append committed ``tokens`` (token ids). ``states`` is not used: a draft model reads no hidden states."""
         self._text.tokens.extend(tokens)
 
     @property
@@ -143,31 +149,39 @@ class DraftModel(LevelDrafter):
         self._text.num_rows = len(self._text.tokens)
 
     def grow(self, width: int, depth: int) -> None:
-        """Attach ``depth`` levels of ``width`` nodes to the tree, and run the draft model on all of them but the last.
+        """Run ``depth`` draft steps after the head draft.
 
-        So nodes of the last level have no KV entries.
+        Each step attaches the ``width`` best candidates, anywhere in the tree, and all steps but the last run the draft
+        model on them. So the nodes of the last step have no KV entries.
         """
         self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
         self.levels.run(self.root_position, width, depth, after_work=self._is_waiting)
         self._is_waiting = False
 
     def read_leaves(self) -> None:
-        """Run the draft model on all nodes of the tree's last level, to write their KV entries to its cache.
+        """Run the draft model on all nodes that the last draft step attached, to write their KV entries to its cache.
 
         ``grow`` does not run these nodes. A schedule with the stage variant ``tail_draft=ahead`` calls this while the
-        target verifies, so that the next draft need not run an accepted node of the last level.
+        target verifies, so that the next head draft need not run an accepted one of them.
         """
         self._place.write(len(self._text.tokens) - 1, self._first_leaf)
         self.runner.launch(("read", self._num_leaves))
 
     def read_leaf(self, node: int) -> None:
-        """Compute the KV entry of ``node`` (an index into the tree) if it is on the last level; others have one."""
+        """Compute the KV entry of ``node`` (its index) if the last draft step attached it; other nodes have one."""
         if node >= self._first_leaf:
             self._place.write(len(self._text.tokens) - 1, node)
             self.runner.launch(("read", 1))
 
     def guess(self, nodes: Tensor, tokens: Tensor, *, reads_leaves: bool) -> None:
-        """Run each possible next root before acceptance, as ``TailDrafts`` says, and store its top-k candidates."""
+        """Run each possible next root before acceptance, and store its K likeliest successors for ``keep``.
+
+        Args:
+            nodes: [W] int64 indices of verified nodes.
+            tokens: [W] int64 token ids; ``tokens[i]`` becomes the next root if ``nodes[i]`` is the last accepted node
+                and the target chooses this token after it.
+            reads_leaves: run ``read_leaves`` first.
+        """
         width = nodes.shape[0]
         self._guesses.nodes[:width] = nodes
         self._guesses.tokens[:width] = tokens
@@ -175,7 +189,14 @@ class DraftModel(LevelDrafter):
         self.runner.launch(*([("read", self._num_leaves)] if reads_leaves else []), ("guess", width))
 
     def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
-        """Keep the KV entries of accepted ``nodes``, a path below the root, as ``TailDrafts`` says."""
+        """Move the KV entries of accepted nodes to the slots after the root's, so that no later head draft runs them.
+
+        Args:
+            nodes: indices of the accepted nodes below the root, in path order.
+            guess: row of the last ``guess`` call that became the next root: its KV entry is kept too, and no head draft
+                runs. None: no row did.
+            at_once: move the entries now; False: with the next draft, where captured CUDA graphs allow it.
+        """
         root = len(self._text.tokens) - 1
         rows = list(nodes) if guess is None else [*nodes, self._num_nodes + guess]
         self._text.num_rows = root + 1 + len(rows)
@@ -195,7 +216,7 @@ class DraftModel(LevelDrafter):
             self._move(sources, root + 1)
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """Yield the captures that drafts of ``depths`` levels launch, head drafts before acceptance included."""
+        """Yield the CUDA graphs that drafts of each of ``depths`` draft steps launch, early head drafts included."""
         yield from super().captures(depths)
         defined = self.runner.defined
         for guess in (step for step in defined if step[0] == "guess"):
@@ -245,12 +266,15 @@ class Guesses(NamedTuple):
         return cls(integers(rows), integers(rows), edges, integers(rows, candidates))
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors of the table of possible roots: nodes, tokens, edges, candidates."""
+        """Return the buffers, not copies, in field order: nodes, tokens, edges, candidates."""
         return list(self)
 
 
 def identity_knots() -> Tensor:
-    """Return an acceptance calibration, [128] float32, that takes draft probabilities (from exp(-12)) as they are."""
+    """Return an acceptance calibration, [128] float32, under which acceptance equals the drafter's probability.
+
+    Probabilities below exp(-12) count as exp(-12).
+    """
     return torch.linspace(-12.0, -1e-4, 128)
 
 
@@ -282,13 +306,13 @@ def read_nodes(
 ) -> Tensor:
     """Run the draft model on W attached tree nodes and return their logits, [W, V], or [R, V] of ``rows`` only.
 
-    Each node attends to the text before the root and to its ancestors. The KV entry of node i is written to slot
-    ``root`` + i.
+    Each node attends to the tokens before the root and to its ancestors, itself included. The KV entry of node i is
+    written to slot ``root`` + i.
 
     Args:
         call: the model as a function of ``weights`` and ``caches``, the model's tensors and KV caches.
         tree: the tree with N nodes, node 0 is the root.
-        root: [1] int64 position of the root in the text.
+        root: [1] int64 index of the root among the request's tokens.
         first: [1] int64 index of the first node that is run.
         nodes: [W] int64 consecutive node indices from ``first`` on.
         rows: [R] int64 indices into ``nodes`` whose logits are computed; None: all.

@@ -55,21 +55,24 @@ class ExpansionDrafter:
 
         Args:
             sampler: processes the draft model's logits like the target's.
-            expansion: children of each node by level, such as (2, 2, 1) for levels of 2, 4 and 4 nodes.
+            expansion: entry i is the number of children of each node at depth i: (2, 2, 1) drafts 2, 4 and 4 nodes.
             kind: how children are sampled; None takes the top-k tokens.
         """
         self._sampler, self._expansion, self._kind = sampler, tuple(expansion), kind
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens``; KV entries of a prefix shared with the last one are kept."""
+        """Start a request with the committed ``tokens`` (token ids).
+
+        KV entries of the prefix shared with the last request stay.
+        """
         self._text.begin(tokens, self._text.shared(tokens))
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append committed ``tokens``; no hidden states are read."""
+        """Append committed ``tokens`` (token ids). ``states`` is not used."""
         self._text.tokens.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Grow levels with the children per node that ``prepare`` set, at most ``budget.depth`` of them.
+        """Attach the tree that ``prepare`` set, cut after ``budget.depth`` levels, to ``tree``, which has only a root.
 
         ``budget.width`` is not used.
         """
@@ -77,7 +80,7 @@ class ExpansionDrafter:
         self._grow(tree, budget.depth)
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """Return the steps of a proposal: one forward pass per level."""
+        """Return one step for each of ``budget.depth`` levels, of ``budget.width`` rows (None: 1)."""
         return [Step("rows", budget.width or 1)] * budget.depth
 
     def _read_text(self) -> None:

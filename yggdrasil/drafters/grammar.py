@@ -44,10 +44,13 @@ class GrammarDrafter:
             self._inner.extend(tokens, states)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach the tokens that the grammar forces next. Where it forces none, attach the other drafter's nodes.
+        """Attach the tokens that the grammar forces next as a chain.
 
-        Nodes of the other drafter that violate the grammar are removed with their descendants. A drafter with a model
-        (not model-free) is always asked instead of attaching forced tokens. ``budget.depth`` limits both.
+        If it forces none, let the inner drafter attach nodes.
+
+        Nodes that violate the grammar are removed with their descendants. An inner drafter that runs a model always
+        drafts, and forced tokens are not attached. Without ``budget.from_root``, a model-free or missing inner drafter
+        adds nothing. ``budget.depth`` limits both.
         """
         root = self._sampler.tokens[-1]
         if self._forces:
@@ -69,10 +72,10 @@ class GrammarDrafter:
 def prune_forbidden(tree: TokenTree, grammar: Grammar, text: Sequence[int]) -> int:
     """Remove the tree nodes whose path violates ``grammar``, with their descendants, and return how many were removed.
 
-    A removed node gets the score NO_SCORE, so that it is not verified.
+    A removed node gets the score NO_SCORE (-inf), so that it is not verified.
 
     Args:
-        text: committed tokens, the root included.
+        text: token ids of the prompt and all committed tokens, the root last.
     """
     size = tree.size
     tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()

@@ -28,11 +28,13 @@ class LevelSteps:
         self._captures: dict[tuple[int, int, bool], Capture] = {}
 
     def run(self, root: int, width: int, depth: int, *, after_work: bool = False) -> None:
-        """Attach ``depth`` levels of ``width`` nodes to the tree. The draft model does not run the last level.
+        """Run ``depth`` draft steps, each of which attaches ``width`` nodes.
+
+        The nodes of the last one are not run by the drafter.
 
         Args:
-            root: the root's position or cache slot.
-            after_work: on a GPU, the capture begins with the work ``before``.
+            root: position or cache slot of the tree's root.
+            after_work: on a GPU, begin with the work ``before`` that the constructor got; on a CPU, not used.
         """
         if self._runner.recorder is not None:
             self._place.write(root)
@@ -46,10 +48,10 @@ class LevelSteps:
         self._runner.step("finish", width)()
 
     def capture(self, width: int, depth: int, *, after_work: bool = False) -> Capture:
-        """Return one captured CUDA graph that attaches ``depth`` levels of ``width`` nodes.
+        """Return the CUDA graph of ``depth`` draft steps of ``width`` nodes each, captured in the first call.
 
         Args:
-            after_work: the graph begins with the work ``before``.
+            after_work: the graph begins with the work ``before`` that the constructor got, if any.
         """
         found = self._captures.get((width, depth, after_work))
         if found is None:
@@ -70,9 +72,9 @@ class LevelSteps:
         return found
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """Yield every captured CUDA graph that drafts of ``depths`` levels launch, head drafts included.
+        """Yield every CUDA graph that drafts of each of ``depths`` draft steps launch, head drafts included.
 
-        They are prepared between requests, because preparing a capture runs it once.
+        Prepare them between requests, because preparing a graph runs it once.
         """
         for name, width in self._runner.defined:
             if name == "grow":
@@ -98,10 +100,10 @@ class LevelDrafter(ABC):
         self._tree, self._draw_weights = tree, NOTHING_DRAWN
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
-        """Rank candidates by the random draws that a target sampling with ``seed`` at ``temperature`` will make.
+        """Rank candidates by the random draws that the target will make with ``seed`` at ``temperature`` (above 0).
 
         Args:
-            seed: None for a greedy target.
+            seed: None for a greedy target; ``temperature`` is not used then.
         """
         weights = NOTHING_DRAWN if seed is None else draft_weights(temperature)
         if weights != self._draw_weights:
@@ -112,19 +114,26 @@ class LevelDrafter(ABC):
             self._tree.draws[0] = draw_key(seed)
 
     def head(self) -> None:
-        """Run the pending committed tokens, make the last one the tree's root, and add its candidates."""
+        """Run the head draft: the committed tokens not yet run.
+
+        The last becomes the tree's root, its candidates join the pool.
+        """
         self._note_length(self._num_certain)
         self._draft_head()
         self._headed = self._num_certain
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach ``budget.depth`` levels of ``budget.width`` nodes to ``tree``, after a head draft if none has run."""
+        """Run the head draft if it has not run, and ``budget.depth`` draft steps of ``budget.width`` nodes each.
+
+        ``tree`` must be the tree for which the steps were compiled, and ``budget.width`` must be a compiled width, not
+        None.
+        """
         assert budget.width is not None, "steps attach a fixed number of nodes"
         self.head_once()
         self.grow(budget.width, budget.depth)
 
     def head_once(self) -> None:
-        """Run the head draft unless it has run for the current root; called before the tree grows."""
+        """Run the head draft unless it has run for the current root. Call it once, before the tree grows."""
         if self._headed != self._num_certain:
             self.head()
         self._headed = None
@@ -135,7 +144,7 @@ class LevelDrafter(ABC):
             self._tree.draws[1] = num_certain - 1
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """Return the steps of a proposal with ``budget``: head, a grow step per level but the last, finish."""
+        """Return the steps of a proposal with ``budget``: head, a grow step per draft step but the last, finish."""
         width = budget.width or 1
         levels = [Step("grow", width)] * (budget.depth - 1)
         return [Step("head", self._head_width), *levels, Step("finish", width)]
@@ -151,13 +160,16 @@ class LevelDrafter(ABC):
 
     @property
     def root_position(self) -> int:
-        """Position or cache slot of the tree's root, an input of the level steps; 0 if they do not use it."""
+        """Position or cache slot of the tree's root, an input of the draft steps; 0 if they do not use it."""
         return 0
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """Yield the captured CUDA graphs that drafts of ``depths`` levels launch, to be prepared between requests."""
+        """Yield the CUDA graphs that drafts of each of ``depths`` draft steps launch. Prepare them between requests."""
         return self.levels.captures(depths)
 
     def grow(self, width: int, depth: int) -> None:
-        """Attach ``depth`` levels of ``width`` nodes below the root, whose candidates the head draft has added."""
+        """Run ``depth`` draft steps after the head draft.
+
+        Each attaches the ``width`` best candidates, anywhere in the tree.
+        """
         self.levels.run(self.root_position, width, depth)

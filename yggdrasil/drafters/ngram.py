@@ -32,20 +32,25 @@ class NGramDrafter:
         self._pending: list[int] = []  # committed tokens that are not in the pool yet
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens``; the counted text is kept if ``tokens`` continue it."""
+        """Start a request with the committed ``tokens`` (token ids).
+
+        The pool of n-grams stays if ``tokens`` continue the last request's text, or if the option ``is_public_pool`` is
+        set.
+        """
         if not self._pool.begins(tokens):
             self._pool.open_text(self._pending)
         self._pending = list(tokens[self._pool.length :])
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append committed ``tokens``; no hidden states are read."""
+        """Append committed ``tokens`` (token ids). ``states`` is not used."""
         self._pending.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach the ``budget.width`` best distinct continuations of the text's last tokens, as one tree.
+        """Attach the ``budget.width`` (None: 4) best distinct continuations of the text's last tokens, as one tree.
 
-        Each adds at most one node per level. After i accepted tokens a match of s tokens has s + i, so the edge at
-        level i + 1 has the measured acceptance of that size. Later siblings share the residual probability.
+        Each adds at most one node per level, for at most ``budget.depth`` and ``max_draft_len`` levels. After i
+        accepted tokens a match of s tokens has s + i, so the edge at level i + 1 has the measured acceptance of that
+        size. Later siblings share the residual probability.
         """
         self._read()
         guesses, width = _Trie(), budget.width or _BRANCHES
@@ -56,7 +61,7 @@ class NGramDrafter:
         tree.graft(guesses.parents, guesses.tokens, guesses.log_probabilities)
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """Return no steps: a look-up is free."""
+        """Return no steps, since a look-up runs no model."""
         return ()
 
     def _read(self) -> None:

@@ -43,28 +43,29 @@ class TailDrafts(Protocol):
     """
 
     def read_leaves(self) -> None:
-        """Compute the drafter's KV entries of all nodes of the last level, which drafting leaves out."""
+        """Compute the drafter's KV entries of all nodes that the last draft step attached; drafting leaves them out."""
 
     def read_leaf(self, node: int) -> None:
-        """Compute the KV entry of ``node`` (an index into the tree) if it is on the last level."""
+        """Compute the KV entry of ``node`` (its index) if the last draft step attached it; other nodes have one."""
 
     def guess(self, nodes: Tensor, tokens: Tensor, *, reads_leaves: bool) -> None:
-        """Run each possible next root before acceptance, and store its top-k candidates.
+        """Run each possible next root before acceptance, and store its likeliest successors for ``keep``.
 
         Args:
-            nodes: [W] int64 verified nodes.
-            tokens: [W] int64, a drafted successor of each node.
-            reads_leaves: first compute the KV entries of all nodes of the last level.
+            nodes: [W] int64 indices of verified nodes.
+            tokens: [W] int64 token ids; ``tokens[i]`` becomes the next root if ``nodes[i]`` is the last accepted node
+                and the target chooses this token after it.
+            reads_leaves: run ``read_leaves`` first.
         """
 
     def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
-        """Keep the KV entries of accepted ``nodes``, a path below the root.
+        """Keep the KV entries of accepted nodes, so that the next head draft need not run them.
 
         Args:
-            nodes: indices into the tree, in path order.
-            guess: row of the last ``guess`` call whose token was accepted after them; its KV entry is kept too, and it
-                becomes the next root. None: no such row.
-            at_once: move the entries immediately, else with the next draft.
+            nodes: indices of the accepted nodes below the root, in path order.
+            guess: row of the last ``guess`` call that became the next root: its KV entry is kept too, and no head draft
+                runs. None: no row did.
+            at_once: move the entries now; False: with the next draft.
         """
 
 
@@ -97,21 +98,25 @@ class Drafter(Protocol):
     capabilities: Capabilities
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens`` (never empty). ``extend`` passes the rest of the prompt.
+        """Start a request with the committed ``tokens`` (token ids, at least one).
 
-        A drafter may keep its state for the prefix shared with the last request's text.
+        They are the whole prompt, or its first tokens; ``extend`` passes the others. A drafter may keep its state for
+        the prefix shared with the last request's text.
         """
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append committed ``tokens`` to the drafter's text.
+        """Append committed ``tokens`` (token ids) to the drafter's text.
 
         Args:
-            states: layer -> [len(tokens), H], the target's hidden states at the position before each token, for the
-                layers that the drafter's capabilities name.
+            states: for each layer that ``capabilities`` names, the target's hidden states [len(tokens), H]; row i is
+                that of the token before ``tokens[i]``. Empty if none is named.
         """
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach drafted nodes to ``tree``, whose root is the last committed token, within the limits of ``budget``."""
+        """Attach drafted nodes to ``tree``, whose root is the last committed token, within the limits of ``budget``.
+
+        With the capability ``plants_root``, and if ``budget.from_root``, first replace the tree by that root.
+        """
 
     def cost(self, budget: Budget) -> Sequence[Step]:
         """Return the steps (compiled model calls) that a proposal with ``budget`` runs; empty if it runs no model.
@@ -121,14 +126,14 @@ class Drafter(Protocol):
 
 
 def is_model_free(drafter: Drafter) -> bool:
-    """Return whether ``drafter`` proposes without a model pass, so that the policy counts no time for it."""
+    """Return whether ``drafter.cost`` has no steps, so that the policy counts no time for its proposals."""
     return not drafter.cost(Budget(depth=1, width=1))
 
 
 def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> None:
     """Let ``drafter`` attach nodes to ``tree`` below ``root``, the token id of the last committed token.
 
-    The root is written to the tree first, unless ``budget.from_root`` is False or the drafter writes it itself.
+    The tree is first replaced by that root, unless ``budget.from_root`` is False or the drafter does so itself.
     """
     if budget.from_root and not drafter.capabilities.plants_root:
         tree.plant(root)
@@ -136,11 +141,12 @@ def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> 
 
 
 def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
-    """Check the root and the token ids of the tree that the drafter called ``name`` has written.
+    """Check the root and the token ids of ``tree`` after a drafter has written it.
 
     Args:
         root: token id of the last committed token.
         vocab_size: size of the target's vocabulary.
+        name: of the drafter, for the error message.
 
     Raises:
         YggdrasilError: the tree has another root, or a token is outside the vocabulary.
@@ -156,7 +162,7 @@ def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
 def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
     """Return how many of the first ``tokens`` of a prompt the drafter needs no hidden states for.
 
-    All of them if the drafter reads no hidden states; otherwise those that it has cached from the last request.
+    All of them if it reads no hidden states; otherwise those that it has cached from the last request, at least 0.
     """
     capabilities = drafter.capabilities
     if not capabilities.layers:
@@ -180,13 +186,13 @@ class DrafterGroup:
             drafter.begin(tokens)
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append committed ``tokens`` in every drafter."""
+        """Append committed ``tokens`` (at least one) in every drafter."""
         self._last = tokens[-1]
         for drafter in self.drafters:
             drafter.extend(tokens, states)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Let every drafter add nodes to ``tree``, in order."""
+        """Let every drafter add nodes to ``tree`` in order; the first plants the root if ``budget.from_root``."""
         first, *others = self.drafters
         propose_in(first, tree, self._last, budget)
         if others:
@@ -205,9 +211,9 @@ def group_of(drafters: Sequence[Drafter]) -> DrafterGroup | None:
 
 
 def ungrouped(drafter: Drafter) -> Drafter:
-    """Return the only drafter of a group with one drafter, else ``drafter`` itself, to save a call in each iteration.
+    """Return the only drafter of a group of one, to save a call in each iteration; else ``drafter`` itself.
 
-    A single drafter that does not write the tree's root itself stays in its group.
+    A single drafter that lacks the capability ``plants_root`` stays in its group, which plants the root for it.
     """
     if isinstance(drafter, DrafterGroup) and len(drafter.drafters) == 1:
         only = drafter.drafters[0]

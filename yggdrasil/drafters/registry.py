@@ -44,25 +44,27 @@ _PROTOCOL = ("name", "capabilities", "begin", "extend", "propose", "cost")
 
 
 def is_model_free_name(name: str) -> bool:
-    """Return whether ``name`` is a model-free drafter, a user's ``module:Class`` or ``none``.
+    """Return whether ``name`` is "none", a registered model-free drafter or a user's ``module:Class``.
 
-    Any other name is a draft model's folder, GGUF file or hub id.
+    Any other name is that of a draft model or head: a folder, GGUF file, hub id or ``yggdrasil:NAME``.
     """
     return name == PLAIN or name in REGISTERED or is_own(name)
 
 
 def is_own(name: str) -> bool:
-    """Return whether ``name`` names a user's drafter class: ``module:Class``."""
+    """Return whether ``name`` has the form ``module:Class`` of a user's drafter, which ``yggdrasil:NAME`` has not."""
     return not name.startswith(PREFIX) and is_own_class(name)
 
 
 def missing_names(drafter: object) -> list[str]:
-    """Return the attributes of the ``Drafter`` protocol that an object or a class lacks."""
+    """Return the attributes of the ``Drafter`` protocol that ``drafter``, an object or a class, lacks."""
     return [name for name in _PROTOCOL if not hasattr(drafter, name)]
 
 
 def make_drafter(options: ModelFreeOptions) -> "Drafter":
-    """Create the model-free drafter of ``options``, with default statistics (not those of a calibration).
+    """Create the model-free drafter of ``options``.
+
+    N-gram statistics get the default scorer and no table; ``StatisticsDrafter.load`` reads those of a calibration.
 
     Raises:
         YggdrasilError: a user's class cannot be imported or is not a model-free drafter.
@@ -126,8 +128,8 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
 
     Args:
         names: values of ``--drafter``: "none", "ngram", "text", "table", ``module:Class``, or one draft model or head.
-            ``text`` is implied by a model and by ``table``.
-        ngram: value of ``--ngram``, options as ``name=value,name=value``.
+            "text" is implied by a model and by "table". No names are the same as "none".
+        ngram: value of ``--ngram``, options as ``name=value,name=value``; empty: the defaults.
 
     Raises:
         YggdrasilError: names cannot be combined, no such head is shipped, or ``ngram`` is given without the n-gram
@@ -153,7 +155,10 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
 
 
 def names_of(model_free: Sequence[ModelFreeOptions]) -> set[str]:
-    """Return the names by which a user selects these model-free drafters; ``none`` if there are none."""
+    """Return the names by which a user selects these model-free drafters: {"none"} without any.
+
+    N-gram statistics with a table have two names, "text" and "table".
+    """
     names = {PLAIN} if not model_free else set()
     for each in model_free:
         if isinstance(each, StatisticsOptions):

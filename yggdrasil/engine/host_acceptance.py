@@ -209,10 +209,10 @@ class HostAcceptance:
         is_informed = is_planned and is_head_first(self._engine.schedule.labels)
         stages = HEAD_FIRST_ORDER if is_informed else DEFAULT_ORDER
         # With a lossy rule, copied tokens could be accepted for ever, so that the text repeats itself.
-        is_free = speculation.rule == "match" and width is None
+        is_model_free = speculation.rule == "match" and width is None
         engine = Engine(
             self._target, drafter, self._engine.tree, self._verify_widths, self._engine.max_length, stages,
-            with_grammar(self._engine.model_free, sampler) if is_free else None,
+            with_grammar(self._engine.model_free, sampler) if is_model_free else None,
         )  # fmt: skip
         return PreparedRequest(
             engine, chosen, report, sampler, AcceptanceSetup(sampler, rule, drawn, width), counts, is_planned, set_up

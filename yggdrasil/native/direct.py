@@ -164,7 +164,7 @@ class NativeStatistics(NativeObject):
                 return rows[:count].view(-1, FEATURE_COLUMNS)
             room = count
 
-    def grow_in(self, *buffers: Tensor) -> None:
+    def set_grow_buffers(self, *buffers: Tensor) -> None:
         """Register the buffers of a tree and, as the last one, the mailbox, for the C call that grows a tree."""
         self._keep("grow_in", buffers)
 
@@ -176,7 +176,7 @@ class NativeStatistics(NativeObject):
         """
         self._call("grow_for", ctypes.c_int64(address), ctypes.c_int64(count))
 
-    def fill_in(self, *buffers: Tensor) -> None:
+    def set_fill_buffers(self, *buffers: Tensor) -> None:
         """Register the buffers of a tree and, as the last one, the mailbox, for the C call that extends a tree."""
         self._keep("fill_in", buffers)
 

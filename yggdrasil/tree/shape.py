@@ -16,8 +16,8 @@ class TreeShape(NamedTuple):
     verify_width: int
 
     @property
-    def is_free(self) -> bool:
-        """Return whether the tree of this shape has only model-free drafts."""
+    def is_model_free(self) -> bool:
+        """Whether a tree of this shape has only model-free drafts; False for a plain step."""
         return self.width == 0 and self.depth > 0
 
 

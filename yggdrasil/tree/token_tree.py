@@ -86,49 +86,56 @@ class TokenTree:
 
     @property
     def num_nodes(self) -> int:
-        """Return N, the number of nodes for which the tree has room, root included."""
+        """N, the number of nodes for which the tree has room, root included; ``size`` is the number that it has."""
         return self.tokens.shape[0]
 
     @property
     def candidates(self) -> int:
-        """Return K, the number of entries per node in the pool of candidates."""
+        """K, the number of entries per node in the pool of candidates."""
         return self.pool_tokens.shape[0] // self.tokens.shape[0]
 
     def node_tensors(self) -> list[Tensor]:
-        """Return the tree's buffers of nodes, without the pool of candidates."""
+        """Return the node buffers, not copies: tokens, parents, depths, scores, edges, ancestors."""
         return [self.tokens, self.parents, self.depths, self.scores, self.edges, self.ancestors]
 
     def tensors(self) -> list[Tensor]:
-        """Return the tree's buffers of nodes and pool in field order, the order in which compiled steps take them."""
+        """Return the buffers, not copies: those of ``node_tensors``, then pool_scores, pool_edges, pool_tokens.
+
+        Compiled steps that do not add candidates take them in this order.
+        """
         return [*self.node_tensors(), self.pool_scores, self.pool_edges, self.pool_tokens]
 
     def draft_tensors(self) -> list[Tensor]:
-        """Return all buffers in field order: nodes, pool and the target's random draws.
+        """Return the buffers, not copies: those of ``tensors``, then draws, draw_weights.
 
-        They are inputs of steps that add candidates.
+        Compiled steps that add candidates take them in this order.
         """
         assert self.draws is not None
         assert self.draw_weights is not None
         return [*self.tensors(), self.draws, self.draw_weights]
 
     def take_nodes(self, other: "TokenTree") -> None:
-        """Copy the nodes of ``other``, a tree of the same capacity, into this tree.
+        """Copy the node buffers of ``other``, a tree of the same capacity, into this tree's.
 
-        The pool of candidates is not copied.
+        The pool of candidates stays as it is.
         """
         for ours, theirs in zip(self.node_tensors(), other.node_tensors(), strict=True):
             ours.copy_(theirs)
 
     def root_guesses(self) -> Tensor:
-        """Return the log-probabilities [K] of the root's candidates on the host, highest first; -inf for absent ones.
+        """Return the drafter's log-probabilities of the root's candidates, [K] float32 on the CPU; -inf where absent.
 
-        Call it before the tree grows: candidates that became nodes are no longer in the pool.
+        They are in the order in which the drafter added them, the likeliest first. Call it before the tree grows:
+        candidates that became nodes are absent.
         """
         first = slice(self.candidates)
         return torch.where(torch.isfinite(self.pool_scores[first]), self.pool_edges[first], NO_SCORE).cpu()
 
     def plant(self, token: int) -> None:
-        """Remove all nodes and candidates of the tree, and make ``token`` its root; for use on the host."""
+        """Remove all nodes and candidates of the tree, and make the token id ``token`` its root.
+
+        ``plant_root`` does so in steps.
+        """
         self.scores.fill_(NO_SCORE)
         self.pool_scores.fill_(NO_SCORE)
         self.ancestors.copy_(torch.eye(self.num_nodes, dtype=torch.bool, device=self.tokens.device))
@@ -138,10 +145,12 @@ class TokenTree:
         self.scores[0] = 0.0
 
     def attach(self, parent: int, token: int, log_probability: float) -> int:
-        """Add a node with ``token`` below the node ``parent`` of the tree, and return its number.
+        """Add a node with the token id ``token`` below the node ``parent``, and return its index.
 
-        ``log_probability`` (at most 0) is the estimated log-probability that ``token`` follows its parent. This is for
-        drafters on the host; draft models grow the tree in their compiled steps.
+        For drafters on the host; compiled steps use ``attach_best``.
+
+        Args:
+            log_probability: estimated log-probability, at most 0, that ``token`` follows its parent.
 
         Raises:
             ValueError: the tree is full, the parent is unknown or has a child with this token, or ``log_probability``
@@ -169,10 +178,15 @@ class TokenTree:
         return node
 
     def graft(self, parents: Sequence[int], tokens: Sequence[int], log_probabilities: Sequence[float]) -> int:
-        """Merge a tree drafted on the host into this one, below the root, and return the number of nodes added.
+        """Merge another tree, drafted on the host, into this one below the root, and return the number of nodes added.
 
-        Given node i has token ``tokens[i]``; it is a child of given node ``parents[i] - 1``, or of the root if
-        ``parents[i]`` is 0. Nodes that the tree already has are skipped; others are attached until it is full.
+        A node that this tree has already is not added, and keeps its score. At the first node that finds no room, the
+        rest is dropped.
+
+        Args:
+            parents: for each given node, 0 if it is a child of the root, or j + 1 if it is a child of the given node j.
+            tokens: token ids of the given nodes.
+            log_probabilities: of each token given its parent, at most 0.
 
         Raises:
             ValueError: a parent does not precede its child or a log-probability is positive; nothing is written then.
@@ -222,11 +236,11 @@ class TokenTree:
 
     @property
     def size(self) -> int:
-        """Return the number of nodes in the tree, root included."""
+        """Number of nodes in the tree, root included."""
         return int(torch.isfinite(self.scores).sum())
 
     def path(self, node: int) -> list[int]:
-        """Return the node numbers from the root to ``node``, both included."""
+        """Return the indices of the nodes from the root to ``node``, both included."""
         return torch.nonzero(self.ancestors[node]).flatten().tolist()
 
 
@@ -257,9 +271,11 @@ class Ranking:
             self._rank = direct("rank", self._native)
 
     def rank(self) -> list[float]:
-        """Rank the tree's nodes by score.
+        """Rank the tree's nodes by score, for ``depth`` and ``order`` to read.
 
-        Return the expected number of tokens at each verify width, bonus token included.
+        Returns:
+            For each verify width, in the order given to the constructor, the expected number of tokens of a pass over
+                the best nodes of that number, bonus token included.
 
         Raises:
             RuntimeError: the native library failed.
@@ -270,13 +286,16 @@ class Ranking:
         return totals
 
     def depth(self, width: int) -> int:
-        """Return the depth in levels of the subtree of the ``width`` best nodes. ``width`` must be a verify width."""
+        """Return the depth of the subtree of the ``width`` best nodes in the last ranking; the root alone has depth 0.
+
+        ``width`` must be one of the verify widths.
+        """
         deepest: int = self._deepest[self._indices[width]]
         return deepest
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """Return the node numbers by descending score, [N] int64, of the last ranking."""
+        """Node indices by descending score in the last ranking, [N] int64. Entries that hold no node come last."""
         return self._order.read()
 
     def _rank_portably(self) -> int:
@@ -302,10 +321,11 @@ MIN_LOG_PROBABILITY = -12.0
 
 
 def calibrated(log_probability: Tensor, knots: Tensor) -> Tensor:
-    """Return log acceptance probabilities for a drafter's log-probabilities, by linear interpolation.
+    """Map a drafter's log-probabilities, of any shape, to estimated log-probabilities of acceptance.
 
-    ``knots`` [M] float32 are the values at M equally spaced log-probabilities from -12 to 0. All are below 0, so a
-    child's score is strictly below its parent's.
+    Args:
+        knots: [M] float32 results at M equally spaced log-probabilities from -12 to 0, interpolated linearly between
+            them. All are below 0, so a child's score is strictly below its parent's.
     """
     last = knots.shape[0] - 1
     position = (log_probability.clamp(MIN_LOG_PROBABILITY, 0.0) - MIN_LOG_PROBABILITY) * (last / -MIN_LOG_PROBABILITY)
@@ -316,7 +336,7 @@ def calibrated(log_probability: Tensor, knots: Tensor) -> Tensor:
 
 
 def plant_root(tree: TokenTree, token: Tensor) -> None:
-    """Remove all nodes and candidates of the tree, and make ``token`` [1] int64 its root."""
+    """Remove all nodes and candidates of the tree, and make ``token`` ([1] int64 token id) its root."""
     tree.scores.fill_(NO_SCORE)
     tree.scores[:1] = 0.0
     tree.pool_scores.fill_(NO_SCORE)
@@ -328,19 +348,22 @@ def plant_root(tree: TokenTree, token: Tensor) -> None:
 
 
 def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tensor) -> None:
-    """Add the K likeliest tokens after each of ``nodes`` [W] int64 to the tree's pool of candidates.
+    """Add the K likeliest tokens after each of ``nodes`` to the tree's pool of candidates.
 
-    ``logits`` [W, V] are the drafter's after these nodes. ``knots`` [M] float32 is the acceptance calibration of their
-    scores.
+    Args:
+        nodes: [W] int64 node indices.
+        logits: [W, V] of the drafter after these nodes.
+        knots: [M] float32 acceptance calibration, see ``calibrated``.
     """
     edges, tokens = likeliest(logits, tree.candidates)
     offer(tree, nodes, edges, tokens, knots)
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return (log-probabilities float32, tokens int64) of the ``count`` likeliest tokens of ``logits`` [W, V].
+    """Return the ``count`` likeliest tokens of each row of ``logits`` [W, V], the likeliest first.
 
-    Both are [W, count], the likeliest first.
+    Returns:
+        Log-probabilities float32 and token ids int64, [W, count] each. NaN logits give the log-probability -12.
     """
     logits = logits.float()
     top, tokens = torch.ops.yggdrasil.top_candidates(logits, count)
@@ -350,10 +373,16 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor) -> None:
-    """Add candidates below ``nodes`` [W] int64 to the tree's pool, with ``tokens`` and ``edges`` [W, K].
+    """Write the K candidates below each of ``nodes`` to the tree's pool.
 
-    ``edges`` are their log-probabilities. A candidate's score is that of its node plus the log-probability calibrated
-    with ``knots`` [M] float32; where the target samples, plus the log-probability that follows from its draws.
+    A candidate's score is that of its node plus ``calibrated`` of its edge. If the target samples, the edge is
+    reweighed by the target's random draws instead (``reweighed``).
+
+    Args:
+        nodes: [W] int64 node indices.
+        edges: [W, K] float32, the drafter's log-probabilities of the candidates.
+        tokens: [W, K] int64 token ids of the candidates.
+        knots: [M] float32 acceptance calibration.
     """
     k, likely = tree.candidates, calibrated(edges, knots)
     if tree.draws is not None and tree.draw_weights is not None and _may_sample(tree.draw_weights):
@@ -374,9 +403,10 @@ def _may_sample(draw_weights: Tensor) -> bool:
 
 
 def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
-    """Attach the ``width`` candidates with the highest scores in the tree's pool as nodes number ``first`` [1] onwards.
+    """Attach the ``width`` candidates with the highest scores in the tree's pool as nodes ``first`` [1] int64 onwards.
 
-    Return the numbers of the new nodes, [W] int64.
+    Returns their indices, [W] int64. If the pool has fewer candidates, the entries left over get the score -inf: no
+    node exists there.
     """
     best, indices = torch.ops.yggdrasil.top_candidates(tree.pool_scores[None], width)
     scores, entries = best[0], indices[0]
@@ -394,11 +424,14 @@ def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
 
 
 def rank_nodes(tree: TokenTree) -> tuple[Tensor, Tensor]:
-    """Return a tree's nodes by descending score, [N] int64, and the expected number of tokens, [N] float32.
+    """Rank a tree's nodes by descending score.
 
-    Entry i of the latter is for a pass over the first i + 1 nodes, bonus token included. A child's score is below its
-    parent's, so every prefix is a connected subtree and the best one of its size; the dynamic programme of paper
-    section 4.2 is not needed.
+    A child's score is below its parent's, so every prefix of the ranking is a connected subtree and the best one of its
+    size; the dynamic programme of paper section 4.2 is not needed.
+
+    Returns:
+        Node indices, [N] int64, and expected tokens, [N] float32: entry i is for a pass over the first i + 1 nodes,
+            bonus token included.
     """
     order, expected = torch.empty_like(tree.tokens), torch.empty_like(tree.scores)
     torch.ops.yggdrasil.rank_nodes(tree.scores, order, expected)

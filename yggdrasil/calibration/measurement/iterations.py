@@ -131,7 +131,9 @@ def measure_iterations(
             times = {"overhead": outside, "iteration": total}
             if shape.depth or not isinstance(policy, ModelFreePolicy):  # else there were no drafts
                 times, wanted = stages | times, wanted - 1
-            levels = shape._replace(depth=1) if shape.is_free else shape  # a model-free tree is as deep as its drafts
+            levels = (
+                shape._replace(depth=1) if shape.is_model_free else shape
+            )  # a model-free tree is as deep as its drafts
             rows += [Sample(len(text), turn, *levels, name, ms) for name, ms in times.items()]
             if not wanted:
                 break

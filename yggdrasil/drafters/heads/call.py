@@ -20,7 +20,11 @@ class HeadCall:
         self._loaded, self._names = loaded, list(loaded.tensors)
 
     def run(self, function: Callable[..., Any], weights: list[Tensor], *inputs: Tensor) -> Any:
-        """Return ``function(module, *inputs)`` of the ``DraftingHead`` whose tensors are ``weights``."""
+        """Return ``function(module, *inputs)``; ``module`` is the ``DraftingHead`` whose tensors are ``weights``.
+
+        Args:
+            weights: in the order of ``LoadedModel.tensors``.
+        """
         named = {f"module.{name}": weight for name, weight in zip(self._names, weights, strict=True)}
         return torch.func.functional_call(_Called(self._loaded.model, function), named, inputs)
 
@@ -30,10 +34,15 @@ class HeadCall:
     ) -> Tensor:  # fmt: skip
         """Write keys and values of new rows to the cache of ``layer``, and return the attention output of ``query``.
 
+        The output is [R, Hq, D] for R queries.
+
         Args:
+            query: [Hq, R, D], of all W rows or of some.
+            key: [Hkv, W, D] of the new rows; ``value`` likewise.
             caches: KV caches: keys of all layers, then values.
-            offsets: [2] int64: number of slots before the mask, first slot written.
-            mask: [W, T] bool over the slots from ``offsets[0]`` on.
+            layer: its index.
+            offsets: [2] int64: number of slots before the mask, which all rows see; first slot written.
+            mask: [R, T] bool over the slots from ``offsets[0]`` on.
             window: attention window in keys; 0: unlimited.
         """
         output: Tensor = torch.ops.yggdrasil.tree_attention(
@@ -43,7 +52,11 @@ class HeadCall:
         return output[0]
 
     def target_tokens(self, weights: list[Tensor], drafted: Tensor) -> Tensor:
-        """Map draft vocabulary ids to the target's token ids, same shape."""
+        """Map draft vocabulary ids ``drafted`` (int64, any shape) to the target's token ids.
+
+        Args:
+            weights: the head's tensors, among them d2t if it drafts only some tokens.
+        """
         return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
 
 

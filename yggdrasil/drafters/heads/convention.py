@@ -48,16 +48,15 @@ class Reading(NamedTuple):
 
 
 def with_detected_layers(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHead:
-    """Return ``head`` with the layer numbering under which it predicts the target's argmax tokens best.
+    """Return ``head`` with ``layers`` set to the one of its ``readings`` that predicts the target's argmax tokens best.
 
-    The head is evaluated once on text sampled from the target, and the result is cached on disk.
+    The head is evaluated once on text sampled from the target. The result is printed to stderr and cached on disk.
 
     Args:
-        head: the head with its candidate layers.
-        fingerprint: the target's, part of the cached result's name.
+        fingerprint: of the target, part of the cached result's name.
 
     Raises:
-        YggdrasilError: the head predicts less than 2 % of the target's argmax tokens under every numbering.
+        YggdrasilError: the head predicts less than 2 % of the target's argmax tokens under every reading.
     """
     folder = Path(head.loaded.name)
     file = cache_root() / "heads" / f"{model_fingerprint(folder)}-{fingerprint}.json"

@@ -39,7 +39,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Iterable[Text], vocab_size: int, most: int = DRAFT_VOCABULARY) -> "Vocabulary":
-        """Return the ``most`` most frequent tokens of ``texts``, or all tokens if the vocabulary has no more.
+        """Return the ``most`` most frequent tokens of ``texts``, or all ``vocab_size`` tokens if there are no more.
 
         A prompt's token counts a quarter of an answer's. Ties go to the smaller token id, since tokenizers mostly
         number tokens by frequency.
@@ -58,7 +58,7 @@ class Vocabulary:
         return cls(torch.tensor(sorted(ranked[:most])))
 
     def coverage(self, texts: Iterable[Text]) -> float:
-        """Return the share of the answers' tokens that are in the vocabulary, 0 to 1; 0 without answers.
+        """Return the share of the answers' tokens, repeated ones included, that the vocabulary has; 0 without answers.
 
         Args:
             texts: pairs (token ids of the prompt, token ids of the answer).

@@ -19,12 +19,12 @@ _FUSIONS = ("fc.weight", "fusion_fc.weight")
 
 
 def is_head(source: str) -> bool:
-    """Return whether ``source``, the path of a drafter, is a folder or GGUF file with a supported draft head."""
+    """Return whether ``source`` is a folder or GGUF file with a supported draft head; False if it does not exist."""
     return kind_of(expanded(source)) is not None
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """Return the kind of draft head in a folder or GGUF file; None if there is no head of a known kind.
+    """Return the kind of draft head in a folder or GGUF file; None if there is none of a known kind, or no such path.
 
     The kinds are "eagle3", "eagle" (EAGLE-1 and 2), "medusa", "mtp" and "dflash" (all block heads).
     """

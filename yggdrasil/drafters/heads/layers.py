@@ -61,13 +61,14 @@ class Attention(nn.Module):
         self.size, self._norms_heads = size, settings.head_norms
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Return the attention outputs, [.., W, H], or only those of ``rows``.
+        """Return the attention outputs, [.., W, H], or only those of ``rows``, [R, H].
 
         Args:
             x: [.., W, inputs] rows.
             rotation: cosines and sines of the rotary embedding, [W, D] each.
             attend: the attention function.
-            rows: [R] int64 rows whose outputs are computed; the others give only keys and values. None: all.
+            rows: [R] int64 rows whose outputs are returned; the others give only keys and values. None: all. Only
+                without leading dimensions.
         """
         asking, query_rotation = x, rotation
         if rows is not None:
@@ -80,7 +81,7 @@ class Attention(nn.Module):
         return output
 
     def keys(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return keys and values, [.., Hkv, W, D] each, of rows ``x`` that are only attended to.
+        """Return keys, with rotary embedding, and values, [.., Hkv, W, D] each, of rows ``x`` [.., W, inputs].
 
         Args:
             rotation: cosines and sines of the rotary embedding, [W, D] each.
@@ -127,12 +128,13 @@ class DecoderLayer(nn.Module):
         self._convolves = convolution is not None
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Return the layer's outputs, [.., W, H], or only those of ``rows`` [R] int64, which convolutions exclude.
+        """Return the layer's outputs, [.., W, H], or only those of ``rows``, [R, H].
 
         Args:
             x: [.., W, H] rows.
             rotation: cosines and sines of the rotary embedding, [W, D] each.
             attend: the attention function.
+            rows: [R] int64 rows whose outputs are returned. None: all. A layer with a convolution must return all.
         """
         normed = self.input_layernorm(x)
         if self._convolves:
@@ -162,10 +164,11 @@ class DraftingVocabulary(nn.Module):
     d2t: Tensor  # [Vd] int64, with a draft vocabulary: offset from a draft vocabulary id to the target's token id
 
     def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
-        """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target in ascending order.
+        """Restrict drafting to the token ids ``tokens``, which changes the settings, the LM head and ``d2t``.
 
         Args:
-            rows: returns the part of an LM head for ``tokens``, given one over all tokens; None stands for the
+            tokens: [Vd] int64 token ids of the target, ascending.
+            rows: returns a layer over ``tokens`` alone, given the LM head over all tokens; given None, from the
                 target's.
         """
         self.lm_head = rows(self.lm_head)
@@ -176,16 +179,16 @@ class DraftingVocabulary(nn.Module):
         self.register_buffer("d2t", tokens - torch.arange(len(tokens)))
 
     def target_tokens(self, drafted: Tensor) -> Tensor:
-        """Map draft vocabulary ids to the target's token ids, same shape."""
+        """Map draft vocabulary ids ``drafted`` (int64, any shape) to the target's token ids."""
         return target_tokens(drafted, self.d2t if self.settings.has_own_vocabulary else None)
 
 
 def target_tokens(drafted: Tensor, d2t: Tensor | None) -> Tensor:
-    """Map draft vocabulary ids to the target's token ids: ``drafted + d2t[drafted]``, same shape.
+    """Map draft vocabulary ids to the target's token ids: ``drafted + d2t[drafted]``.
 
     Args:
-        drafted: draft vocabulary ids, int64.
-        d2t: [Vd] int64 offset of each id; None: both vocabularies are equal.
+        drafted: draft vocabulary ids, int64 of any shape.
+        d2t: [Vd] int64 offset of each id; None: both vocabularies are equal, and ``drafted`` is returned.
     """
     return drafted if d2t is None else drafted + d2t[drafted]
 
@@ -207,7 +210,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply the rotary embedding (rotate_half) to ``x`` [.., heads, W, D].
+    """Apply the rotary embedding (rotate_half) to ``x`` [.., heads, W, D], same shape.
 
     Args:
         rotation: cosines and sines, [W, D] each.

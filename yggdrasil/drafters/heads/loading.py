@@ -63,7 +63,10 @@ class DraftingHead(nn.Module):
 
 
 def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: Vocabulary | None = None) -> LoadedHead:
-    """Load the draft head in ``folder`` for ``target``, in the target's dtype and with the usual layer numbering.
+    """Load the draft head in ``folder`` for ``target``, in the target's dtype.
+
+    ``layers`` of the result are the first of its ``readings``; ``with_detected_layers`` finds which are right. On a
+    CPU, linear layers are packed, and quantised to 4 bits if the target is quantised or in bfloat16.
 
     Args:
         num_threads: CPU threads of the head's linear layers.

@@ -12,10 +12,10 @@ USUAL_THETA = 10000.0  # the default, as in transformers; the target's value is 
 
 
 def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
-    """Return a head's rotary parameters: a dictionary with ``rope_type``, ``rope_theta`` and scaling.
+    """Return a head's rotary parameters: ``rope_type``, ``rope_theta`` (default 10000) and scaling parameters.
 
     Args:
-        layer: configuration of the head's layer.
+        layer: configuration of the head's layer, as in config.json.
         head_size: channels of an attention head.
 
     Raises:
@@ -45,7 +45,7 @@ def rope_of(layer: Mapping[str, Any], head_size: int) -> dict[str, Any]:
 
 
 def rotary_turns(rope: Mapping[str, Any], size: int) -> Tensor:
-    """Return the rotary embedding's radians per position for each pair of channels, [size / 2] float32.
+    """Return the angle in radians by which each pair of channels rotates per position, [size / 2] float32.
 
     Args:
         rope: ``rope_type`` ("default", "linear" or "llama3"), ``rope_theta`` and the type's scaling parameters.

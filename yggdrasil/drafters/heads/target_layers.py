@@ -33,7 +33,7 @@ def embedding_of(target: LoadedModel) -> nn.Module:
 
 
 def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
-    """Return the target's LM head as a module that shares its memory. With tied weights it is over the embedding.
+    """Return the target's LM head as a module that shares its memory: with tied weights, one over the embedding's.
 
     Args:
         num_threads: CPU threads that compute it.
@@ -61,10 +61,11 @@ def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
 
 
 def rows_of(output: nn.Module, tokens: Tensor, dtype: torch.dtype) -> nn.Linear:
-    """Return a linear layer in ``dtype`` with copies of the rows of ``output`` for ``tokens`` [Vd] int64.
+    """Return a linear layer H -> Vd with copies of the rows (and biases) of ``output`` for ``tokens`` [Vd] int64.
 
     Args:
         output: an LM head over all tokens.
+        dtype: of the weights if ``output`` is quantised; otherwise they keep theirs.
     """
     if isinstance(output, QuantisedLinear):
         weight = output.rows(tokens, dtype)

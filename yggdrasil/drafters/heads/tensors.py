@@ -21,9 +21,10 @@ _ZERO, _GROUP = 32, 64
 
 
 def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
-    """Read the tensors of a head's folder whose names begin with one of ``prefixes``, by name.
+    """Read the tensors of a head's ``folder`` whose names begin with one of ``prefixes`` (default: all), by name.
 
-    Files are safetensors, or a pickle that holds only tensors (loaded with ``weights_only``).
+    Files are safetensors, or a pickle that holds only tensors (loaded with ``weights_only``). Matrices stored in six
+    bits are dequantised to float32.
 
     Raises:
         YggdrasilError: there are no files, or a file is damaged or holds other objects than tensors.
@@ -60,7 +61,7 @@ def read_tensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, T
 def in_six_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Quantise to six bits every floating-point matrix whose row length is a multiple of 64; keep other tensors.
 
-    Returns the tensors to store, by name, with one scale tensor (NAME_scale) for each quantised matrix.
+    Returns the tensors to store, by name: for each quantised matrix, NAME (uint8, packed) and NAME_scale (float16).
     """
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -91,7 +92,7 @@ def _in_full_precision(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Te
 
 
 def under_our_names(folder: Path, tensors: dict[str, Tensor], ours: Callable[[str], str]) -> dict[str, Tensor]:
-    """Return ``tensors`` renamed by the function ``ours``.
+    """Return ``tensors`` with each name mapped by the function ``ours``.
 
     Args:
         folder: the head's folder, for error messages.
@@ -117,8 +118,11 @@ def refuse_others(
 ) -> None:
     """Check that ``tensors`` have exactly the names and shapes of those of ``head`` and of ``more``.
 
+    If neither has a d2t, one in ``tensors`` is removed: some files have one of zeros.
+
     Args:
         folder: the head's folder, for error messages.
+        more: further names and their shapes; None: no further ones.
 
     Raises:
         YggdrasilError: tensors are missing, unexpected or of another shape; the message lists up to three of each.
@@ -145,7 +149,10 @@ def _more(names: list[str]) -> str:
 
 
 def fill(head: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Make ``tensors`` those of ``head``, a module without memory: in ``dtype``, but for tables of token ids."""
+    """Load ``tensors`` into ``head``, which may be on the meta device, in ``dtype``, and set it to inference.
+
+    ``d2t`` keeps its dtype, and the correction biases of a router of experts become float32.
+    """
     kinds = {name: torch.float32 if name.endswith(_IN_FULL) else dtype for name in tensors}
     weights = {name: tensor if name == "d2t" else tensor.to(kinds[name]) for name, tensor in tensors.items()}
     head.load_state_dict(weights, assign=True)
@@ -153,11 +160,12 @@ def fill(head: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> 
 
 
 def drafted_tokens(folder: Path, name: str, table: Tensor, vocab_size: int, *, are_offsets: bool = False) -> Tensor:
-    """Return a head's draft vocabulary, [Vd] int64 distinct token ids of the target.
+    """Return a head's draft vocabulary, [Vd] int64 distinct token ids of the target, from the tensor ``table`` [Vd].
 
     Args:
-        name: name of the tensor ``table`` [Vd], for error messages.
-        are_offsets: it holds the difference of each token's id and its index.
+        folder: the head's folder, for error messages.
+        name: name of the tensor, for error messages.
+        are_offsets: entry i of ``table`` is the i-th token id minus i; False: the token id.
 
     Raises:
         YggdrasilError: it is empty or holds other values than integers, or a token occurs twice or is outside the

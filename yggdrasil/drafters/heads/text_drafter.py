@@ -48,10 +48,10 @@ class WaitingStates:
         self._here = min(self._here, count)
 
     def add(self, hidden: Mapping[int, Tensor], count: int) -> None:
-        """Append the hidden states of ``count`` tokens to the queue.
+        """Append the hidden states that arrived with ``count`` tokens to the queue.
 
         Args:
-            hidden: layer -> [count, H] hidden states at the position before each token.
+            hidden: layer -> [count, H]; row i is the hidden state of the token before the i-th of these tokens.
         """
         if self._here and self._here + count > len(self._buffer):
             self._early.append(self._buffer[: self._here].clone())
@@ -64,13 +64,16 @@ class WaitingStates:
         self._here += count
 
     def requeue_last(self) -> None:
-        """Put the hidden state that was read last back into the queue, so that the next head draft reads it again."""
+        """Put the hidden state that was read last back into the empty queue, for the next head draft."""
         if self._last:
             self._buffer[0] = self._buffer[self._last]
         self._here = 1
 
     def chunks(self) -> Iterator[int]:
-        """Yield the number of queued rows in the buffer, chunk by chunk; the caller reads each before it continues."""
+        """Empty the queue part by part: write the next rows to the start of the buffer, and yield their number.
+
+        The caller reads these rows before it asks for the next part. An empty queue yields 0 once.
+        """
         if self._early:
             whole = torch.cat([*self._early, self._buffer[: self._here]])
             self.clear()
@@ -126,7 +129,7 @@ class TextHeadDrafter(LevelDrafter):
 
     @property
     def num_waiting(self) -> int:
-        """Number of queued hidden states of tokens that are not cached; 0 if the cache holds another text by now."""
+        """Number of queued hidden states, whose tokens are not cached; 0 if the cache holds another text by now."""
         is_current = len(self._waiting) == len(self._text.tokens) - self._text.num_rows
         return len(self._waiting) if is_current else 0
 
@@ -141,9 +144,10 @@ class TextHeadDrafter(LevelDrafter):
         return 1 + self._text.shared(tokens, self.num_waiting)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request, reusing cached rows and queued hidden states up to the first token that differs.
+        """Start a request with the first ``tokens`` (token ids, at least one) of the prompt.
 
-        The other ``tokens`` follow by ``extend`` with their states, as the capability ``num_kept`` announces.
+        Cache entries and queued hidden states of the prefix shared with the last text stay; others are dropped.
+        ``extend`` brings the prompt's other tokens, with their hidden states.
         """
         kept = max(self._num_kept(tokens) - 1, 0)
         num_rows = min(kept, self._text.num_rows)
@@ -152,12 +156,20 @@ class TextHeadDrafter(LevelDrafter):
         self._headed = None
 
     def pretend_context(self, length: int, token: int) -> None:
-        """Pretend that ``length`` tokens are cached and ``token`` is the tree's root, to time steps."""
+        """Act as if ``length`` tokens were cached and the token id ``token`` were the tree's root, to time steps.
+
+        No cache entry is computed, so drafts are arbitrary until the next ``begin``.
+        """
         self._text.pretend([token] * length, length - 1)
         self._waiting.clear()
         self._waiting.requeue_last()
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append accepted ``tokens`` and queue their hidden states (layer -> [len(tokens), H])."""
+        """Append committed ``tokens`` (token ids) and queue the hidden states that precede them.
+
+        Args:
+            states: for each layer that the head reads, [len(tokens), H]; row i is that of the token before
+                ``tokens[i]``.
+        """
         self._text.tokens.extend(tokens)
         self._waiting.add(states, len(tokens))

@@ -40,7 +40,7 @@ class OpenGuesses:
         return self._guesses[0] if self._guesses else None
 
     def pop(self) -> None:
-        """Remove the candidate with the highest score from the queue."""
+        """Remove the candidate with the highest score from the queue, which must not be empty."""
         heapq.heappop(self._guesses)
 
     def add(self, node: int, score: float, children: Sequence[tuple[float, int]]) -> None:
@@ -71,14 +71,14 @@ class Nodes:
         return len(self.paths)
 
     def read(self) -> None:
-        """Read the token paths of the nodes that the tree's buffers hold already."""
+        """Fill ``paths`` and ``size`` from the nodes that the tree's buffers hold already."""
         tokens, parents, _, scores, _, _ = self._buffers
         size = 1 + int(torch.isfinite(scores).nonzero().max())
         for node in range(size):
             self.paths.append([*self.paths[int(parents[node])], int(tokens[node])] if node else [])
 
     def score(self, node: int) -> float:
-        """Return the log-probability of the tree path of ``node``."""
+        """Return the score of ``node``, the log-probability that its path is accepted."""
         return float(self._buffers[3][node])
 
     def parent(self, node: int) -> int:
@@ -96,7 +96,7 @@ class Nodes:
         ancestors[node, node] = True
 
     def clear(self) -> None:
-        """Clear the tree's buffers after its last node, where nodes of an earlier tree may be."""
+        """Mark the buffers' entries from ``size`` on, where nodes of an earlier tree may be, as no nodes."""
         self._buffers[3][self.size :] = NO_SCORE
         ancestors = self._buffers[5]
         ancestors[self.size :] = torch.eye(self.capacity, dtype=torch.bool)[self.size :]
@@ -125,7 +125,11 @@ class EarlyStopping:
         self._count(score)
 
     def is_over(self, score: float) -> bool:
-        """Return whether no wider pass can gain if no further node has a path log-probability above ``score``."""
+        """Return whether growth can stop, as no wider pass can gain if all further nodes score at most ``score``.
+
+        ``score`` is the log-probability of the best candidate's path. False until the smallest width of the bound is
+        reached; with an empty bound, always.
+        """
         self._count_existing(score)
         likely = math.exp(score)
         return self._best > -math.inf and all(
@@ -146,10 +150,10 @@ class EarlyStopping:
 
 
 def likeliest_children(candidates: Sequence[tuple[int, float]], left: float) -> list[tuple[float, int]]:
-    """Return the eight most probable candidates as (log-probability, token), best first.
+    """Return the most probable candidates, at most eight, as (log-probability, token id), best first.
 
     Args:
-        candidates: pairs (token, probability).
+        candidates: pairs (token id, probability).
         left: limit of the sum of their probabilities. The last ones are lowered or left out to keep it.
     """
     children = []
@@ -163,15 +167,15 @@ def likeliest_children(candidates: Sequence[tuple[int, float]], left: float) -> 
 
 
 def unattached_candidates(tokens: Tensor, scores: Tensor, node: int, capacity: int, above: float) -> dict[int, float]:
-    """Return the candidates of another drafter below ``node`` that are not attached, with their probabilities.
+    """Return another drafter's candidates below ``node`` that are not attached: token id -> probability given the node.
 
     Empty if the drafter did not run the node.
 
     Args:
         tokens: token ids of the tree's candidate pool.
-        scores: path log-probabilities of the pool.
-        capacity: number of nodes of the tree.
-        above: path log-probability of the node when its candidates were added.
+        scores: scores of the pool, log-probabilities of the candidates' paths.
+        capacity: number of nodes for which the tree has room.
+        above: score of the node when its candidates were added.
     """
     count = tokens.numel() // capacity
     entries = range(node * count, (node + 1) * count)

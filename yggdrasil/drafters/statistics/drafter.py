@@ -27,9 +27,12 @@ POOL_TOKENS = 1 << 17  # the most tokens of earlier requests, about 65 MB of cou
 
 
 def table_origin(folder: Path) -> str | None:
-    """Return one line on the n-gram table in a predictor folder: which text it counts.
+    """Return one line that says which text the n-gram table in a predictor's ``folder`` counts.
 
     None if the folder has no table, or if the table counts text of the folder's own calibration alone.
+
+    Raises:
+        ArtifactError: the table is damaged.
     """
     file = folder / TABLE_FILE
     table = Table.load(file) if file.is_file() else None
@@ -52,7 +55,7 @@ class StatisticsDrafter:
 
     @classmethod
     def load(cls, folder: Path, options: StatisticsOptions) -> "StatisticsDrafter":
-        """Load the n-gram scorer and, if the options name one, the n-gram table of a calibration from ``folder``.
+        """Load a calibration's n-gram scorer and, if ``options.table``, its n-gram table from ``folder``.
 
         Raises:
             ArtifactError: a file is missing or damaged.
@@ -80,22 +83,29 @@ class StatisticsDrafter:
         self._counts.set_table(*table.tensors())
 
     def leave_out_below(self, likely: float) -> None:
-        """Set the least probability (0 to 1) of a node's path: less probable nodes are not drafted.
+        """Set the least probability (0 to 1) that the path of a drafted node is accepted; 0 restores the default.
 
-        At the plan's costs it does not pay to verify them.
+        At the plan's costs it does not pay to verify less probable nodes.
         """
         self._least_path = max(LEAST_PATH, log(likely)) if likely > 0.0 else LEAST_PATH
         self._counts.leave_out_below(self._least_path)
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
-        """Rank candidates by the random draws that a target sampling with ``seed`` at ``temperature`` will make."""
+        """Rank candidates by the random draws that the target will make with ``seed`` at ``temperature`` (above 0).
+
+        Args:
+            seed: None for a greedy target; ``temperature`` is not used then.
+        """
         draws = NO_DRAWS if seed is None else Draws.of(seed, temperature)
         if draws != self._draws:
             self._draws = draws
             self._counts.follow_draws(*draws)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens``; counts are kept if ``tokens`` continue the counted text."""
+        """Start a request with the committed ``tokens`` (token ids).
+
+        Counts of the last text stay if ``tokens`` continue it, or, with ``is_public_pool``, while the pool is not full.
+        """
         known = len(self._text)
         if self._text != list(tokens[:known]):
             self._pooled += known
@@ -106,29 +116,30 @@ class StatisticsDrafter:
         self._pending = list(tokens[known:])
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append committed ``tokens``; no hidden states are read."""
+        """Append committed ``tokens`` (token ids). ``states`` is not used."""
         self._pending.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
         """Attach the most probable continuations to ``tree``, which must be on the host, best first.
 
-        Growth stops when ``budget.bound`` shows that no further node would be verified. In a tree that another drafter
-        has grown, the two estimates are averaged, each weighted by the sum of its probabilities. Free nodes are filled
-        with new continuations and with candidates that the other drafter has not attached.
+        With ``budget.from_root`` the tree is first replaced by its root, the last committed token. Otherwise another
+        drafter has grown it: the two estimates are averaged, each weighted by the sum of its probabilities, and free
+        nodes are filled with new continuations and with candidates that the other drafter has not attached. Growth
+        stops when ``budget.bound`` shows that no further node would be verified. ``budget.width`` is not used.
         """
         if budget.from_root:
             self._propose_alone(tree, budget)
             return
         if tree is not self._filled:
             self._filled = tree
-            self._counts.fill_in(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores)
+            self._counts.set_fill_buffers(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores)
         self._count()
         self._counts.fill(budget.depth, len(self._text) - 1, budget.bound)
 
     def _propose_alone(self, tree: TokenTree, budget: Budget) -> None:
         if tree is not self._grown:
             self._grown = tree
-            self._counts.grow_in(*tree.node_tensors())
+            self._counts.set_grow_buffers(*tree.node_tensors())
         root = len(self._text) + len(self._pending) - 1
         self._counts.grow(self._pending, budget.depth, root, budget.bound)
         self._text += self._pending
@@ -139,9 +150,13 @@ class StatisticsDrafter:
         return ()
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the features of the counted candidates after the text and ``path`` (tokens), [n, 1 + 2 K] int64.
+        """Return the n-gram counts of the known continuations after the text and ``path``, [n, 1 + 2 K] int64.
 
-        Columns: token id, count after each of K contexts, count of each context.
+        Columns: token id, its count after each of the K = 9 contexts, the count of each context.
+
+        Args:
+            path: token ids that follow the text. The contexts are the last 1 to 6 tokens (counts of the text), then the
+                last 1 to 3 (table).
         """
         self._count()
         rows: Tensor = self._counts.features([*self._text[-LONGEST:], *path])
@@ -177,12 +192,12 @@ class _NativeStatistics:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._counts, name)
 
-    def grow_in(self, *buffers: Tensor) -> None:
-        """Set the tree buffers that ``grow`` writes: tokens, parents, depths, scores, edges, ancestors."""
-        self._counts.grow_in(*buffers, self._mail.tensor)
+    def set_grow_buffers(self, *buffers: Tensor) -> None:
+        """Set the buffers that ``grow`` writes, those of ``TokenTree.node_tensors``."""
+        self._counts.set_grow_buffers(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:
-        """Count the committed tokens ``certain``, grow a tree below the last one, and return its number of nodes."""
+        """Append committed tokens and grow a tree below the last token; see ``PortableStatistics.grow``."""
         numbers = self._mail.numbers
         if bound is not self._bound:
             self._counts.grow_for(*bound.buffer_info())
@@ -197,12 +212,12 @@ class _NativeStatistics:
             raise RuntimeError("there is no text to grow a tree from")
         return size
 
-    def fill_in(self, *buffers: Tensor) -> None:
-        """Set the tree buffers of ``fill``: those of ``grow_in``, then the candidate pool's tokens and scores."""
-        self._counts.fill_in(*buffers, self._fill_mail.tensor)
+    def set_fill_buffers(self, *buffers: Tensor) -> None:
+        """Set the buffers of ``fill``; see ``PortableStatistics.set_fill_buffers``."""
+        self._counts.set_fill_buffers(*buffers, self._fill_mail.tensor)
 
     def fill(self, depth: int, root: int, bound: StoppingBound) -> int:
-        """Extend a tree that another drafter has grown with the best continuations, and return its number of nodes."""
+        """Extend a tree that another drafter has grown; see ``PortableStatistics.fill``."""
         numbers = self._fill_mail.numbers
         numbers[0], numbers[1], (numbers[2], numbers[3]) = depth, root, bound.buffer_info()
         if (size := self._fill()) < 0:

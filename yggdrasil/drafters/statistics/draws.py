@@ -33,15 +33,16 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, temperature: float) -> "Draws":
-        """Return the noise of a request that samples with ``seed`` at ``temperature`` (above 0)."""
+        """Return the noise of a request that samples with ``seed`` at ``temperature`` (above 0), and its weights."""
         warmth = min(temperature, _HOTTEST)
         return cls(draw_key(seed), min(_NOISE * warmth**1.5, 1.0), _OTHERS * warmth**4)
 
     def reweigh(self, candidates: Sequence[tuple[int, float]], position: int) -> list[tuple[int, float]]:
-        """Return candidates with their probabilities given the target's noise at ``position`` of the text.
+        """Return ``candidates``, in the same order, with their probabilities given the target's noise.
 
         Args:
-            candidates: pairs (token, probability).
+            candidates: pairs (token id, probability) for one index of the text.
+            position: that index, counted from the first token of the prompt.
         """
         if not candidates:
             return []
@@ -58,10 +59,10 @@ NOTHING_DRAWN = (0.0, 0.0, 0.0)
 
 
 def draft_weights(temperature: float) -> tuple[float, float, float]:
-    """Return the three weights by which draft models and heads reweigh their logits for a target that samples.
+    """Return the weights by which draft models and heads reweigh their candidates for a target that samples.
 
-    They are the factor of the logits (1 / ``temperature``), the factor of the target's noise, and the log-weight of all
-    tokens that are not candidates. The target takes the token with the highest log p / T + noise, and these drafters
-    have learned p itself.
+    Returns:
+        The factor of the drafter's log-probabilities (1 / ``temperature``), the factor of the target's noise (1), and
+            the log-weight of all tokens that are not candidates. ``temperature`` must be above 0.
     """
     return 1.0 / temperature, 1.0, _OTHERS * min(temperature, _HOTTEST) ** 4

@@ -30,7 +30,7 @@ _ALL = "all.safetensors"
 
 
 def answers_folder(fingerprint: str, weights: str) -> Path:
-    """Return the folder in the user's cache with the n-gram counts of one model's answers.
+    """Return the folder in the user's cache with the n-gram counts of one model's answers. It may not exist.
 
     Args:
         fingerprint: of the model's checkpoint.
@@ -62,11 +62,11 @@ class AnswerCounts:
 
     @property
     def merged(self) -> Path:
-        """Path of the merged n-gram table, which the merging process writes."""
+        """Path of the table that sums the counts and ``base``. It does not exist before the first merge."""
         return _merged_file(self._folder, self._base)
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Queue an answer for counting.
+        """Queue an answer for counting; an empty one is ignored.
 
         From 4,096 queued tokens on, the counts are written and the merging process is started.
 
@@ -82,7 +82,10 @@ class AnswerCounts:
             self.save()
 
     def save(self) -> None:
-        """Write the counts of the queued answers to a file. If writing fails, warn and drop them."""
+        """Write the counts of the queued answers, if any, to a file of ``folder``.
+
+        If writing fails, warn and drop them.
+        """
         if not self._new:
             return
         counts, size = Table.of(self._new), self._num_new
@@ -109,9 +112,8 @@ def merge(folder: Path, base: Path) -> None:
     """Merge the n-gram counts of a model's answers in ``folder``, and write the table that drafting then reads.
 
     The files ``new-*.safetensors`` are added to the file of all counts so far and deleted, so that nothing is counted
-    twice. The written table is the sum of ``base``, the model's table without answers, and of all counts, weighted by
-    ``OWN_WEIGHT``, without contexts that were rarely counted. Damaged files of counts are removed. Without counts
-    nothing is written.
+    twice. The table that is written to ``AnswerCounts.merged`` is ``with_answers`` of ``base``, the model's table
+    without answers. Damaged files of counts are removed. Without counts nothing is written.
 
     Raises:
         ArtifactError: ``base`` is not a table, a file cannot be written, or another process holds the lock.
@@ -135,9 +137,9 @@ def merge(folder: Path, base: Path) -> None:
 
 
 def with_answers(base: Table, answers: Table) -> Table:
-    """Return the sum of the n-gram table ``base`` and the counts of a model's own answers, weighted by ``OWN_WEIGHT``.
+    """Return ``base`` plus four times (``OWN_WEIGHT``) the counts of a model's own answers.
 
-    Three-token contexts that were seen once are left out.
+    Three-token contexts that were seen once in all are left out.
     """
     return base.plus(answers.times(OWN_WEIGHT)).without_rare()
 

@@ -22,9 +22,9 @@ class LiveTable:
         self._answers: AnswerCounts | None = None
 
     def set_loaded_folder(self, folder: Path) -> None:
-        """Record that the decoder loaded its n-gram table from ``folder``, so that only newer files replace it.
+        """Record that the statistics' table was loaded from ``folder``, so that only a newer file replaces it.
 
-        Nothing is read, and without a table nothing is recorded.
+        Nothing is read. Without a table nothing is recorded.
         """
         if self.counts is not None and self.counts.has_table:
             self.base = self._loaded = folder / TABLE_FILE
@@ -32,10 +32,10 @@ class LiveTable:
     def use_shipped_text(self, tokenizer: Path, fingerprint: str) -> None:
         """Count the shipped text in a background process, and draft from its n-gram table once it exists.
 
-        Does nothing without n-gram statistics, or if they have a table.
+        ``load_once`` and ``add`` look for it. Does nothing without n-gram statistics, or if they have a table.
 
         Args:
-            tokenizer: path of tokenizer.json.
+            tokenizer: path of tokenizer.json; if there is none, only a table written earlier is used.
             fingerprint: of the tokenizer.
         """
         if self.counts is not None and not self.counts.has_table:
@@ -44,9 +44,10 @@ class LiveTable:
             self._watched = WatchedTable((self.base,), self.counts.set_table)
 
     def count_answers(self, folder: Path) -> Callable[[], None]:
-        """Also draft from the model's own answers: their counts in ``folder``, to which later answers are added.
+        """Also draft from the model's own answers: their counts in ``folder``, to which ``add`` adds later answers.
 
-        There must be a table. Returns a function that writes the answers not yet written.
+        ``set_loaded_folder`` or ``use_shipped_text`` must have set a table. Returns a function that writes the answers
+        not yet written.
         """
         assert self.base is not None
         assert self.counts is not None
@@ -55,7 +56,7 @@ class LiveTable:
         return self._answers.save
 
     def load_once(self) -> None:
-        """Load the newest n-gram table file, only in the first call."""
+        """In the first call, load the newest file of the table if there is one; later calls do nothing."""
         if self._watched is not None:
             self._watched.load_once()
 

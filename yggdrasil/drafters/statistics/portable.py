@@ -112,7 +112,7 @@ class PortableStatistics:
             self._text.append(token)
 
     def leave_out_below(self, score: float) -> None:
-        """Set the least log-probability of a node's path: less probable nodes are not grown."""
+        """Set the least score (log-probability of the path) of nodes in later trees."""
         self._least_path = score
 
     def follow_draws(self, key: int, noise: float, others: float) -> None:
@@ -126,25 +126,28 @@ class PortableStatistics:
         self._draws = Draws(key, noise, others) if noise else None
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the features of the counted candidates after ``path`` (the last tokens of a text), [n, 1 + 2 K] int64.
+        """Return the n-gram counts of the known continuations of ``path``, [n, 1 + 2 K] int64.
 
-        Columns: token id, count after each context, count of each context.
+        Columns: token id, its count after each of the K = 9 contexts, the count of each context.
+
+        Args:
+            path: token ids. The contexts are its last 1 to 6 tokens (counts of the text), then its last 1 to 3 (table).
         """
         seen, followed = self._gather(list(path))
         rows = [[token, *counts, *seen] for token, counts in followed.items()]
         return torch.tensor(rows, dtype=torch.int64).reshape(-1, 1 + 2 * NUM_CONTEXTS)
 
-    def grow_in(self, *buffers: Tensor) -> None:
-        """Set the tree buffers that ``grow`` writes: tokens, parents, depths, scores, edges, ancestors."""
+    def set_grow_buffers(self, *buffers: Tensor) -> None:
+        """Set the buffers that ``grow`` writes, those of ``TokenTree.node_tensors``."""
         self._grow_buffers = buffers
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound = UNBOUNDED) -> int:
-        """Count committed tokens and grow a tree below the text's last token, best candidates first.
+        """Append committed tokens to the text, and grow a tree below its last token, best candidates first.
 
         Args:
-            certain: committed tokens to append to the text.
+            certain: token ids to append and count.
             depth: the most levels.
-            root: position of the tree's root in the request's text.
+            root: index of the text's last token in the request, counted from the first token of the prompt.
             bound: early-stopping bound of the policy.
 
         Returns:
@@ -160,19 +163,22 @@ class PortableStatistics:
         stopping.add(0.0)
         return self._complete(nodes, depth, open_guesses, stopping)
 
-    def fill_in(self, *buffers: Tensor) -> None:
-        """Set the tree buffers of ``fill``: those of ``grow_in``, then the candidate pool's tokens and scores."""
+    def set_fill_buffers(self, *buffers: Tensor) -> None:
+        """Set the buffers of ``fill``: those of ``TokenTree.node_tensors``, then the tree's pool_tokens and
+        pool_scores.
+        """
         self._fill_buffers = buffers
 
     def fill(self, depth: int, root: int, bound: StoppingBound = UNBOUNDED) -> int:
         """Extend a tree that another drafter has grown below the text's last token with the best continuations.
 
         Below a node that the drafter has run, whose candidates are in the pool, the two estimates are averaged, each
-        weighted by the sum of its probabilities. Elsewhere the higher estimate of a token is used.
+        weighted by the sum of its probabilities. Elsewhere the higher estimate of a token is used. The drafter's nodes
+        get new scores.
 
         Args:
             depth: the most levels.
-            root: position of the tree's root in the request's text.
+            root: index of the text's last token in the request, counted from the first token of the prompt.
             bound: early-stopping bound of the policy.
 
         Returns:
@@ -292,9 +298,11 @@ def _add(found: ContextCounts, context: int, continuations: Continuations | None
 
 
 def table_key(context: Sequence[Tokens]) -> Tokens:
-    """Return the int64 key of a context of one to three tokens (each up to ``MOST_TOKEN``) in an n-gram table.
+    """Return the int64 key of a context of one to three tokens in an n-gram table.
 
-    The tokens of many contexts may be given as arrays, one per position in the context.
+    Args:
+        context: token ids, each up to ``MOST_TOKEN``, in text order. For many contexts of one length: an array for each
+            index in the context.
     """
     key = context[0] + 1
     for token in context[1:]:
@@ -303,7 +311,10 @@ def table_key(context: Sequence[Tokens]) -> Tokens:
 
 
 def has_one_token(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return which keys of an n-gram table are contexts of one token; every counted token follows one of these."""
+    """Return for each key of an n-gram table whether its context has one token.
+
+    Every counted token follows one of these.
+    """
     found: npt.NDArray[np.bool_] = keys < 1 << TOKEN_BITS
     return found
 

@@ -52,25 +52,28 @@ class NGramScorer:
 
     @classmethod
     def none(cls) -> NGramScorer:
-        """Return a scorer with zero weights: each candidate, and all other tokens together, are equally probable."""
+        """Return a scorer with zero weights: each of n candidates, and all other tokens together, get 1 / (n + 1)."""
         return cls(**{name: np.zeros(shape) for name, shape in SHAPES.items()})
 
     @classmethod
     def default(cls, *, with_table: bool) -> NGramScorer:
-        """Load the default n-gram scorer, fitted to a chat model's answers, for targets without a calibration.
+        """Load the shipped n-gram scorer, fitted to a chat model's answers, for targets without a calibration.
 
         Args:
-            with_table: the scorer for text and table; False: for the text alone.
+            with_table: the scorer for n-gram counts of the text and of a table; False: of the text alone.
         """
         return cls.load(_USUAL / f"{'table' if with_table else 'text'}.safetensors")
 
     @classmethod
     def of_shipped_text(cls) -> NGramScorer:
-        """Load the n-gram scorer for the table of the shipped text; without a table it scores as the default one."""
+        """Load the shipped n-gram scorer for use with the table of the shipped text.
+
+        Before that table is there, it gives the same scores as the default one without a table.
+        """
         return cls.load(_USUAL / "shipped-text.safetensors")
 
     def tensors(self) -> list[Tensor]:
-        """Return the weights as float64 tensors in the order of the fields, for the native counts."""
+        """Return copies of the weights as float64 tensors, in field order: counts, totals, bias, out, nothing."""
         return [torch.from_numpy(getattr(self, field.name).copy()) for field in fields(self)]
 
     def save(self, path: Path) -> None:

@@ -36,15 +36,15 @@ _PIECE = 4_096  # characters per tokenised piece
 
 
 def table_file(tokenizer_fingerprint: str) -> Path:
-    """Return the path of the shipped text's n-gram table for a tokenizer, given by its fingerprint."""
+    """Return the path of the shipped text's n-gram table for the tokenizer with this fingerprint. It may not exist."""
     return tables_folder() / f"shipped-{tokenizer_fingerprint}-{SCHEMA_VERSION}.{_CONTENT}.safetensors"
 
 
 def make_table_in_background(tokenizer: Path, file: Path) -> None:
-    """Start a process that writes the shipped text's n-gram table to ``file``, unless it exists.
+    """Start a process that writes the shipped text's n-gram table to ``file``; do nothing if the file exists.
 
     Args:
-        tokenizer: path of tokenizer.json; if there is none, nothing is started.
+        tokenizer: path of tokenizer.json; if there is no such file, nothing is started.
     """
     if not file.exists() and tokenizer.is_file():
         start_process(__name__, tokenizer, file)

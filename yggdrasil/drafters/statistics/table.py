@@ -61,7 +61,10 @@ class Table:
 
     @classmethod
     def of(cls, documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Table:
-        """Return the n-gram table of ``documents``: counts of the answers' tokens after one to three tokens.
+        """Count, for each answer token of ``documents``, the contexts of one to three tokens before it.
+
+        Contexts may begin in the prompt, whose own tokens are not counted. The 8 most frequent continuations of a
+        context are kept.
 
         Args:
             documents: pairs (token ids of the prompt, token ids that the target generated).
@@ -85,11 +88,11 @@ class Table:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the n-gram table was counted over."""
+        """Number of tokens whose context was counted, which is about the length of the answers."""
         return int(self.totals[has_one_token(self.keys)].sum())
 
     def plus(self, other: Table) -> Table:
-        """Return a new n-gram table with the counts of this one and ``other`` added.
+        """Return a new n-gram table with the counts of this one and ``other`` added, and an empty ``origin``.
 
         The 8 most frequent continuations of each context are kept. Both tables must have the same tokenizer's ids.
         """
@@ -103,11 +106,14 @@ class Table:
         return _ranked(keys, totals, pairs >> 32, pairs & (1 << 32) - 1, counts)
 
     def times(self, factor: int) -> Table:
-        """Return the n-gram table with every count multiplied by ``factor``."""
+        """Return a new n-gram table with every count multiplied by ``factor``."""
         return replace(self, totals=self.totals * factor, counts=self.counts * factor)
 
     def halved(self) -> Table:
-        """Return the n-gram table with every count halved. Counts of one are dropped."""
+        """Return a new n-gram table with every count halved and rounded down, and an empty ``origin``.
+
+        Counts of one are dropped.
+        """
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         known = self.totals >= 2
         kept = (self.counts >= 2) & known[row]
@@ -117,18 +123,21 @@ class Table:
         )
 
     def without_rare(self) -> Table:
-        """Return a new table without three-token contexts seen once, which are most contexts and predict little."""
+        """Return a new n-gram table without the three-token contexts seen once, and with an empty ``origin``.
+
+        They are most contexts and predict little.
+        """
         known = ~is_longest(self.keys) | (self.totals > 1)
         row = np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
         kept, renamed = known[row], np.cumsum(known) - 1
         return _ranked(self.keys[known], self.totals[known], renamed[row[kept]], self.tokens[kept], self.counts[kept])
 
     def taken_from(self, origin: str) -> Table:
-        """Return the n-gram table with ``origin``, a description of the text that was counted."""
+        """Return the same n-gram table with ``origin`` set, a description of the text that was counted."""
         return replace(self, origin=origin)
 
     def tensors(self) -> list[Tensor]:
-        """Return keys, totals, starts, tokens and counts as tensors, in this order."""
+        """Return int64 tensors that share the table's memory: keys, totals, starts, tokens, counts."""
         return [torch.from_numpy(getattr(self, name)) for name in _FIELDS]
 
     def save(self, path: Path) -> None:

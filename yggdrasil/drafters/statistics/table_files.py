@@ -32,14 +32,14 @@ class WatchedTable:
         self._has_looked = False
 
     def load_once(self) -> None:
-        """Load the newest n-gram table, only in the first call."""
+        """Load the newest n-gram table, unless this or ``load_newest`` has been called before."""
         if not self._has_looked:
             self.load_newest()
 
     def load_newest(self) -> bool:
         """Load the n-gram table of the first existing file if it has changed, and return whether a table is in use.
 
-        Damaged files are removed.
+        Damaged files are deleted, and the next one is tried.
         """
         self._has_looked = True
         for file in self._files:
@@ -69,7 +69,7 @@ def _version(file: Path) -> tuple[Path, int, int] | None:
 
 
 def start_process(module: str, *arguments: object) -> None:
-    """Run a module of this package with ``arguments`` in a separate process, which may outlive this one.
+    """Run ``python -m MODULE ARGUMENTS`` in a process of its own session, which may outlive this one, without output.
 
     If no process can be started, nothing happens: decoding is still correct but slower.
     """

@@ -21,20 +21,20 @@ class BlockConvolution(nn.Module):
         self._taps, self._group_size = taps, group_size
 
     def before(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve the input of a layer over the rows of a block.
+        """Convolve the input of an attention or feed-forward layer over the rows of a block.
 
         Args:
-            x: [.., W, H] inputs.
+            x: [.., W, H] inputs of the layer.
 
         Returns:
-            The convolved input [.., W, H], and the weights [.., W, T, G] for the layer's output (argument of
-                ``after``).
+            The convolved input [.., W, H], and the weights [.., W, T, G] with which ``after`` convolves the layer's
+                output.
         """
         weights = self.kernel_projection(x).unflatten(-1, (2, self._taps, -1))
         return self._convolved(x, self.base_kernel[0], weights[..., 0, :, :]), weights[..., 1, :, :]
 
     def after(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Convolve the output of a layer, ``x`` [.., W, H], with ``weights`` [.., W, T, G] that its input gave."""
+        """Convolve a layer's output ``x`` [.., W, H] with the ``weights`` [.., W, T, G] that ``before`` returned."""
         return self._convolved(x, self.base_kernel[1], weights)
 
     def _convolved(self, x: Tensor, base: Tensor, weights: Tensor) -> Tensor:

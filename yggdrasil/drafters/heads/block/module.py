@@ -42,17 +42,17 @@ class BlockHead(DraftingVocabulary):
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
-        """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target in ascending order."""
+        """Restrict drafting to the token ids ``tokens``; see ``DraftingVocabulary.restrict_to``."""
         super().restrict_to(tokens, rows)
         if self.successors is not None:
             self.successors.following = nn.Parameter(self.successors.following[tokens], requires_grad=False)
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return the keys and values of earlier text in every layer, pairs of [.., Hkv, W, D].
+        """Return the keys and values of accepted tokens: for each layer, in order, a pair of [.., Hkv, W, D].
 
         Args:
-            states: [.., W, S] concatenated hidden states of the target.
-            positions: [W] int64 positions of the rows in the text.
+            states: [.., W, S] concatenated hidden states of the target at these tokens.
+            positions: [W] int64 positions of the tokens for the rotary embedding.
         """
         features = self.hidden_norm(self.fc(states))
         turn = self.rotary(positions, features.dtype)
@@ -60,12 +60,12 @@ class BlockHead(DraftingVocabulary):
         return [attention.keys(features, turn) for attention in attentions]
 
     def forward(self, embedded: Tensor, positions: Tensor, attend: Callable[[int], Attend]) -> Tensor:
-        """Return the normalised outputs of a block's rows, [.., W, H].
+        """Return the outputs of a block's rows after the last norm, [.., W, H]; ``logits`` reads them.
 
         Args:
-            embedded: [.., W, H] embeddings of the last accepted token and of masks.
-            positions: [W] int64 positions of the rows in the text.
-            attend: returns the attention function of a layer, by its index.
+            embedded: [.., W, H] embeddings of the last accepted token and of W - 1 mask tokens.
+            positions: [W] int64 positions of the rows for the rotary embedding.
+            attend: returns the attention function of a layer, given its index.
         """
         embedded = embedded * self.settings.input_scale
         turn = self.rotary(positions, embedded.dtype)
@@ -75,7 +75,10 @@ class BlockHead(DraftingVocabulary):
         return outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return logits [.., draft vocabulary] of normalised ``outputs`` [.., H], whatever token comes before."""
+        """Return logits [.., Vd] over the draft vocabulary of ``outputs`` [.., H] of ``forward``.
+
+        They do not depend on the token drafted before; a successor head corrects them for it.
+        """
         assert self.lm_head is not None
         logits: Tensor = self.lm_head(outputs) * self.settings.output_scale
         cap = self.settings.softcap

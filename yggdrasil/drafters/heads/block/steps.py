@@ -29,13 +29,13 @@ class BlockCall(HeadCall):
         self.num_guesses = num_guesses  # logits are computed for so many rows
 
     def read(self, weights: list[Tensor], caches: list[Tensor], states: Tensor, start: Tensor) -> None:
-        """Compute keys and values of accepted text in every layer and write them to the caches.
+        """Compute keys and values of accepted tokens in every layer and write them to the caches.
 
         Args:
             weights: the head's tensors.
             caches: KV caches: keys of all layers, then values.
-            states: [W, S] concatenated hidden states of the target.
-            start: [1] int64 slot of the first row.
+            states: [W, S] concatenated hidden states of the target at these tokens.
+            start: [1] int64 slot of the first row, which is also its position.
         """
 
         def run(module: Any, states: Tensor, start: Tensor) -> None:
@@ -50,13 +50,15 @@ class BlockCall(HeadCall):
         self.run(run, weights, states, start)
 
     def guess(self, weights: list[Tensor], caches: list[Tensor], token: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft a block of D tokens: return logits [D, draft vocabulary] and outputs [D, H].
+        """Draft D tokens after the last accepted one, and return their logits [D, Vd] and outputs [D, H].
+
+        Row d belongs to the token d + 1 positions after the last accepted one. Vd is the draft vocabulary.
 
         Args:
             weights: the head's tensors.
             caches: KV caches: keys of all layers, then values.
-            token: [1] int64 last accepted token.
-            root: [1] int64 its position.
+            token: [1] int64 id of the last accepted token.
+            root: [1] int64 position of that token.
         """
 
         def run(module: Any, token: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,18 +81,18 @@ class BlockCall(HeadCall):
     def follow(
         self, weights: list[Tensor], table: "SuccessorTable", depths: Tensor, before: Tensor, states: Tensor, count: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the likeliest tokens after W tree nodes, ranked by the successor head.
+        """Return the ``count`` likeliest tokens after each of W tree nodes, ranked by the successor head.
 
         Args:
             weights: the head's tensors.
             table: candidates of every depth, from the block pass.
-            depths: [W] int64 depths of the nodes.
+            depths: [W] int64 depths of the nodes; 0 is the root.
             before: [W] int64 token ids of the nodes.
-            states: [W, R] path states of the nodes' parents.
-            count: number of tokens per node.
+            states: [W, R] path states of the nodes' parents; zeros for the root.
 
         Returns:
-            Log-probabilities and target token ids, [W, count] each, and the nodes' path states [W, R].
+            Log-probabilities and target token ids, [W, count] each, the likeliest first, and the nodes' path states [W,
+                R].
         """
         rows = depths.clamp(max=self.num_guesses - 1)
         logits, drafted, outputs = (column[rows] for column in table)

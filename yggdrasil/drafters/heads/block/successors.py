@@ -38,14 +38,14 @@ class SuccessorHead(nn.Module):
     def forward(
         self, logits: Tensor, drafted: Tensor, before: Tensor, outputs: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates' logits [W, M] given the token before them, and the path states [W, R] one level below.
+        """Return the candidates' logits [W, M] given the token before them, and the path states [W, R] after it.
 
         Args:
             logits: [W, M] of the candidates, from the block pass.
             drafted: [W, M] int64, draft vocabulary ids of the candidates.
-            before: [W] int64, the target's token ids before them.
-            outputs: [W, H] of the block's rows that predict them.
-            state: [W, R] of the path; zeros at the root.
+            before: [W] int64, the target's ids of the tokens before the candidates.
+            outputs: [W, H] of the block's rows that predict the candidates.
+            state: [W, R] path states before that token; zeros at the root. Only the kind ``rnn`` changes them.
         """
         query, state = self._query(self.previous[before], outputs, state)
         return logits + (self.following[drafted] * query[:, None]).sum(-1), state

@@ -75,9 +75,11 @@ class HeadSettings:
         return replace(self, draft_vocab_size=count)
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
-        """Return the target's layers that the head may read: one tuple per numbering convention, the usual first.
+        """Return the layers of the target whose outputs the head may read; -1 stands for the LM head's input.
 
-        There is only one tuple if the head's file records its convention.
+        There is one tuple for each convention that the file's layer numbers may follow (a layer's input or its output),
+        the usual one first. There is only one tuple if the file records its convention, or for EAGLE-1, EAGLE-2 and
+        MTP.
 
         Args:
             num_layers: number of the target's layers.
@@ -100,7 +102,7 @@ def read_settings(folder: Path, *, is_first: bool = False) -> HeadSettings:
     """Read an EAGLE head's settings from config.json in ``folder``.
 
     Args:
-        is_first: the head is of EAGLE-1 or EAGLE-2.
+        is_first: the head is of EAGLE-1 or EAGLE-2; False: of EAGLE-3.
 
     Raises:
         YggdrasilError: the file is missing, damaged or describes an unsupported head.
@@ -112,7 +114,7 @@ Settings = TypeVar("Settings", bound=HeadSettings)
 
 
 def read_config(folder: Path, kind: str, settings_of: Callable[[Mapping[str, Any]], Settings]) -> Settings:
-    """Return the settings that ``settings_of`` finds in config.json of ``folder``.
+    """Return what ``settings_of`` returns for the content of config.json in ``folder``.
 
     Args:
         kind: of the head, for error messages.
@@ -140,7 +142,7 @@ def settings_of(config: Mapping[str, Any], *, is_first: bool = False) -> HeadSet
     """Return the settings of an EAGLE head from ``config``, the content of its config.json.
 
     Args:
-        is_first: the head is of EAGLE-1 or EAGLE-2.
+        is_first: the head is of EAGLE-1 or EAGLE-2; False: of EAGLE-3.
 
     Raises:
         ValueError, TypeError or KeyError: the head is unsupported or a field is missing.

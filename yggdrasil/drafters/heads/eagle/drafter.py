@@ -60,7 +60,10 @@ class HeadDrafter(TextHeadDrafter):
             runner.define("finish", width, FinishStep(), [*inputs, *tree.tensors()])
 
     def pretend_context(self, length: int, token: int) -> None:
-        """Pretend that ``length`` tokens are cached and ``token`` is the tree's root, to time steps."""
+        """Act as if ``length`` tokens were cached and the token id ``token`` were the tree's root, to time steps.
+
+        No cache entry is computed, so drafts are arbitrary until the next ``begin``.
+        """
         super().pretend_context(length, token)
         self._place.write(length - 1, 1)
 
@@ -79,5 +82,5 @@ class HeadDrafter(TextHeadDrafter):
 
     @property
     def root_position(self) -> int:
-        """Cache slot of the tree's root."""
+        """Cache slot of the tree's root, one less than its index in the text: the first token has no cache entry."""
         return len(self._text.tokens) - 1

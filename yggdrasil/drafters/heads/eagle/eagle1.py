@@ -29,7 +29,16 @@ class FirstEagleHead(StateHead):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Return the predicted next hidden states of the target, [.., W, H]; arguments as in ``EagleHead``."""
+        """Return the predicted next hidden states of the target, [.., W, H], inputs of its LM head.
+
+        Args:
+            embedded: [.., W, H] embeddings of W tokens.
+            features: [.., W, H] hidden states of the tokens before them.
+            positions: [W] int64 positions for the rotary embedding.
+            attend: the attention function.
+            rows: [R] int64 rows whose outputs [R, H] are returned; the others give only keys and values. None: all.
+                Only without leading dimensions.
+        """
         if self.settings.normed_inputs:
             embedded, features = self.embedding_layernorm(embedded), self.hidden_states_layernorm(features)
         fused = self.fc(torch.cat([embedded, features], dim=-1))

@@ -60,7 +60,11 @@ class EagleHead(DraftingVocabulary):
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def feature(self, states: Tensor) -> Tensor:
-        """Project concatenated hidden states ``states`` [.., S] of the target to the head's input features [.., H]."""
+        """Project the target's hidden states, concatenated over the layers that the head reads, to features [.., H].
+
+        Args:
+            states: [.., S], where S is the number of these layers times the target's hidden size.
+        """
         if self.settings.norm_before_fc:
             states = self.input_norm(states)
         if self.settings.fc_norm:
@@ -72,23 +76,24 @@ class EagleHead(DraftingVocabulary):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Return the outputs of the head's decoder layer, [.., W, H].
+        """Return the outputs of the head's decoder layer, [.., W, H], which ``logits`` and ``fed_back`` read.
 
         Args:
-            embedded: [.., W, H] embeddings of the tokens.
-            features: [.., W, H] features of the position before each token.
-            positions: [W] int64 positions of the rows.
+            embedded: [.., W, H] embeddings of W tokens.
+            features: [.., W, H] features of the tokens before them, from ``feature`` or ``fed_back``.
+            positions: [W] int64 positions for the rotary embedding.
             attend: the attention function.
-            rows: [R] int64 rows whose outputs [R, H] are computed; the others give only keys and values. None: all.
+            rows: [R] int64 rows whose outputs [R, H] are returned; the others give only keys and values. None: all.
+                Only without leading dimensions.
         """
         output: Tensor = self.midlayer(embedded, features, self.rotary(positions, embedded.dtype), attend, rows)
         return output
 
     def fed_back(self, outputs: Tensor) -> Tensor:
-        """Return the features [.., H] that drafted rows one level below read, from the head's ``outputs`` [.., H]."""
+        """Return the features [.., H] that tokens drafted after these read, from the head's ``outputs`` [.., H]."""
         return self.norm(outputs) if self.settings.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return logits [.., draft vocabulary] of the head's ``outputs`` [.., H]."""
+        """Return logits [.., Vd] over the draft vocabulary of ``outputs`` [.., H] of ``forward``."""
         logits: Tensor = self.lm_head(self.norm(outputs))
         return logits

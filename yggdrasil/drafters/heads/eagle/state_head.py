@@ -22,11 +22,11 @@ class StateHead(DraftingVocabulary):
         return states
 
     def fed_back(self, outputs: Tensor) -> Tensor:
-        """Return the features [.., H] that drafted rows one level below read: the head's ``outputs``, unchanged."""
+        """Return the features [.., H] that tokens drafted after these read: the head's ``outputs``, unchanged."""
         return outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return logits [.., Vd] of the head's ``outputs`` [.., H], by the target's LM head or the head's own."""
+        """Return logits [.., Vd] over the draft vocabulary of the head's ``outputs`` [.., H]."""
         assert self.lm_head is not None
         logits: Tensor = self.lm_head(outputs)
         return logits

@@ -49,20 +49,23 @@ class MedusaDrafter(LevelDrafter):
         return self._length
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the committed ``tokens`` (at least one), the last of which is the next tree's root.
+        """Start a request with the committed ``tokens`` (token ids, at least one).
 
-        The others only count. The hidden state that the heads read comes with the next ``extend``.
+        Only their number and the last one, the next tree's root, are noted. The hidden state that the heads read comes
+        with the next ``extend``.
         """
         self._last, self._length, self._headed = tokens[-1], len(tokens), None
 
     def pretend_context(self, length: int, token: int) -> None:
-        """Pretend that ``length`` tokens precede the tree's root ``token``, to time steps."""
+        """Act as if ``length`` tokens preceded the tree's root, the token id ``token``, to time steps."""
         self._last, self._length = token, length + 1
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        """Append committed ``tokens``, and keep the target's hidden state from which the last of them was chosen.
+        """Append committed ``tokens`` (token ids, at least one), and keep the hidden state before the last one.
 
-        ``states`` maps the layer that the heads read to [len(tokens), H], the states before each token.
+        Args:
+            states: for the layer that the heads read, [len(tokens), H]; row i is that of the token before
+                ``tokens[i]``.
         """
         self._last, self._length = tokens[-1], self._length + len(tokens)
         self._state.copy_(states[self._layer][-1:])

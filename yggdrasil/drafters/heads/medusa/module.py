@@ -34,7 +34,10 @@ class MedusaSettings:
         return replace(self, draft_vocab_size=count, has_own_vocabulary=True)
 
     def readings(self, num_layers: int) -> list[tuple[int, ...]]:
-        """Return the layers of the target whose outputs the heads read: one tuple with -1, the input of the LM head."""
+        """Return the layers of the target whose outputs the heads read: [(-1,)], which stands for the LM head's input.
+
+        ``num_layers`` is not used.
+        """
         return [(HEAD_INPUT,)]
 
 
@@ -65,7 +68,10 @@ class MedusaHeads(DraftingVocabulary):
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return logits [.., D, Vd] of hidden states [.., H]; head d predicts the token d positions after the next."""
+        """Return logits [.., D, Vd] of hidden states [.., H], the inputs of the target's LM head.
+
+        The LM head predicts the next token, and Medusa head d the token d + 1 positions after that one.
+        """
         drafted = [block(states) for block in self.blocks]
         if self.settings.is_shared:
             logits: Tensor = self.lm_heads[0](torch.stack(drafted, dim=-2))
@@ -73,6 +79,11 @@ class MedusaHeads(DraftingVocabulary):
         return torch.stack([head(each) for head, each in zip(self.lm_heads, drafted, strict=True)], dim=-2)
 
     def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
-        """Restrict drafting to ``tokens`` [Vd] int64, token ids of the target in ascending order."""
+        """Restrict drafting to the token ids ``tokens``; ``rows`` is called with the LM head of each Medusa head.
+
+        Args:
+            tokens: [Vd] int64 token ids of the target, ascending.
+            rows: returns a layer over ``tokens`` alone, given an LM head over all tokens.
+        """
         self.lm_heads = nn.ModuleList(rows(each) for each in self.lm_heads)
         self._draft_only(tokens)

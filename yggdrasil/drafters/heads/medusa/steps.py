@@ -75,7 +75,7 @@ class MedusaLevelStep(StepModule):
 
 
 def offer_to_depth(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor, depth: int) -> None:
-    """Add candidates below ``nodes`` to the tree's pool; nodes at ``depth`` or deeper get none.
+    """Write the K candidates below each of ``nodes`` to the tree's pool; nodes at ``depth`` or deeper get none.
 
     Args:
         nodes: [W] int64 node indices.

@@ -32,7 +32,7 @@ class MtpNames:
     norm_offset: float = 0.0  # added to the weights of the norms around the layer
 
     def with_layers(self, layers: int) -> Self:
-        """Return the tensor names of the MTP module of a target with ``layers`` layers."""
+        """Return the names with ``{layers}`` replaced by the target's number of layers."""
         named: dict[str, Any] = {
             name: value.format(layers=layers) for name, value in vars(self).items() if isinstance(value, str)
         }
@@ -40,7 +40,7 @@ class MtpNames:
 
     @property
     def parts(self) -> dict[str, str]:
-        """For each tensor around the MTP module's decoder layer, the file's name mapped to our name."""
+        """The tensors around the MTP module's decoder layer (norms and projection): name in the file -> our name."""
         ours = "embedding_norm", "hidden_norm", "projection", "norm"
         return {f"{getattr(self, part)}.weight": f"{part}.weight" for part in ours}
 

@@ -41,7 +41,15 @@ class MtpHead(StateHead):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Return predicted hidden states [.., W, H], normalised like the target's; arguments as in ``EagleHead``."""
+        """Return predicted hidden states of the target [.., W, H], inputs of its LM head.
+
+        Args:
+            embedded: [.., W, H] embeddings of W tokens.
+            features: [.., W, H] hidden states of the tokens before them.
+            positions: [W] int64 positions for the rotary embedding.
+            attend: the attention function.
+            rows: [R] int64 rows to return, [R, H]; all are computed. None: all. Only without leading dimensions.
+        """
         parts = [self.embedding_norm(embedded), self.hidden_norm(features)]
         fused = self.projection(torch.cat(parts[::-1] if self.is_hidden_first else parts, dim=-1))
         is_one = fused.dim() == 2  # the layer wants a batch
