@@ -66,7 +66,7 @@ class PairSource:
         return replace(self, shapes=shapes)
 
     def without_drafter(self) -> "PairSource":
-        """Return a copy without the draft model or head, whose n-gram statistics use a table (the default then)."""
+        """Return a copy without the draft model or head; its n-gram statistics, if it has them, use a static table."""
         return replace(
             self, drafter=None, drafter_threads=0, drafter_weights="full", shapes=replace(self.shapes, draft_widths=()),
             vocabulary=None,
@@ -83,12 +83,12 @@ class TextBudget(NamedTuple):
     tokens: int | None = None
 
     def share(self, tokens: int, seconds: float) -> float:
-        """Return the share of the budget that ``tokens`` and ``seconds`` use up, 0 to 1."""
+        """Return the share of the budget, 0 to 1, that is used up: the larger share of tokens and of seconds."""
         of_time = seconds / self.seconds if self.seconds else 1.0
         return min(max(of_time, tokens / self.tokens if self.tokens else 0.0), 1.0)
 
     def seconds_left(self, seconds: float) -> float:
-        """Return the seconds of the budget that are left when ``seconds`` are spent."""
+        """Return the seconds of the budget that are left when ``seconds`` are spent; negative if it is exceeded."""
         return self.seconds - seconds
 
     def is_late(self, seconds: float) -> bool:
@@ -140,7 +140,7 @@ class CalibrationSettings:
     name: str
     root: Path
     effort: Effort
-    chat: bool = False  # plain prompts are a user's turn in the target's chat template
+    chat: bool = False  # plain prompts are a user's message in the target's chat template
     table_tokens: int | None = None  # tokens to generate for a table; None: by the effort's time
     own_table: bool = False  # count only text of the target in its table, no shipped text
     keeps_drafter: bool = False  # also if it does not pay off
@@ -166,7 +166,10 @@ class CalibrationSettings:
         return TextBudget(self.effort.own_text if self.table_tokens is None else inf, self.table_tokens)
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that must be unchanged to resume an interrupted calibration, as plain data for JSON."""
+        """Return everything that must be unchanged to resume an interrupted calibration, by name.
+
+        ``json.dumps(..., default=str)`` writes it.
+        """
         stat = self.prompts.stat()
         return {
             **asdict(self.pair),

@@ -26,7 +26,9 @@ LEAST_LENGTH = 56  # tokens of context in addition to the deepest tree: for a pr
 
 
 def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: CalibrationSettings) -> list[list[int]]:
-    """Return the token ids of the prompts to calibrate on: the last tokens of each, empty prompts left out.
+    """Return the token ids of the prompts to calibrate on, in their order, at most ``settings.effort.documents``.
+
+    Of each, the last ``settings.prompt_tokens`` are kept; empty prompts are left out.
 
     Raises:
         YggdrasilError: there are fewer than four prompts, or ``max_length`` is too small.
@@ -82,5 +84,5 @@ def _document(job: Job, drafter: Drafter, index: int, file: Path) -> TraceSet:
 
 
 def open_ended_stream(tokenizer: Tokenizer, max_new_tokens: int = 1 << 30) -> TextStream:
-    """Return a text stream that end-of-text tokens do not end, only ``max_new_tokens`` (by default: no limit)."""
+    """Return a new text stream that ends after ``max_new_tokens`` (by default: never), not at an end-of-text token."""
     return TextStream(tokenizer, frozenset(), max_new_tokens, ())

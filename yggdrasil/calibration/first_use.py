@@ -120,7 +120,7 @@ def with_measured_costs(
 ) -> Plan:
     """Time the steps of a loaded model for a few seconds, and return a copy of ``plan`` with the costs in milliseconds.
 
-    Where a pause of the machine hid a step's time, all steps are timed once more.
+    Where a pause of the machine hid a step's time, all steps are timed once more. Texts in the KV caches are lost.
 
     Args:
         assembly: models and steps, built from ``plan``.

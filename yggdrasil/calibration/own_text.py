@@ -59,11 +59,11 @@ def prompt_key(prompt: Sequence[int]) -> tuple[int, ...]:
 
 
 def text_file(fingerprint: str, weights: str) -> Path:
-    """Return the file in the user's cache that holds a target's generated text, JSON lines.
+    """Return the path in the user's cache of a target's generated text, JSON lines. It may not exist.
 
     Args:
         fingerprint: of the target's checkpoint.
-        weights: the weight format that generated the text.
+        weights: the weight format with which the text was generated, see ``Weights``.
     """
     return cache_root() / "texts" / f"{fingerprint}-{weights}.jsonl"
 
@@ -241,7 +241,7 @@ def _append(file: Path, text: str) -> None:
 
 
 def seconds_spent(file: Path) -> float:
-    """Return the seconds of generating text that ``file`` records; 0 if it is missing or damaged."""
+    """Return the seconds of generating text that ``file`` records; 0 if it is missing or damaged, and so deleted."""
     return read_or_drop(file, _seconds) or 0.0
 
 

@@ -105,7 +105,7 @@ def default_drafter_weights(drafter: str | None, dtype: str, device: str) -> Wei
 
 
 def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, backend: Backend | None = None) -> Assembly:
-    """Load the target and its drafter, and define their steps.
+    """Load the target and its drafter, and define their steps, which ``Assembly.complete`` builds.
 
     The tree attention of each model is checked against plain attention.
 
@@ -171,7 +171,8 @@ def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend |
 def with_threads(assembly: Assembly, source: "PairSource") -> Assembly:
     """Return an assembly of the same weights whose models run on the numbers of threads in ``source``.
 
-    It has its own caches, tree and steps, which are not built yet.
+    It has its own caches, tree and steps, which are not built yet. ``assembly``, which shares the layers, is not to be
+    used any more.
     """
     target, drafter = on_threads(assembly.target.loaded, source.target_threads), assembly.second
     if isinstance(drafter, LoadedHead):

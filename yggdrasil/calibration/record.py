@@ -22,9 +22,12 @@ def record_document(
     """Record the drafter's trees of every draft width at the generated positions of one document.
 
     The tree of position p has the root ``text[p]`` and drafts ``text[p + 1:]``. Its features are those of the depth
-    predictor: the hidden state from which the root was chosen, the text's repetition, the root's candidates.
+    predictor: the hidden state from which the root was chosen, the text's repetition, the root's candidates. The last
+    ``max_depth`` generated positions, too close to the end for a whole tree, are not recorded.
 
     Args:
+        assembly: target and drafter; its token tree is overwritten.
+        drafter: the assembly's draft model or head.
         prompt: token ids of the prompt.
         generated: token ids of the target's answer.
         document: number of the document in the traces.

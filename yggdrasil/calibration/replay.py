@@ -35,7 +35,7 @@ class RecordedFeatures:
         self.context = context
 
     def hidden(self) -> Float32Array:
-        """Return the target's recorded hidden state, [H] float32."""
+        """Return the target's recorded hidden state from which the position's token was chosen, [H] float32."""
         row: Float32Array = self._traces.hidden[self.index]
         return row
 
@@ -62,7 +62,10 @@ class RecordedTrees:
         self._ranking = torch.empty_like(self.tree.parents), torch.empty_like(self.tree.scores)
 
     def grow(self, index: int, shape: TreeShape, *, fills: bool) -> list[float]:
-        """Rebuild the tree that was drafted at one position, and return its expected tokens at each verify width, [V].
+        """Rebuild the tree that was drafted at one position, and return its expected tokens at each verify width.
+
+        The widths are those of the costs, ascending; the bonus token is counted. The tree stays in ``tree`` until the
+        next call.
 
         Args:
             index: row of the traces.
@@ -106,7 +109,7 @@ class RecordedTrees:
 
     @property
     def order(self) -> list[int]:
-        """Indices of the tree's nodes by descending score."""
+        """Indices of the nodes of the tree that ``grow`` made last, by descending score, the root first."""
         best: list[int] = self._ranking[0].tolist()
         return best
 
@@ -240,7 +243,9 @@ def extend_text(model_free: DrafterGroup | None, tokens: Sequence[int]) -> None:
 
 
 def recorded_documents(traces: TraceSet, prompts: Mapping[int, Sequence[int]]) -> list[Document]:
-    """Return prompts and answers of the documents that ``traces`` were recorded on.
+    """Return prompts and answers of the documents that ``traces`` were recorded on, in the order of the traces.
+
+    An answer has the recorded positions only: its last ``max_depth`` tokens are missing.
 
     Args:
         prompts: document number -> token ids; a missing prompt is empty.

@@ -54,7 +54,15 @@ class Written:
         return (self.tokens or self.prompt)[-1]
 
     def append(self, chosen: int, ends: Collection[int]) -> None:
-        """Append one token: ``chosen`` by the model, or the next one of the suffix. Tokens of ``ends`` end a prompt."""
+        """Append one token to the prompt while it is incomplete, else to the answer.
+
+        While the prompt is sampled, this is ``chosen``, until a token of ``ends`` or the task's limit ends that. Then
+        the suffix follows, one token a call in place of ``chosen``. The suffix also replaces a sampled end token.
+
+        Args:
+            chosen: the token that the model chose.
+            ends: end-of-text token ids. In the answer they are appended like others.
+        """
         ends_prompt = self.is_sampling and chosen in ends
         if self._missing and (ends_prompt or not self.is_sampling):
             self.prompt.append(self._missing.pop(0))
@@ -94,12 +102,12 @@ class RowWriter:
         is_late: Callable[[], bool] = lambda: False,
         at_once: Callable[[float], float] = lambda token_seconds: inf,
     ) -> Iterator[list[Written]]:
-        """Generate all ``tasks`` in one batch, and yield the finished texts after each pass.
+        """Generate all ``tasks`` in one batch, and yield the texts that a pass has finished, if there are any.
 
         The next task is taken when a row of the batch is free.
 
         Args:
-            is_late: once it returns True, all running texts end and are yielded.
+            is_late: once it returns True, all running texts are yielded unfinished, and the generator ends.
             at_once: maps the seconds per token to the number of texts that may run together.
         """
         going: list[Written] = []

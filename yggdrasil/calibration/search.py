@@ -112,7 +112,7 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     Samples, ranking and measurements are written to the profile. Equal profiles give equal rankings.
 
     Raises:
-        YggdrasilError: the plan has no draft model, or stage costs or prompts are missing.
+        YggdrasilError: the plan has no draft model or head, or stage costs or prompts are missing.
     """
     subject = _open(settings)
     bench = _set_up(subject, settings, reporter) if settings.prompts is not None else None
@@ -144,10 +144,11 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
 
 
 def ranking_frame(result: SearchResult) -> pd.DataFrame:
-    """Return one row per candidate plan of a search, in its order: best prediction first.
+    """Return one row per candidate plan of a search, in the order of ``result.entries``.
 
-    Columns: name, chosen, backend, the variant of each stage, width, depth, verify_width, and predicted and measured
-    AAL, iteration_ms, ms_per_token and speedup as in ``Searched``.
+    Columns: name, chosen (bool), backend, the variant of each stage (a column per stage), width, depth, verify_width,
+    then the ``predicted_`` and ``measured_`` fields of ``Searched``: aal, iteration_ms and ms_per_token of both, and
+    measured_speedup. Measured ones are None if nothing was measured.
     """
     rows = []
     for entry in result.entries:

@@ -35,7 +35,11 @@ def open_work(settings: CalibrationSettings) -> Path:
 
 
 def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
-    """Create the subfolder ``name`` of ``work`` for a second calibration, with copies of the files ``shared``."""
+    """Create the subfolder ``name`` of ``work`` if it is missing, and return it.
+
+    Args:
+        shared: names of files in ``work`` to copy to it, if they exist there and not yet in the subfolder.
+    """
     part = work / name
     part.mkdir(exist_ok=True)
     for file in shared:

@@ -170,7 +170,11 @@ class Searched:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a schedule search: the chosen plan, and all candidates, best prediction first."""
+    """Result of a schedule search: the chosen plan and all candidates.
+
+    The best predictions ("top 1", ...) come first, in their order, then the named plans, and plain decoding last if
+    plans were measured.
+    """
 
     objective: Objective
     chosen: str  # name of the entry whose stages the plan uses

@@ -18,17 +18,18 @@ _CLEARLY = 1.05  # a width is dropped if it costs more than this times a wider o
 
 
 def typical(milliseconds: Iterable[float]) -> float:
-    """Return the lower quartile of times of iterations, the least of up to three: other programs only ever add time."""
+    """Return the lower quartile of one or more times (the least of up to three): other programs only ever add time."""
     ordered = sorted(milliseconds)
     return ordered[len(ordered) // 4]
 
 
 def step_ms(samples: Iterable[Sample], stage: str) -> dict[int, float]:
-    """Return the least milliseconds of a step by width, of the samples of one context length.
+    """Return a dictionary from width to the least milliseconds measured of a step, ascending; empty without samples.
 
-    A step does the same work in every turn, and other programs only ever add time.
+    A step does the same work in every run, and other programs only ever add time.
 
     Args:
+        samples: of one context length.
         stage: "pass" for the target's passes by verify width, "grow" for draft steps by draft width.
     """
     found = defaultdict[int, list[float]](list)
@@ -39,7 +40,7 @@ def step_ms(samples: Iterable[Sample], stage: str) -> dict[int, float]:
 
 
 def shows_pause(samples: Sequence[Sample]) -> bool:
-    """Return whether only a pause of the machine explains the least time of a step, see ``policy.costs``."""
+    """Return whether only a pause of the machine explains the least time of some step, as ``has_pause`` judges."""
     return any(has_pause(step_ms(samples, stage)) for stage in ("pass", "grow"))
 
 
@@ -104,7 +105,10 @@ def _without_noise(measured: dict[int, float]) -> dict[int, float]:
 
 
 def useful_verify_widths(samples: Sequence[Sample], shapes: Shapes) -> tuple[int, ...]:
-    """Return the verify widths to keep in a plan: width 1, and widths that cost at most 5 % more than any wider one.
+    """Return the verify widths to keep in a plan: width 1, and those of ``shapes`` that no wider one clearly undercuts.
+
+    Such a width costs at most 5 % more than the cheapest wider one.
+
 
     Costs are those at the shortest measured context. Which of two widths is cheaper depends on the memory's speed (with
     slow memory six rows cost as much as eight); a kept width then has the wider one's cost in the plan.

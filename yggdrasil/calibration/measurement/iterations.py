@@ -40,7 +40,10 @@ class TimedIteration(NamedTuple):
 def timed_iterations(
     engine: Engine, text: Sequence[int], stream: TextStream, policy: Policy
 ) -> Generator[TimedIteration]:
-    """Decode behind ``text`` (token ids) and yield the time of each iteration."""
+    """Decode after the prompt ``text`` (token ids) and yield the time of each iteration until ``stream`` has ended.
+
+    The prefill and its token are no iteration. Closing the generator ends the request.
+    """
     trace = Trace()
     request = engine.decode(text, stream, policy, trace)
     next(request)
@@ -85,7 +88,7 @@ def wide_widths(shapes: Shapes) -> list[int]:
 def measured_policies(assembly: Assembly) -> list[FixedPolicy]:
     """Return the policies whose iterations are timed: plain steps, model-free trees, and trees of each draft width.
 
-    Those that the assembly cannot decode with are left out.
+    They are in this order. Those that the assembly cannot decode with are left out.
 
     Raises:
         YggdrasilError: there is a drafter, and the only verify width is 1.
@@ -111,14 +114,16 @@ def measure_iterations(
     turns: int,
     progress: Callable[[float], None],
 ) -> list[Sample]:
-    """Time the stages of at most ``samples`` iterations of each of ``policies`` in each of ``turns`` turns.
+    """Time the stages of real iterations, and return one sample per stage and iteration, in milliseconds.
 
-    Besides its stages, an iteration has the samples "overhead", its time outside the models, and "iteration", its
-    whole time.
+    In a turn, each policy decodes one request after ``text``. Besides its stages, an iteration has the samples
+    "overhead", its time outside the models, and "iteration", its whole time.
 
     Args:
         stream: makes the text stream of a request.
-        text: token ids of the context.
+        text: token ids of the prompt.
+        samples: the most iterations timed of a request, after ``WARM_UP`` untimed ones.
+        turns: number of turns.
         progress: takes the fraction done, 0 to 1.
     """
     rows: list[Sample] = []
@@ -143,10 +148,14 @@ def measure_iterations(
 
 
 def measure_reading(assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int]) -> list[Sample]:
-    """Return the drafter's milliseconds per token of reading a prompt, for ``READ`` rotations of ``text``.
+    """Time how long the drafter reads a prompt: ``READ`` samples of the stage "reading", milliseconds per token.
 
     It is the time of a request's first head draft beyond the median of the following ones. The text is rotated because
     KV entries of a known text would be reused. Empty without a draft model or head.
+
+    Args:
+        stream: makes the text stream of a request.
+        text: token ids of the prompt.
     """
     shapes, found = assembly.shapes, list[Sample]()
     if not shapes.draft_widths:

@@ -31,6 +31,8 @@ SHALLOW = 2  # the other measured depth is ``max_depth``
 def measured_shapes(shapes: Shapes) -> list[TreeShape]:
     """Return the tree shapes to time: every verify width and every draft width, at a shallow and at the full depth.
 
+    Not every pair of widths is among them.
+
     Raises:
         YggdrasilError: the only verify width is 1.
     """
@@ -64,8 +66,8 @@ def measure_stage_costs(
 ) -> pd.DataFrame:
     """Time the stages of every schedule in real iterations; one row per iteration, columns ``costs.COLUMNS``.
 
-    A cycle is one shape on one text, decoded with every schedule and plainly, alternately. The first ``WARM_UP``
-    iterations of a request are dropped.
+    A cycle is one shape on one text, decoded with every schedule and plainly, one request after the other, in rotating
+    order. The first ``WARM_UP`` iterations of a request are dropped. Milliseconds are scaled by ``at_one_speed``.
 
     Args:
         assembly: models and steps, built with the stages of ``schedules``.
@@ -189,13 +191,16 @@ def _means(samples: Sequence[TimedIteration], total_ms: float) -> list[float]:
 
 
 def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
-    """Scale the milliseconds of measured plans to the speed at which a plain step takes ``plain_ms``.
+    """Return ``frame`` with its milliseconds scaled to the machine speed at which a plain step takes ``plain_ms``.
 
-    The machine's speed in a turn is estimated from all requests of the turn: the median ratio of a request's time to
-    the median of its plan on that prompt. Only plans that are in every turn are used for it.
+    All requests of one prompt in one round get the same factor. It undoes the machine's speed of that time: the median
+    ratio of a request's time to the median time of its plan on that prompt, over plans measured in every round. And it
+    makes the median iteration of plain decoding ``plain_ms`` on each prompt.
 
     Args:
-        frame: one row per request, columns ``PLAN_COLUMNS``.
+        frame: one row per request, columns ``PLAN_COLUMNS``. The plan "plain decoding" must be measured on every
+            prompt.
+        plain_ms: milliseconds of an iteration of plain decoding.
     """
     turns = frame.groupby("plan").size()
     common = frame[frame["plan"].isin(turns[turns == turns.max()].index)]
@@ -211,12 +216,14 @@ def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
 def summarise_plans(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
     """Return one row per plan: plan, iteration_ms, ms_per_token, aal and speedup, in the order measured.
 
-    Times are scaled to the speed at which a plain step takes ``plain_ms``. Every value is first a median over rounds,
-    which ignores pauses of the machine. Then ``iteration_ms`` is the median over prompts, ``ms_per_token`` the ratio of
-    sums over prompts, and ``speedup`` the median over prompts of the ratio to plain decoding of the same prompt.
+    "plain decoding" is one of the plans. Times are scaled by ``at_profiles_speed``. Every value is first a median over
+    rounds, which ignores pauses of the machine. Then ``iteration_ms`` is the median over prompts, ``ms_per_token`` and
+    ``aal`` are ratios of sums over prompts, and ``speedup`` is the median over prompts of the time per token of plain
+    decoding divided by the plan's.
 
     Args:
-        frame: one row per request, columns ``PLAN_COLUMNS``.
+        frame: one row per request, columns ``PLAN_COLUMNS``, with "plain decoding" on every prompt.
+        plain_ms: milliseconds of an iteration of plain decoding.
     """
     figures = ["iteration_ms", "decode_ms", "tokens", "iterations"]
     usual = at_profiles_speed(frame, plain_ms).groupby(["plan", "prompt"], sort=False)[figures].median()

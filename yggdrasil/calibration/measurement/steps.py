@@ -85,9 +85,14 @@ def measure_steps(
     *,
     seconds: float = inf,
 ) -> list[Sample]:
-    """Time every pass of the target ("pass") and every draft step ("grow") with ``context`` tokens in the caches.
+    """Time every pass of the target and every draft step with ``context`` tokens in the caches, which are then cleared.
 
-    The plain step is the pass of verify width 1. The other arguments are those of ``time_in_turns``.
+    A pass has samples of the stage "pass" and its ``verify_width`` (the plain step: 1), a draft step of the stage
+    "grow" and its draft ``width``; all in milliseconds.
+
+    Args:
+        turns: in a turn every step runs once; at least 1.
+        progress, timer, seconds: as in ``time_in_turns``.
     """
     steps = [step for step in timed_steps([assembly], [context]) if step.step != "head"]
     found = time_in_turns(steps, turns, progress, timer, seconds=seconds)
@@ -110,10 +115,10 @@ def time_in_turns(
     repeats: int = 1,
     seconds: float = inf,
 ) -> list[Timing]:
-    """Time all steps in turns, each step ``repeats`` times a turn, and return one timing per timed run, in order.
+    """Time all steps in turns, and return one timing per timed run, in the order of the runs.
 
-    An untimed turn warms up first. In a turn, each step runs once untimed before its timed runs. Every other turn takes
-    the steps in reverse, because the contents of the CPU caches depend on the step before.
+    In a turn, every step is prepared, runs once untimed and then ``repeats`` times timed. An untimed turn warms up
+    first. Every other turn has the reverse order, because the contents of the CPU caches depend on the step before.
 
     Args:
         turns: the most timed turns, at least 1.

@@ -39,7 +39,9 @@ def thread_counts(cores: int) -> list[int]:
 
 @torch.inference_mode()
 def time_threads(loaded: LoadedModel, name: str, counts: Sequence[int]) -> "pd.DataFrame":
-    """Time all linear layers of a model with each number of threads and width; returns columns ``COLUMNS``.
+    """Time all linear layers of a model together with each number of threads, on rows of each width in ``WIDTHS``.
+
+    Returns columns ``COLUMNS``: each of ``ROUNDS`` rounds has one row per number and width, in milliseconds.
 
     Args:
         name: the model's name in the column "model": "target" or "drafter".

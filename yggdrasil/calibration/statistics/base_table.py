@@ -24,7 +24,10 @@ class BaseTable(NamedTuple):
 
 
 def count_documents(documents: Iterable[Document], base: BaseTable | None) -> Table:
-    """Return the n-gram table of the answers of ``documents``, added to ``base`` if there is one."""
+    """Return the n-gram table of the answers of ``documents``, added to ``base`` if there is one.
+
+    Without ``base``, rare n-grams are left out, as ``Table.without_rare`` does.
+    """
     own = Table.of(documents)
     return own.without_rare() if base is None else with_answers(base.table, own)
 

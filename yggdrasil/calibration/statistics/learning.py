@@ -64,7 +64,7 @@ def fit_statistics(
     """Fit the n-gram scorer on 9 of 10 documents, predict the speed on the others, and count all in a table.
 
     Args:
-        documents: prompts and the target's answers.
+        documents: prompts and the target's answers; if there are none, the result has the default scorer and no table.
         costs: step costs in milliseconds, for the predicted speed.
         with_table: make an n-gram table; if False, only the text of the request is counted.
         others: model-free drafters that draft in the same tree.

@@ -26,8 +26,12 @@ PREDICTION_DOCUMENTS = 4  # documents decoded for the prediction if there is no 
 def generate_and_fit(job: Job, costs: StepCosts, base: BaseTable | None) -> LearnedStatistics | None:
     """Generate text of the target and fit the n-gram statistics on it; None if the pair uses no n-gram statistics.
 
-    A pair with a draft model and no n-gram table generates no text and has the default scorer. The counts of the text
-    are added to the table ``base``, if there is one.
+    The fitted scorer and table are also set in the drafter of ``job.assembly``. A pair with a draft model and no n-gram
+    table generates no text; the result then has the default scorer and no table.
+
+    Args:
+        costs: step costs in milliseconds, for the predicted speed.
+        base: n-gram table to which the counts of the text are added; None: they are the whole table.
     """
     pair = job.pair
     if pair.counts is None:
@@ -46,10 +50,10 @@ def generate_and_fit(job: Job, costs: StepCosts, base: BaseTable | None) -> Lear
 
 
 def own_text(job: Job) -> list[Document]:
-    """Return the target's generated text, prompts with answers.
+    """Return the target's generated text of this and earlier calibrations, prompts with answers.
 
-    Text is generated until the calibration's budget is used up if an n-gram table is wanted or there is no draft model;
-    otherwise only existing text is read.
+    Text is generated until the calibration's budget is used up if the pair uses n-gram statistics and has an n-gram
+    table or no draft model; otherwise only existing text is read.
     """
     target = job.assembly.target.loaded
     file = text_file(Source.find(job.pair.target).fingerprint(), job.pair.weights)
@@ -68,11 +72,13 @@ def _writes(pair: PairSource) -> bool:
 def model_free_without(
     job: Job, counted: LearnedStatistics | None, documents: Sequence[Document], costs: StepCosts
 ) -> DrafterGroup | None:
-    """Return the model-free drafters of a calibration, fitted without the ``documents`` on which they are evaluated.
+    """Return the model-free drafters of a calibration for an evaluation on ``documents``; None if it has none.
+
+    Their n-gram table does not count answers to the prompts of ``documents``.
 
     Args:
         counted: the n-gram statistics of the calibration; None without them.
-        costs: step costs, which limit the candidates to those that can pay.
+        costs: step costs; candidates that are too improbable to save time by them are not drafted.
     """
     others = [each for each in _all_of(job) if not isinstance(each, StatisticsDrafter)]
     if counted is None:
@@ -83,9 +89,14 @@ def model_free_without(
 
 
 def predict_from_prompts(job: Job, costs: StepCosts) -> list[Expectation]:
-    """Predict the speed on a few prompts of the calibration, which are decoded first.
+    """Decode the first ``PREDICTION_DOCUMENTS`` prompts of a calibration plainly, and predict the speed on them.
 
-    For model-free drafters without generated text of the target. Returns the policy's speed and those of alternatives.
+    It is used if the target has not generated text. Returns the expected speeds of the run-time policy, of the best
+    fixed verify width (if there is one above 1) and of plain decoding, in this order; without model-free drafters
+    nothing is decoded, and only plain decoding is returned.
+
+    Args:
+        costs: step costs in milliseconds.
     """
     model_free = job.assembly.engine.model_free
     if model_free is None:

@@ -21,8 +21,12 @@ def predict_model_free(
 ) -> list[Expectation]:
     """Simulate decoding of ``documents`` with model-free drafters, and return the expected speed of each policy.
 
-    The first is the run-time policy's, the next the best fixed verify width's, the last plain decoding's. Without
-    drafters (None) there is only the last.
+    The first is the run-time policy's, the next the best fixed verify width's (if there is one above 1), the last plain
+    decoding's. Without drafters (None) there is only the last.
+
+    Args:
+        documents: prompts and the target's answers.
+        costs: step costs in milliseconds, which give the time of each iteration.
     """
     plain = Expectation("plain decoding", 1.0, costs.plain_ms, 1.0)
     if model_free is None:
@@ -43,7 +47,7 @@ def policy_without_drafter(costs: StepCosts) -> ObjectivePolicy:
 
 
 def expectation_of(policy: str, result: Totals, costs: StepCosts) -> Expectation:
-    """Return average accepted length, milliseconds per token and speed-up of a simulation, rounded.
+    """Return average accepted length, milliseconds per token and speed-up over plain decoding of a simulation, rounded.
 
     Args:
         policy: name of the simulated policy.

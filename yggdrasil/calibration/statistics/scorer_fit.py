@@ -172,7 +172,7 @@ class _Network:
         self.nothing = torch.from_numpy(start.nothing).float()
 
     def weights(self) -> list[Tensor]:
-        """Return the trained tensors of the network except the bias of its hidden layer."""
+        """Return the trained tensors except the hidden layer's bias: its weights [F, H], ``out`` and ``nothing``."""
         return [self.layer, self.out, self.nothing]
 
     def mean_loss(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:
