@@ -191,7 +191,7 @@ def _means(samples: Sequence[TimedIteration], total_ms: float) -> list[float]:
 
 
 def at_profiles_speed(frame: pd.DataFrame, plain_ms: float) -> pd.DataFrame:
-    """Return ``frame`` with its milliseconds scaled to the machine speed at which a plain step takes ``plain_ms``.
+    """Return ``frame`` with its milliseconds scaled to the speed at which a plain step takes ``plain_ms``.
 
     All requests of one prompt in one round get the same factor. It undoes the machine's speed of that time: the median
     ratio of a request's time to the median time of its plan on that prompt, over plans measured in every round. And it
