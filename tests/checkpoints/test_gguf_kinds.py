@@ -7,6 +7,7 @@ from gguf_files import finish, new_writer
 from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.checkpoints.gguf.config import read_config
 from yggdrasil.checkpoints.source import Source
+from yggdrasil.cli.open_decoder import check_source
 from yggdrasil.errors import YggdrasilError
 
 
@@ -44,6 +45,8 @@ def test_what_a_file_holds_is_said(tmp_path, architecture, facts, tensors, said)
 
     assert "file.gguf" in str(caught.value)
     assert "fetch the file again" not in str(caught.value)
+    with pytest.raises(YggdrasilError, match=said):  # and not that it has no chat template
+        check_source(str(tmp_path / "file.gguf"), chat=True)
 
 
 def test_a_file_is_announced_only_once_it_is_known_to_be_a_model(tmp_path, capfd):

@@ -159,6 +159,16 @@ def test_the_verdict_is_arithmetic(facts):
     assert lines[2] == "the chosen plan is 1.080 x as fast as naive"
 
 
+def test_the_verdict_says_that_plain_decoding_is_faster(facts):
+    """Plain steps have no tree, so they count in no error and no regret."""
+    found = facts.plan.search
+    plain = replace(searched(PLAIN, Schedule.of({}).labels, 5.0, 5.0), shape=(0, 0, 1), measured_ms_per_token=5.0)
+
+    lines = verdict(replace(found, entries=[*found.entries, plain]))
+
+    assert lines == [*verdict(found), "the chosen plan is 0.800 x as fast as plain decoding"]
+
+
 def test_trees_say_what_became_of_each_node(facts):
     assert set(facts.trees["role"]) == {"root", "accepted", "verified", "drafted"}
     for _, tree in facts.trees.groupby(["prompt", "iteration"]):

@@ -19,8 +19,10 @@ def check_source(source: str, *, chat: bool = False) -> None:
 
     Raises:
         YggdrasilError: the name is empty, the folder has no weights, or with ``chat`` the model has no chat template.
+            Of a GGUF file that is no language model the message says what it is.
     """
     from yggdrasil.artifacts import check_weights
+    from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
     from yggdrasil.artifacts.homes import expanded
     from yggdrasil.artifacts.plan_names import is_plan
     from yggdrasil.artifacts.templates import lacks_chat_template
@@ -32,6 +34,10 @@ def check_source(source: str, *, chat: bool = False) -> None:
     if not is_plan(source) and folder.is_dir() and (folder / "config.json").exists():
         check_weights(folder)
     if chat and not is_plan(source) and folder.exists() and lacks_chat_template(folder):
+        if is_gguf(folder):
+            from yggdrasil.checkpoints.gguf.kinds import refuse_other_kinds
+
+            refuse_other_kinds(read_gguf_header(folder))
         raise YggdrasilError(NO_TEMPLATE)
 
 

@@ -31,7 +31,7 @@ def verdict(result: SearchResult) -> list[str]:
         f"predicted iteration time: off by {errors[len(errors) // 2]:.1%} in the median, {errors[-1]:.1%} at most",
         f"regret of the best prediction against the best measured: {regret:.1%}; chosen: {result.chosen}",
     ]
-    for entry in measured:
+    for entry in result.entries:
         if not entry.name.startswith("top") and entry.measured_ms_per_token:
             ratio = entry.measured_ms_per_token / chosen.measured_ms_per_token
             lines.append(f"the chosen plan is {ratio:.3f} x as fast as {entry.name}")
