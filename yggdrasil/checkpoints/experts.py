@@ -39,7 +39,7 @@ class ExpertsForm(NamedTuple):
 
     @property
     def names(self) -> tuple[str, str]:
-        """Return the names of the two weights of an experts module."""
+        """Return the names of the two weights of an experts module: (gate and up, or up alone; down)."""
         return "gate_up_proj" if self.has_gate else "up_proj", "down_proj"
 
     def parts(self, experts: Any) -> dict[str, Tensor]:
@@ -110,8 +110,13 @@ def pack_experts(
 ) -> PackedExperts | QuantisedExperts | None:
     """Return a module with packed weights that replaces the experts module ``module``, whose weights it takes.
 
-    The weights are quantised if ``quantise`` returns quantised rows of all their parts. None if ``module`` is no
-    mixture of experts, or of a form that the operators do not support.
+    None if ``module`` is no mixture of experts, or of a form that the operators do not support; it is unchanged then.
+
+    Args:
+        name: the module's name in the model, which precedes the names of the parts that ``quantise`` gets.
+        num_threads: threads of the operator.
+        arena: provides the memory of the packed weights.
+        quantise: returns the quantised rows of a part, or None; they are used if it returns rows of all parts.
     """
     form = form_of(module)
     if form is None:
@@ -181,7 +186,11 @@ def _probe() -> Tensor:
 
 
 def expert_parts(name: str, module: Any, form: ExpertsForm) -> dict[str, Tensor]:
-    """Return the weights of the experts module ``name`` (``ExpertsForm.parts``) as if they were linear layers."""
+    """Return the weights of the experts module ``name`` as ``form.parts`` has them, by names as of linear layers.
+
+    These names are ``NAME.gate_proj.weight`` (if there is a gate), ``NAME.up_proj.weight`` and
+    ``NAME.down_proj.weight``, in this order.
+    """
     return {f"{name}.{part}_proj.weight": weight for part, weight in form.parts(module).items()}
 
 

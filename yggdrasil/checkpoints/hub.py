@@ -16,6 +16,8 @@ _PROBE_SECONDS = 5.0
 def hub_folder(name: str) -> Path:
     """Return the snapshot folder of the Hugging Face hub id ``name``, downloaded unless it is in the local cache.
 
+    Pickles are never downloaded.
+
     Raises:
         YggdrasilError: ``name`` is no hub id, the hub does not have it, or it is not cached and the hub cannot be
             reached.

@@ -44,7 +44,8 @@ _ahead: dict[tuple[Path, int], Ahead[Tokenizer | None]] = {}  # (folder, its ino
 def open_ahead(folder: Path) -> Ahead[Tokenizer | None]:
     """Return a function that opens the tokenizer of ``folder``, for a thread to call ahead of time.
 
-    The next ``open_tokenizer`` uses its result, which is None if the tokenizer can only be opened with transformers.
+    The next ``open_tokenizer`` of this folder takes its result, and opens the tokenizer itself if that is None: then
+    only transformers can open it.
     """
     found = _ahead[folder, folder.stat().st_ino] = Ahead(lambda: _by_record(folder)[0])
     return found
@@ -91,7 +92,7 @@ def _kept_file(folder: Path) -> Path:
 
 
 def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, facts: Mapping[str, Any]) -> None:
-    """Write a tokenizer to ``folder``, in files for ``open_tokenizer`` and for transformers.
+    """Write a tokenizer to ``folder``, which exists, in files for ``open_tokenizer`` and for transformers.
 
     ``facts`` has its chat template and special tokens, as ``Tokenizer`` takes them.
 

@@ -90,9 +90,13 @@ class Outline:
     def of_facts(
         cls, facts: Mapping[str, Any], rope: Mapping[str, Any], attends: Sequence[bool], recurrence: Recurrence | None
     ) -> "Outline":
-        """Return the sizes of the model with the configuration ``facts``, a mapping with missing fields filled.
+        """Return the sizes of a model from its configuration as a mapping, without transformers.
 
-        ``rope`` are its rotary parameters, and ``attends`` tells of each layer whether it has attention.
+        Args:
+            facts: the fields of config.json, with defaults for missing ones.
+            rope: rotary parameters, transformers' ``rope_parameters``.
+            attends: for each layer, whether it has attention.
+            recurrence: sizes of the recurrent layers; None without them.
         """
         limits = [facts.get("max_position_embeddings")]
         if rope.get("rope_type") == "longrope":

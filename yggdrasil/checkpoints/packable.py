@@ -21,15 +21,16 @@ def is_packable(weight: Tensor) -> bool:
 
 
 def release(tensor: Tensor, unit: int = mmap.PAGESIZE) -> None:
-    """Give the memory of a tensor back to the system, in whole pages of ``unit`` bytes.
+    """Give the memory of a contiguous tensor back to the system, in whole pages of ``unit`` bytes; on Linux only.
 
-    The tensor stays valid: an access reads the mapped file again, or zeros if no file is mapped.
+    The tensor stays valid: an access reads the mapped file again. Without a mapped file its values are lost: it reads
+    zeros.
     """
     _advise(tensor, _DONT_NEED, unit)
 
 
 def page_out(weight: Tensor) -> None:
-    """Let the operating system reclaim the memory of a weight, which stays valid: an access reads it again.
+    """Let the operating system reclaim the memory of a weight, which keeps its values: an access reads it again.
 
     Without it, a model would be resident twice after packing. Dropping the tensor is not enough: the mapping of its
     checkpoint file lives as long as any tensor of that file.

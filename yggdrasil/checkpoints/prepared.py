@@ -24,7 +24,9 @@ def prepared_root() -> Path:
 def is_whole(folder: Path, layout: int | str, sampled: str | None = None) -> bool:
     """Return whether a prepared folder is complete, has this version of the layout, and has not changed since.
 
-    Of the file ``sampled``, only samples are hashed; its reader must check the rest.
+    Args:
+        layout: the version that the reader knows.
+        sampled: name of a file of which only samples are hashed, so that its reader must check the rest; None: none.
     """
     try:
         marker = parse_json((folder / MARKER).read_text())
@@ -36,8 +38,12 @@ def is_whole(folder: Path, layout: int | str, sampled: str | None = None) -> boo
 def prepare(folder: Path, layout: int | str, write: Callable[[Path], None], sampled: str | None = None) -> None:
     """Create ``folder`` by calling ``write`` on a temporary folder, which replaces it atomically when complete.
 
-    ``layout`` is the version recorded in it. Of the file ``sampled``, only samples are hashed. A lock admits one
-    process at a time; a process that waited uses the folder that another one finished meanwhile.
+    A lock admits one process at a time; a process that waited uses the folder that another one finished meanwhile.
+
+    Args:
+        layout: version to record in the folder.
+        write: writes the files into the folder that it gets.
+        sampled: as in ``is_whole``.
     """
     before = _made(folder)
     with locked(folder.with_name(f"{folder.name}.lock"), f"preparing {shown(folder)}", wait=tell):

@@ -66,7 +66,7 @@ class Recurrence:
 
     @property
     def num_buffers(self) -> int:
-        """Return the number of state tensors per recurrent layer that a step takes."""
+        """Return the number of state tensors that a step takes per recurrent layer: 5, or 2 for convolutions alone."""
         return 5 if self.heads else 2
 
     @property

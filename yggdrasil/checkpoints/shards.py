@@ -47,7 +47,10 @@ class ShardWriter:
         self.num_parameters += tensor.numel()
 
     def close(self) -> None:
-        """Write the shard in memory, give all shards their final names, and write the index file."""
+        """Write the shard in memory, and give all shards their final names in Hugging Face's layout.
+
+        They are model.safetensors, or numbered files with model.safetensors.index.json.
+        """
         self._flush()
         if len(self._shards) == 1:
             self._shard_path(0).rename(self._folder / "model.safetensors")

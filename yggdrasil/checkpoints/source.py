@@ -79,8 +79,12 @@ class Source:
     def checkpoint(self, dtype: "torch.dtype", *, keeps_blocks: bool = False) -> Path:
         """Return the checkpoint folder to load the model's weights from.
 
-        The weights of a GGUF file are dequantised to ``dtype`` on the first call and stored in the user's cache. With
+        For a folder or hub id this is the model's own folder, and the arguments are ignored. The weights of a GGUF file
+        are dequantised to ``dtype`` on the first call and stored in a folder of the user's cache. With
         ``keeps_blocks``, that folder lacks the weights whose layers read the file's quantised blocks.
+
+        Raises:
+            YggdrasilError: the GGUF file is damaged or unsupported, or the cache cannot be written.
         """
         if self.gguf is None:
             return self.folder

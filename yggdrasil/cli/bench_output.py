@@ -25,6 +25,8 @@ def open_decoders_by_name(
 ) -> dict[str, Decoder]:
     """Open a decoder for each of ``plans`` (names or files of plans, or models), and return the decoders by plan name.
 
+    A decoder without a plan has its entry of ``plans`` as its name.
+
     Args:
         dtype: arithmetic of the models; None: the plan's.
         force_machine: allow plans of another machine.
@@ -57,9 +59,10 @@ def compare_with_plain(
     A line is printed per prompt, then the figures of all prompts and of each category.
 
     Args:
-        settings: everything that affects the result, including the arguments of ``compare``.
+        settings: everything that affects the result, which is written to ``out``; the arguments ``max_new_tokens``,
+            ``max_prompt_tokens`` and ``ignore_eos`` of ``compare`` are taken from it.
         out: JSON file; None: nothing is written.
-        imports_mb: resident memory before the models were loaded.
+        imports_mb: resident memory in MB before the models were loaded.
         beside: decoders of further plans, by name, which decode the same prompts alternately.
 
     Raises:

@@ -121,7 +121,7 @@ class _Exchange(NamedTuple):
 
 
 class Conversation:
-    """The turns of a conversation, and the handling of a line that the user types."""
+    """The questions and answers of a conversation, and the handling of a line that the user types."""
 
     def __init__(self, decoder: "Decoder", settings: "RequestSettings", system: str | None = None) -> None:
         self._decoder, self._settings = decoder, settings
@@ -132,7 +132,7 @@ class Conversation:
         decoder.encode_chat(self.messages("a"))  # raises now if the template takes no system prompt
 
     def messages(self, question: str) -> "list[Message]":
-        """Return the messages of the conversation with ``question`` as the last turn."""
+        """Return the messages of the conversation so far, the system prompt first, and ``question`` as the last."""
         from yggdrasil.prompts import Message
 
         system = [] if self._system is None else [Message("system", self._system)]
@@ -145,6 +145,8 @@ class Conversation:
 
     def take(self, line: str) -> bool:
         """Answer a question or run a command that the user typed, and return whether the conversation continues.
+
+        A line that begins with "/" is a command; only "/exit" ends the conversation. An empty line does nothing.
 
         Raises:
             YggdrasilError: the question cannot be answered; the conversation is unchanged.

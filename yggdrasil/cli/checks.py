@@ -30,7 +30,7 @@ def parse_widths(text: str) -> tuple[int, ...]:
 
 
 def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
-    """Check that an option is None or a list of integers from 1, such as "1,2,4,8"."""
+    """Return ``text`` if it is None or a list of integers from 1, such as "1,2,4,8"; else raise YggdrasilError."""
     if text is None:
         return None
     try:
@@ -44,7 +44,7 @@ def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
 
 
 def drafter(parameter: typer.CallbackParam, value: str) -> str:
-    """Check that an option is "plan", "ngram" or "module:Class"."""
+    """Return ``value`` if it is "plan", "ngram" or of the form "module:Class"; else raise YggdrasilError."""
     from yggdrasil.drafters.registry import NGRAM, is_own
 
     if value not in ("plan", NGRAM) and not is_own(value):
@@ -55,7 +55,7 @@ def drafter(parameter: typer.CallbackParam, value: str) -> str:
 
 
 def rule(parameter: typer.CallbackParam, value: str) -> str:
-    """Check that an option is the name of an acceptance rule or "module:Class"."""
+    """Return ``value`` if it is the name of an acceptance rule or "module:Class"; else raise YggdrasilError."""
     from yggdrasil.acceptance.speculation import RuleName
     from yggdrasil.own_class import is_own_class
 
@@ -66,14 +66,14 @@ def rule(parameter: typer.CallbackParam, value: str) -> str:
 
 
 def finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
-    """Check that an option is None or a finite number from 0."""
+    """Return ``value`` if it is None or a finite number from 0; else raise YggdrasilError."""
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise YggdrasilError(f"{_typed(parameter)} is {value}; give a finite number from 0 on")
     return value
 
 
 def name(parameter: typer.CallbackParam, value: str | None) -> str | None:
-    """Check that an option is None or a valid name of a plan."""
+    """Return ``value`` if it is None or a valid name of a plan, which need not exist; else raise YggdrasilError."""
     try:
         return value if value is None else validate_name(value)
     except ArtifactError as error:
@@ -81,7 +81,11 @@ def name(parameter: typer.CallbackParam, value: str | None) -> str | None:
 
 
 def weights(parameter: typer.CallbackParam, text: str) -> str:
-    """Check that an option is a weight format or "auto", and that ggml is installed if it is a K format."""
+    """Return ``text`` if it is a weight format or "auto".
+
+    Raises:
+        YggdrasilError: it is neither, or it is a K format and ggml is not installed.
+    """
     known = (AUTO, *get_args(Weights))
     if text not in known:
         raise YggdrasilError(f"{_typed(parameter)} {text} is none of {', '.join(known)}")
@@ -97,7 +101,11 @@ def weights(parameter: typer.CallbackParam, text: str) -> str:
 
 
 def input_file(parameter: typer.CallbackParam, given: _Paths) -> _Paths:
-    """Check that the files that an option names can be read."""
+    """Return ``given`` if all its files can be read (None: there are none).
+
+    Raises:
+        YggdrasilError: a file is missing, a folder or not readable.
+    """
     paths: list[Path] = [given] if isinstance(given, Path) else given or []
     for path in paths:
         try:
@@ -112,13 +120,13 @@ def input_file(parameter: typer.CallbackParam, given: _Paths) -> _Paths:
 
 
 def output_file(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Check that an option is None or a file that can be written."""
+    """Return ``path`` if it is None or a file that can be written; else raise YggdrasilError. Nothing is written."""
     _check_output(parameter, path, is_folder=False)
     return path
 
 
 def output_folder(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Check that an option is None or a folder that can be written to."""
+    """Return ``path`` if it is None or a folder that can be written to or created; else raise YggdrasilError."""
     _check_output(parameter, path, is_folder=True)
     return path
 

@@ -97,7 +97,10 @@ class _Printer:
         self._as_json, self._is_alone = as_json, is_alone
 
     def try_decode(self, item: "Prompt | BadLine") -> bool:
-        """Print the answer to a prompt or its error, and return whether the prompt could be decoded."""
+        """Print the answer to a prompt, or why it cannot be decoded; return whether it could be.
+
+        The error goes to standard error, and for JSON also as a record to standard output.
+        """
         from yggdrasil.prompts import BadLine
 
         try:
@@ -115,7 +118,7 @@ class _Printer:
         return True
 
     def decode(self, item: "Prompt") -> None:
-        """Print the answer to a prompt as it is generated.
+        """Print the answer to a prompt as it is generated; for JSON, print its record when it is complete.
 
         Raises:
             YggdrasilError: the prompt cannot be decoded.

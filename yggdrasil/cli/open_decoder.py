@@ -63,6 +63,9 @@ def open_decoder(
         drafter: "plan", "ngram" or a user's "module:Class".
         chat: refuse a model without a chat template.
         grow_table: add counts of the answers to the model's n-gram table; None: only if it has one.
+
+    Raises:
+        YggdrasilError: there is no such plan or model, or it is unsupported.
     """
     check_source(source, chat=chat)
     work_ahead(source, packs=device == "cpu" or (device is None and not may_have_accelerator()))

@@ -26,7 +26,10 @@ class ProgressLines:
         self._ends: Event | None = None
 
     def phase(self, title: str) -> Callable[[float], None]:
-        """Begin a phase called ``title``, and return a function that takes the fraction done, 0 to 1."""
+        """Begin a phase called ``title``, which ends the one before; return a function that takes the fraction done.
+
+        Fractions are 0 to 1. Lines are printed by a thread, from ``first`` seconds on, until 1 is reported.
+        """
         self._title, self._fraction, self._began = title, 0.0, monotonic()
         if self._ends is None:
             self._ends = Event()
@@ -140,9 +143,10 @@ def show_comparison(result: "Comparison") -> None:
 
 
 def show_summary(summary: dict[str, Any]) -> None:
-    """Print a table of the measurements by which a plan was compared with plain decoding, one row for each.
+    """Print a table of the figures that compare a plan with plain decoding, one row for each, to standard output.
 
-    ``summary`` maps names to numbers, texts, or quartiles as ``describe`` takes them.
+    Args:
+        summary: result of ``bench.summary.summarise``.
     """
     from rich.console import Console
     from rich.table import Table
@@ -162,8 +166,8 @@ def show_summary(summary: dict[str, Any]) -> None:
 def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
     """Print a table that compares decoding with a plan to plain decoding, one row for each category of prompts.
 
-    ``categories`` maps names to measurements as ``bench`` summarises them, with the keys matched, prompts, aal,
-    baseline_tpot_ms, tpot_ms, speedup, total_speedup and repeats.
+    Args:
+        categories: result of ``bench.summary.summarise_categories``.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -189,9 +193,8 @@ def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Map
 
     Args:
         first: name of the first plan.
-        summary: its measurements, as ``bench`` summarises them, with the keys matched, prompts, aal, tpot_ms, speedup
-            and total_speedup.
-        others: measurements of the further plans by name, with time_over_first and total_time_over_first as well.
+        summary: its figures, a result of ``bench.summary.summarise``.
+        others: figures of the further plans by name, a result of ``bench.summary.summarise_beside``.
     """
     from rich.table import Table
 
@@ -221,7 +224,7 @@ def show_memory(use: "MemoryUse") -> None:
 
 
 def show_table(title: str, frame: "pd.DataFrame") -> None:
-    """Print a DataFrame as a table with a title, numbers with four significant digits."""
+    """Print a DataFrame as a table with a title to standard output, floats with four significant digits."""
     from rich.table import Table
 
     table = Table(*[column.replace("_", " ") for column in frame.columns], title=title)

@@ -84,14 +84,18 @@ Logprobs = Annotated[int | None, typer.Option(help="With --json: log-probabiliti
 
 
 def takes_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the sampling and acceptance options to ``command``, which gets their values as keywords."""
+    """Return ``command`` with the sampling and acceptance options added; it gets their values as keywords.
+
+    ``sampling_of`` and ``speculation_of`` convert these values.
+    """
     return with_options(command, _options())
 
 
 def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the sampling and acceptance options to a command that by default samples as the model's files recommend.
+    """Return ``command`` with the option ``greedy`` and the sampling and acceptance options added.
 
-    An option that the model may recommend is None if the user leaves it out.
+    It is for commands that by default sample as the model's files recommend: an option that the model may recommend is
+    None if the user leaves it out, and ``resolved_sampling`` replaces it.
     """
     usual = [each.replace(default=None) if each.name in OWN else each for each in _options()]
     greedy = option(
@@ -193,7 +197,10 @@ def _check_company(options: dict[str, Any]) -> None:
 
 
 def logprobs_record(logprobs: "Sequence[TokenLogprobs] | None") -> list[dict[str, Any]] | None:
-    """Return log-probabilities for the JSON output: a dictionary per token with token, logprob and top."""
+    """Return log-probabilities for the JSON output: for each generated token a dictionary with the keys of its fields.
+
+    They are token, logprob and top, pairs (token id, log-probability). None if the request wanted none.
+    """
     if logprobs is None:
         return None
     return [{"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in logprobs]

@@ -42,7 +42,7 @@ def option(name: str, kind: Any, default: Any, text: str, **more: Any) -> Parame
 
 
 def with_options(command: Callable[..., None], options: Iterable[Parameter]) -> Callable[..., None]:
-    """Return ``command`` with ``options`` added to its own; it gets their values as keywords."""
+    """Return ``command`` with ``options`` added to its own; it gets their values as keywords (``**options``)."""
     own = [each for each in signature(command).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     return with_parameters(command, lambda values: values, [*own, *options])
 
@@ -76,12 +76,12 @@ _OPENING = ("dtype", "drafter", "force_machine", "device", "backend", "max_lengt
 
 
 def opening_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of ``options`` that ``open_decoder`` takes, by name."""
+    """Return those values that ``open_decoder`` takes, by name; ``options`` are those that ``opens_decoder`` adds."""
     return {name: options[name] for name in _OPENING}
 
 
 def opens_decoder(command: Callable[..., None], *, is_server: bool = False) -> Callable[..., None]:
-    """Add the options of opening a decoder (dtype, device, …) to ``command``, which gets them as keywords.
+    """Return ``command`` with the options of opening a decoder (dtype, device, …) added; it gets them as keywords.
 
     Args:
         is_server: answers are added to the n-gram table only if the user asks for it.

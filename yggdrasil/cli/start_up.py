@@ -37,9 +37,10 @@ def load_torch_libraries() -> None:
 
 
 def work_ahead(source: str, *, packs: bool) -> None:
-    """Load PyTorch's libraries, and open the tokenizer of a model and with ``packs`` pack its weights, in threads.
+    """Begin in threads to load PyTorch's libraries, open a model's tokenizer and, with ``packs``, pack its weights.
 
-    The facts of a GGUF file are prepared first if they are not known.
+    Does nothing if ``source`` is no model on this machine (but a plan or a hub id), or PyTorch is imported already. The
+    metadata of a GGUF file are read before, and cached. Faults are left to the loader, which raises them.
     """
     from yggdrasil.artifacts.gguf import is_gguf
     from yggdrasil.artifacts.homes import expanded

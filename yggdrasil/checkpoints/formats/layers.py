@@ -55,7 +55,11 @@ _BIASES = ("gate_bias", "up_bias", "down_bias")  # buffer names of experts' bias
 
 
 def register_biases(experts: nn.Module, biases: Sequence[Tensor]) -> None:
-    """Register the biases of an experts module (three: gate, up and down; or none) as its buffers."""
+    """Register the biases of an experts module as its buffers.
+
+    Args:
+        biases: gate [E, I], up [E, I] and down [E, H], float32; or empty, which registers nothing.
+    """
     for name, bias in zip(_BIASES, biases, strict=bool(biases)):
         experts.register_buffer(name, bias)
 

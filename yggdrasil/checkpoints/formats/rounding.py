@@ -25,6 +25,8 @@ _DEAR = ("v_proj.", "down_proj.")  # layers whose quantisation harms the output 
 def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
     """Return a function (parameter name, weight) that quantises weights of ``model`` to the format ``weights``.
 
+    The format is neither "full" nor "file".
+
     Embedding and LM head get Q8_0. The mixes of K formats are llama.cpp's: Q6_K for embedding and LM head, and for
     sensitive projections in every third layer and in the first and last eighth. The function returns None, to keep a
     weight unquantised, for experts and for weights whose number of inputs is no multiple of the block size.

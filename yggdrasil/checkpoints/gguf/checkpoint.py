@@ -40,7 +40,11 @@ def write_weights(
 ) -> None:
     """Write the weights of a GGUF file in ``dtype`` as safetensors to ``folder``, with Hugging Face's names and layout.
 
-    About an eighth of them is in memory at a time. Weights named in ``but`` are left out.
+    About an eighth of them is in memory at a time. No config.json is written.
+
+    Args:
+        config: transformers' configuration of the model.
+        but: weights to leave out, by transformers' names.
 
     Raises:
         YggdrasilError: the file lacks a weight of the model, has an unknown one, or one of another shape.

@@ -54,6 +54,8 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 def read_config(header: GgufHeader) -> dict[str, Any]:
     """Return the fields of config.json, ``model_type`` included, from a GGUF file's metadata.
 
+    Fields that the metadata lack are missing or None; ``is_complete`` tells whether transformers' defaults are needed.
+
     Raises:
         YggdrasilError: the file is no language model, its architecture or rotary scaling is unsupported, or its
             metadata is inconsistent.

@@ -67,7 +67,7 @@ class GgufPacker:
         self._is_beside = False
 
     def stop(self) -> None:
-        """End ``pack_all`` in its thread after the present matrix."""
+        """Let ``pack_all`` in another thread end after the matrix that it is packing; does not wait for it."""
         self._is_stopped = True
 
     def packed(self, place: GgufTensor) -> Packed | None:
@@ -89,9 +89,7 @@ class GgufPacker:
             self.data.madvise(mmap.MADV_DONTNEED, begin, size)
 
     def order(self, place: GgufTensor) -> npt.NDArray[np.int64] | None:
-        """Return the permutation [N] with ``model_rows = file_rows[permutation]`` of a tensor; None for the
-        identity.
-        """
+        """Return the permutation [N] with ``model_rows = file_rows[permutation]`` of a tensor; None: the identity."""
         part = place.name.rpartition(".")[0].rpartition(".")[2]
         if self._architecture not in INTERLEAVED_ROTARY or part not in ("attn_q", "attn_k"):
             return None
