@@ -56,10 +56,9 @@ def best_device() -> DeviceName:
 
 
 def default_backend(device: torch.device, *, compiles: bool = True) -> Backend:
-    """Return the name of the backend (how a model's steps run) that is fastest on ``device``.
+    """Return the backend (how a model's steps run) that ``device`` gets where none is named.
 
-    It is "cudagraph" on a GPU. On a CPU it is "native", or "uncompiled" if ``compiles`` is False, which never starts a
-    compiler.
+    "cudagraph" on a GPU; on a CPU "native", or "uncompiled", which never starts a compiler, if ``compiles`` is False.
     """
     if device.type == "cuda":
         return "cudagraph"
@@ -69,8 +68,8 @@ def default_backend(device: torch.device, *, compiles: bool = True) -> Backend:
 def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | None:
     """Return the backend that serves the request for the backend ``wanted`` on ``device``.
 
-    On a GPU, "inductor" becomes "cudagraph". Any other name, and None (no backend was requested), is returned
-    unchanged.
+    On a GPU, "inductor" becomes "cudagraph". Otherwise ``wanted`` itself is returned, also if it is None (none was
+    requested).
 
     Raises:
         YggdrasilError: ``wanted`` is "native" and the device is a GPU.
@@ -83,10 +82,7 @@ def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | No
 
 
 def silent(title: str) -> Callable[[float], None]:
-    """Return a progress callback that ignores the fraction done.
-
-    ``title``, the name of the phase of work, is ignored too.
-    """
+    """Return a progress callback that does nothing; a ``Phase`` for callers without a display. ``title`` is ignored."""
     return lambda fraction: None
 
 
@@ -104,7 +100,7 @@ class Assembly:
 
     @property
     def second(self) -> LoadedModel | LoadedHead | Drafter | None:
-        """Return the drafter in the form that ``assemble`` takes as its parameter ``drafter``; None without one."""
+        """The drafter in the form that ``assemble`` takes as its parameter ``drafter``; None without one."""
         drafter = self.engine.drafter
         if isinstance(drafter, HeadDrafter | MedusaDrafter | BlockDrafter):
             return drafter.opened
@@ -154,7 +150,7 @@ class Assembly:
 
     @property
     def runs_own_code(self) -> bool:
-        """Return whether target or drafter run by their transformers code, compiled by TorchInductor or eagerly."""
+        """Whether target or drafter run by their transformers code, compiled by TorchInductor or eagerly."""
         runners = [runner for runner in (self.target, self.drafter) if runner is not None]
         return any(runner.backend in ("inductor", "eager") and runner.loaded.config for runner in runners)
 

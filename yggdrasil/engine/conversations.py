@@ -39,7 +39,7 @@ class Conversations:
 
     @property
     def num_bytes(self) -> int:
-        """Return the total size in bytes of the copied KV entries, without the present text in the models' caches."""
+        """Size in bytes of all copied KV entries, without the present text in the models' caches."""
         return sum(map(_size, self._kept))
 
     @property
@@ -106,8 +106,11 @@ class Conversations:
     def copy_ahead(self, is_idle: Callable[[], bool]) -> None:
         """Copy the present text of the models' caches to host memory before another request needs the caches.
 
-        Nothing is copied if another text would have to be dropped for it. Copying is abandoned when ``is_idle`` returns
-        False.
+        Nothing is copied if another text would have to be dropped for it, if the text has fewer than 16 tokens, or if
+        it has been copied.
+
+        Args:
+            is_idle: called repeatedly while copying, which is abandoned when it returns False.
         """
         with SingleThreadInference():
             self._read_states()

@@ -165,7 +165,8 @@ class Decoder:
     def generate(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Generation:
         """Decode a prompt (text or token ids) to its end, and return text, tokens and metrics.
 
-        The output is the target's own, except with a lossy acceptance rule in ``speculation``.
+        ``RequestOptions`` lists the options. The output is the target's own, except with a lossy acceptance rule in
+        ``speculation``.
         """
         return self.start(prompt, **options).finished()
 
@@ -219,7 +220,14 @@ class Decoder:
     def score(self, prompt: str | Sequence[int], top: int = 0) -> Iterator[list[TokenLogprobs]]:
         """Yield the log-probability of every token of a prompt but the first, one list per pass of the target.
 
-        Each entry also has the ``top`` likeliest tokens at its position. The prompt is text or token ids.
+        The lists together are in the order of the tokens.
+
+        Args:
+            prompt: text or token ids.
+            top: number of likeliest tokens to list at each token's index, 0 to 100.
+
+        Raises:
+            YggdrasilError: a request is running, the prompt is invalid, or the plan has no verify width above 1.
         """
         tokens = self.encode(prompt)
         with self._turns.take(wait=False):
@@ -256,7 +264,7 @@ class Decoder:
 
     @property
     def has_table(self) -> bool:
-        """Return whether the decoder drafts from an n-gram table, or will when that of the shipped text is written."""
+        """Whether the decoder drafts from an n-gram table, or will when that of the shipped text is written."""
         return self._table.base is not None
 
     def grow_table(self) -> None:

@@ -14,9 +14,11 @@ _ANSWER = "an answer"  # placeholder of an answer in a rendered template
 def end_tokens(source: str, own: Any, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids of all end tokens of the model in the checkpoint folder ``source``.
 
-    They are the eos_token_id of generation_config.json (which may be missing) and of the tokenizer, the special token
-    that the chat template writes after an answer, and ``own``: the eos_token_id of config.json (a token id, a list of
-    ids, or None).
+    They are the eos_token_id of generation_config.json (which may be missing), of the tokenizer and of config.json
+    (``own``), and the special token that the chat template writes after an answer.
+
+    Args:
+        own: a token id, a list of ids, or None.
 
     Raises:
         YggdrasilError: generation_config.json is damaged, or an end token is not an integer.

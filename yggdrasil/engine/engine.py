@@ -67,7 +67,8 @@ class Engine:
     def follow_draws(self, seed: int | None, temperature: float) -> None:
         """Pass the seed and temperature of the next request's sampling to the drafters, which then predict its draws.
 
-        ``seed`` is None if the request is greedy.
+        Args:
+            seed: None if the request is greedy; ``temperature`` is not used then.
         """
         for drafter in (self.drafter, *(self.model_free.drafters if self.model_free else ())):
             if isinstance(drafter, LevelDrafter | StatisticsDrafter):
@@ -78,8 +79,9 @@ class Engine:
     ) -> Generator[str, None, None]:
         """Decode one request, and yield each piece of text as soon as no later token can change it.
 
-        KV entries of the prefix shared with the last request's text are reused. The caller may stop at any piece, but
-        the generator must have ended or be closed before another request begins.
+        Pieces may be empty; the first ones are yielded during prefill. KV entries of the prefix shared with the last
+        request's text are reused. The caller may stop at any piece, but the generator must have ended or be closed
+        before another request begins.
 
         Args:
             prompt: token ids, at least one and fewer than ``max_length``.

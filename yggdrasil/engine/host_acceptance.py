@@ -34,10 +34,12 @@ _CHAIN, _TREE = (1, 1, 1, 1), (2, 1, 1)  # default expansions of sampled drafts,
 
 
 def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes, width: int | None = None) -> tuple[int, ...]:
-    """Return the leading levels of ``expansion`` whose tree fits in one pass, at least one level.
+    """Return the leading entries of ``expansion``, at least one, whose tree with its root fits in one pass.
 
-    ``expansion`` has the number of children per node for each level, as in SpecInfer. The pass has ``width`` rows;
-    None: the widest of ``shapes``.
+    Args:
+        expansion: entry i is the number of children of each node at depth i, as in SpecInfer.
+        shapes: limits of nodes and depth.
+        width: rows of the pass; None: the widest of ``shapes``.
     """
     room = min(width or shapes.verify_widths[-1], shapes.num_nodes)
     sizes = accumulate(accumulate(expansion[: shapes.max_depth], mul), initial=1)  # nodes per level
@@ -91,8 +93,11 @@ class SamplerFactory:
     def full(self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int]) -> Sampler:
         """Return a sampler that chooses a request's tokens from logits on the host, with all logits processors.
 
-        ``prompt`` has token ids. ``seed`` is used instead of that of ``sampling``. ``eos`` has the ids of the request's
-        end tokens; it is empty with ``ignore_eos``.
+        Args:
+            prompt: token ids.
+            sampling: the request's parameters, without its seed.
+            seed: of the random draws.
+            eos: ids of the request's end tokens; empty with ``ignore_eos``.
 
         Raises:
             YggdrasilError: parameters do not fit the vocabulary, or the constraint is invalid.
@@ -137,7 +142,7 @@ class SamplerFactory:
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """Return the compiler of grammar constraints for the decoder's tokenizer.
+        """Compiler of grammar constraints for the decoder's tokenizer, made at the first access.
 
         Raises:
             YggdrasilError: llguidance is not installed, or the model has no end token.
@@ -146,10 +151,10 @@ class SamplerFactory:
 
 
 def with_grammar(model_free: DrafterGroup | None, sampler: Sampler | None) -> DrafterGroup | None:
-    """Return the model-free drafters of a request.
+    """Return the model-free drafters of a request with ``sampler``; None if there are none.
 
-    With a grammar this is one drafter of the tokens that the grammar forces, and else of the proposals of
-    ``model_free`` that the grammar allows. Without a grammar it is ``model_free``, None if there is none.
+    Without a grammar (or with ``sampler`` None) they are ``model_free``. With one, they attach the tokens that it
+    forces, or else those proposals of ``model_free`` that it allows.
     """
     if sampler is None or sampler.grammar is None:
         return model_free

@@ -47,24 +47,24 @@ class Iteration:
 
     @property
     def drafts(self) -> bool:
-        """Return whether the drafter grows a tree in this iteration. Model-free drafts alone do not count."""
+        """Whether the drafter grows a tree in this iteration; False for a tree of model-free drafts alone."""
         return self.shape.width > 0 and self.shape.depth > 0
 
     @property
     def verifies_tree(self) -> bool:
-        """Return whether the target verifies drafted nodes, so that its pass has more rows than the root's."""
+        """Whether the target verifies drafted nodes, so that its pass has more rows than the root's."""
         return self.shape.verify_width > 1
 
     @property
     def verifies_drafts(self) -> bool:
-        """Return whether the target verifies nodes that the drafter attached, not only model-free drafts."""
+        """Whether the target verifies nodes of a tree that the drafter has grown, not of model-free drafts alone."""
         return self.verifies_tree and self.shape.width > 0
 
     @property
     def accepted_drafts(self) -> list[int]:
-        """Return the numbers of the accepted tree nodes that the drafter attached, from the root down, root excluded.
+        """Indices of the accepted nodes that the drafter attached, from the root down, without the root.
 
-        Accepted model-free nodes are below them, and are excluded.
+        Accepted model-free nodes are below them, and are left out. The iteration must have an outcome.
         """
         assert self.outcome is not None
         end = 1 + self.shape.width * self.shape.depth
@@ -99,24 +99,27 @@ class ShadowTree:
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
 
     def grow(self, depth: int, bound: StoppingBound = UNBOUNDED) -> list[float]:
-        """Grow a new tree of model-free drafts, at most ``depth`` levels.
+        """Grow a new tree of model-free drafts, of at most ``depth`` levels below the root.
 
-        Return the expected number of tokens at each verify width, bonus token included. Growth stops when ``bound``
-        shows that no wider pass can have a higher objective value.
+        Growth stops when ``bound`` shows that no wider pass can have a higher objective value.
+
+        Returns:
+            For each verify width, in the order given to the constructor, the expected number of tokens of its pass,
+                bonus token included.
         """
         self._free.propose(self._own, Budget(depth, bound=bound))
         return self._ranking.rank()
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """Return the node numbers from the highest to the lowest estimated acceptance, [N] int64; the root is first.
+        """Indices of the nodes by descending score (estimated acceptance), [N] int64; the root is first.
 
-        A parent precedes its children.
+        A parent precedes its children. Entries that hold no node come last.
         """
         return self._ranking.order
 
     def use(self, width: int) -> int:
-        """Make this tree the one that the target verifies. Return the depth in levels of its ``width`` best nodes."""
+        """Make this tree the one that the target verifies, and return the depth of its ``width`` best nodes."""
         if not self.is_in_place:
             self._tree.take_nodes(self._own)
         return self._ranking.depth(width)
@@ -145,7 +148,7 @@ class ModelFreeDrafts:
         self._free, self._tree = ungrouped(model_free), tree
 
     def fill(self, depth: int, bound: StoppingBound) -> None:
-        """Add model-free nodes to the tree that the drafter has grown, down to ``depth`` levels.
+        """Add model-free nodes to the tree that the drafter has grown, at most ``depth`` levels below the root.
 
         Growth stops when ``bound`` shows that no wider pass can have a higher objective value.
         """
@@ -171,23 +174,26 @@ class LiveFeatures:
 
     @property
     def context(self) -> int:
-        """Return the number of committed tokens in the target's cache."""
+        """Number of committed tokens whose KV entries are in the target's cache: all but the last one."""
         return self._target.length
 
     def hidden(self) -> Float32Array:
-        """Return the target's hidden state [H] float32 that produced the last committed token."""
+        """Return the target's hidden state from which the last committed token was chosen, [H] float32."""
         values: Float32Array = self.outcome.hidden.numpy(force=True)
         return values
 
     def repetition(self) -> Float32Array:
-        """Return the figures [R] float32 of how far the text repeats earlier parts of itself."""
+        """Return six numbers on how the end of the text repeats an earlier part of it, [6] float32."""
         figures = self._target.figures
         figures.extend(self.text[self._num_read :])
         self._num_read = len(self.text)
         return figures.read()
 
     def head(self) -> Float32Array:
-        """Return the drafter's log-probabilities [K] float32 of tokens after the root, -inf for absent candidates."""
+        """Return the drafter's log-probabilities of the root's K candidates, [K] float32, -inf for absent ones.
+
+        The head draft must have run.
+        """
         return np.where(np.isfinite(self._root_scores.read()), self._root_edges.read(), np.float32(NO_SCORE))
 
 
@@ -211,7 +217,8 @@ class ShapeChoice:
     def use_schedule(self, schedule: Schedule) -> None:
         """Set the schedule.
 
-        Its variants decide whether a shape is chosen before, within or one iteration ahead of its iteration.
+        Its variants say when a shape is chosen: before its iteration, within it after the head draft, or during the
+        iteration before.
         """
         self._predicts_late = schedule.variants["depth_prediction"] == "late"
         self._keeps_books_late = schedule.variants["bookkeeping"] == "overlapped"
@@ -225,9 +232,9 @@ class ShapeChoice:
         return self.predict() if self._predicts_late else None
 
     def decide(self, state: Iteration) -> None:
-        """Set the tree shape of ``state`` before its stages run, where the policy needs no features of this iteration.
+        """Set the shape of ``state`` before its stages run, unless the policy needs features of this iteration.
 
-        Otherwise the shape stays open until ``predict_depth``.
+        Then ``predict_depth`` sets it.
         """
         early, model_free = state.decision, self._propose_model_free(state)
         if model_free is not None or not self._predicts_late:
@@ -245,7 +252,7 @@ class ShapeChoice:
             state.is_decided = True
 
     def predict_depth(self, state: Iteration) -> None:
-        """Set the tree shape of ``state`` by a decision with this iteration's features, unless the shape is final."""
+        """Set the shape of ``state`` with the features of this iteration; do nothing if ``decide`` has set it."""
         if state.is_decided:
             return
         if state.decision is None:
@@ -262,7 +269,10 @@ class ShapeChoice:
 
     @property
     def room(self) -> int:
-        """Return how many levels a tree may have to fit in the remaining context, with the root and the bonus token."""
+        """The most levels that a tree may have to fit in the remaining context with the root and the bonus token.
+
+        Below 1 there is no room for a tree.
+        """
         return self._max_length - self._target.length - 2
 
     def _ask(self, model_free: ModelFree | None) -> Decision | None:

@@ -59,7 +59,7 @@ def load_parts(
     """Load the models and drafters of ``plan``, build its policy, and return the arguments of ``Decoder``.
 
     Args:
-        folder: has the files that the plan's calibration learned, such as n-gram tables.
+        folder: the plan's predictor, which has n-gram tables and other fitted files.
         learned: the depth predictor and acceptance from ``folder``; None: default estimates.
         dtype: arithmetic of the models.
         stand_in: drafter object instead of the plan's drafter; None: the plan's.

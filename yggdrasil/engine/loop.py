@@ -72,7 +72,8 @@ class DecodeLoop:
     def begin(self, policy: Policy, stream: TextStream, trace: Trace, first: Outcome) -> Iteration:
         """Begin a request, and return the state of its first iteration.
 
-        ``first`` is the prefill's outcome, with the first token.
+        Args:
+            first: the prefill's last outcome, with the first generated token.
         """
         self._policy, self._stream, self._trace = policy, stream, trace
         features = LiveFeatures(self.target, self.tree, self.target.text.tokens, first)
@@ -202,11 +203,11 @@ class DecodeLoop:
     # ==== the iteration ====
 
     def iterate(self, state: Iteration, executor: Executor) -> Iteration:
-        """Run one iteration from its state, and return the state of the next one.
+        """Run one iteration from its ``state``, and return the state of the next one.
 
-        If the context is full, end the text instead. The policy first chooses the tree shape. ``executor`` then runs
-        the actions of the schedule's stages in order. The policy finally updates its estimates by the number of
-        committed tokens and the time.
+        The policy chooses the tree shape, ``executor`` runs the stages in the schedule's order, and the policy updates
+        its estimates by the number of committed tokens and the time. If the context is full, end the text with the
+        reason "context" and return ``state`` itself.
         """
         trace = self._trace
         if self.target.text.num_rows + 1 >= self._max_length:

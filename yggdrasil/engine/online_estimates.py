@@ -81,9 +81,9 @@ class OnlineEstimates:
         self._timed, self._was_busy = plan.costs[0], False
 
     def add(self, trace: Trace) -> None:
-        """Update the plan's step costs by the counts and times of a finished request.
+        """Update the plan's step costs by the passes of a finished request. Without iterations nothing happens.
 
-        Write the plan if 30 s have passed.
+        The plan is written if the last write was 30 s ago or more.
         """
         if not trace.iterations:
             return
@@ -124,7 +124,7 @@ def was_busy(plan: Path) -> bool:
 
 
 def state_file(plan: Path) -> Path:
-    """Return the path of the JSON file with the acceptance estimates that belongs to the plan's file ``plan``."""
+    """Return the path of the JSON file with the acceptance estimates of ``plan``, NAME.yaml: NAME.learned.json."""
     return plan.with_suffix(".learned.json")
 
 

@@ -50,8 +50,14 @@ def measure_parity(
     """Compare logits of passes of every verify width with those of width-1 passes, on greedy tokens.
 
     Each text gets ``num_tokens`` tokens. Wide passes continue from their own keys and values, as decoding does, so
-    accumulated drift is included. Return the report of the differences, and one ``Mismatch`` per position where the two
-    choose different tokens. ``on_progress`` receives the fraction done, 0 to 1.
+    accumulated drift is included.
+
+    Args:
+        on_progress: receives the fraction done, 0 to 1.
+
+    Returns:
+        The report of the differences, and, by ascending width, one ``Mismatch`` per index of the text where the two
+            choose different tokens.
 
     Raises:
         YggdrasilError: a text with its tokens is too long for the context, or the steps are CUDA graphs.

@@ -20,12 +20,14 @@ def find_plan(
 ) -> Path | None:
     """Return the path of the best plan for a model on this machine; None if there is none.
 
-    Calibrated plans are preferred to provisional ones, then plans that keep a GGUF file's quantised blocks, then newer
-    ones.
+    Calibrated plans are preferred to provisional ones, then plans that use a GGUF file's quantised blocks as they are,
+    then newer ones. Plans whose loading quantises weights are never returned, because this changes the output.
 
     Args:
-        drafters: names of drafters, all of which must be in the plan or were left out by its calibration as not
-            profitable. The plan must have no other draft model. None: any drafters.
+        drafters: names of drafters. A calibrated plan must have all of them, or its calibration must have left them out
+            as not profitable; it must have no other draft model. A provisional plan must have been made for exactly
+            these, in this order. None or empty: any calibrated plan, or a provisional one that was made without named
+            drafters.
         dtype: must be the plan's; None: any.
         device: must be the plan's; None: any.
     """
@@ -83,13 +85,20 @@ def _considered(plan: Plan) -> set[str]:
 
 
 def plan_name(model: str | Path) -> str:
-    """Return the default name of a model's plan: the last part of its path or hub id, without special characters."""
+    """Return the default name of a model's plan: the last part of its path or hub id.
+
+    A GGUF file loses its suffix. Characters other than letters, digits, dots, underscores and dashes become dashes.
+    """
     path = expanded(model)
     last = path.stem if is_gguf(path) else path.resolve().name if path.exists() else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".-") or "model"
 
 
 def automatic_name(model: Source, drafters: Sequence[str] | None, dtype: DtypeName, device: DeviceName) -> str:
-    """Return the name of the provisional plan that a model's first use makes for these drafters, dtype and device."""
+    """Return the name of the provisional plan that a model's first use makes for these drafters, dtype and device.
+
+    It is that of ``plan_name``, the first 8 digits of the model's fingerprint, and the arguments, joined by dashes. The
+    order of ``drafters`` counts; None and empty are the same.
+    """
     named = "".join(f"-{plan_name(drafter)}" for drafter in drafters or ())
     return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}{'' if device == 'cpu' else f'-{device}'}"

@@ -45,7 +45,7 @@ def planned_policy(
     Args:
         learned: depth predictor and acceptance of the drafter; None: default estimates.
         kind: class of the policy.
-        drafts: whether there is a drafter that is not model-free.
+        drafts: whether there is a draft model, head or other drafter with a cost.
         wants_model_free: whether model-free drafts may be used.
 
     Raises:
@@ -92,8 +92,11 @@ class Drafting(NamedTuple):
 def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
     """Return the drafters of a plan whose drafter is replaced by ``stand_in``, with the plan adapted to them.
 
-    The plan's model-free drafters stay, and n-gram statistics are added if it has none. An n-gram drafter as
-    ``stand_in`` drafts alone. ``folder`` has the plan's n-gram tables.
+    The plan's model-free drafters stay, and n-gram statistics are added if it has none. An ``NGramDrafter`` as
+    ``stand_in`` drafts alone. The adapted plan has the default schedule and no depth predictor.
+
+    Args:
+        folder: the plan's predictor, which has n-gram tables.
 
     Raises:
         YggdrasilError: the plan has no verify width above 1.
@@ -119,9 +122,12 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
 def planned_drafter(
     plan: Plan, folder: Path, tokenizer: Tokenizer, target: LoadedModel, dtype: str
 ) -> LoadedModel | LoadedHead | None:
-    """Load the plan's draft model or draft head for ``target``, with arithmetic in ``dtype``; None without one.
+    """Load the plan's draft model or draft head for ``target``; None if the plan has neither.
 
-    ``tokenizer`` is the target's. ``folder`` has the restricted draft vocabulary of a head.
+    Args:
+        folder: the plan's predictor, which has the restricted draft vocabulary of a head.
+        tokenizer: the target's.
+        dtype: arithmetic of the models, "bfloat16" or "float32".
 
     Raises:
         YggdrasilError: the drafter has changed since the plan was made, or does not fit the target.
@@ -142,7 +148,9 @@ def planned_drafter(
 
 
 def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
-    """Load the restricted draft vocabulary of the plan's draft head from ``folder``; None if it is not restricted.
+    """Load the restricted draft vocabulary of the plan's draft head from ``folder``, the plan's predictor.
+
+    None if the head drafts all tokens or there is none.
 
     Raises:
         ArtifactError: the file is missing or damaged.
@@ -160,7 +168,13 @@ def planned_vocabulary(plan: Plan, folder: Path) -> Vocabulary | None:
 
 
 def planned_model_free(plan: Plan, folder: Path) -> list[Drafter]:
-    """Return the plan's model-free drafters. ``folder`` has their n-gram tables and scorers."""
+    """Return the plan's model-free drafters in its order.
+
+    ``folder``, the plan's predictor, has their tables and scorers.
+
+    Raises:
+        YggdrasilError: a file is missing or damaged, or a user's class cannot be imported.
+    """
     return [
         _useful(StatisticsDrafter.load(folder, each), plan)
         if isinstance(each, StatisticsOptions)

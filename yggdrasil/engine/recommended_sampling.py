@@ -27,12 +27,15 @@ class RecommendedSampling(NamedTuple):
     origin: str
 
     def describe(self) -> str:
-        """Return the sampling parameters and their origin as one line of text."""
+        """Return the parameters and their origin as one line, such as "temperature 0.8, top-k 40 (the file's own)"."""
         return f"{describe(self.params)} ({self.origin})"
 
 
 def describe(params: SamplingParams) -> str:
-    """Return the sampling parameters that differ from greedy decoding as text, such as "temperature 0.8, top-k 40"."""
+    """Return temperature and the parameters that differ from their defaults, such as "temperature 0.8, top-k 40".
+
+    "greedy" for greedy decoding.
+    """
     if params.is_greedy:
         return "greedy"
     found = [f"temperature {params.temperature:g}"]
@@ -53,10 +56,13 @@ def recommended_sampling_of(decoder: "Decoder") -> RecommendedSampling:
 
 
 def recommended_sampling(folder: Path | None, gguf: Path | None) -> RecommendedSampling:
-    """Return the sampling parameters that a model recommends; llama.cpp's defaults if it has none.
+    """Return the sampling parameters that a model's files recommend; llama.cpp's defaults if they have none.
 
-    They are read from the metadata of the file ``gguf``, or else from generation_config.json in ``folder``. Values out
-    of range are left out.
+    Values out of range are left out.
+
+    Args:
+        folder: its generation_config.json is read if ``gguf`` is None.
+        gguf: a GGUF file, whose metadata are read; None: no such file.
     """
     if gguf is not None:
         facts = read_gguf_header(gguf).facts

@@ -119,7 +119,7 @@ class Request:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Return the token ids generated so far, without the prompt."""
+        """Token ids generated so far, without the prompt."""
         return self._stream.tokens
 
     def logprobs(self, start: int = 0) -> list[TokenLogprobs]:
@@ -137,10 +137,9 @@ class Request:
         return self.result()
 
     def without_streaming(self, iterations: float) -> Iterator[str]:
-        """Return an iterator that decodes without streaming text.
+        """Return an iterator that decodes without streaming text, and yields after every ``iterations`` iterations.
 
-        It yields after every ``iterations`` decoding iterations. Its items are not meant to be read: ``result`` has the
-        text.
+        Its items have no meaning; ``result`` has the text.
         """
         self._stream.is_read, self._stream.most_unread = False, iterations
         return iter(self)

@@ -54,7 +54,9 @@ class RequestSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "RequestSettings":
-        """Return the settings for a caller's keyword arguments, checked. ``speculation`` may also be True or False.
+        """Return the checked settings for a caller's keyword arguments, which ``RequestOptions`` lists.
+
+        ``speculation`` may also be True (the default) or False (off).
 
         Raises:
             YggdrasilError: an option is unknown or invalid. The error is also a ``TypeError`` or ``ValueError``.
@@ -84,7 +86,11 @@ class RequestSettings:
 
 
 def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> None:
-    """Check the token ids of a prompt. ``limit`` is the context length in tokens.
+    """Check the token ids of a prompt.
+
+    Args:
+        limit: context length in tokens.
+        vocab_size: size of the target's vocabulary.
 
     Raises:
         ContextFull: the prompt has ``limit`` tokens or more.

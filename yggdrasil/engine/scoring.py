@@ -12,9 +12,12 @@ from yggdrasil.runtime.passes import fitting
 
 @torch.inference_mode()
 def score(assembly: Assembly, tokens: Sequence[int], top: int) -> Iterator[list[TokenLogprobs]]:
-    """Yield the log-probability of every token of a text but the first, one list per target pass.
+    """Yield the log-probability of every token of ``tokens`` but the first, one list per target pass.
 
-    Each entry also has the ``top`` likeliest tokens at its position. The text's KV entries are in the cache afterwards.
+    The lists together are in the order of the tokens. KV entries of ``tokens`` replace those in the cache.
+
+    Args:
+        top: number of likeliest tokens to list at each token's index.
 
     Raises:
         YggdrasilError: the plan has no verify width above 1.

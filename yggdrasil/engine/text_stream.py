@@ -30,7 +30,10 @@ class IncrementalDetokenizer:
         self._stream = DecodeStream(ids=self._returned, skip_special_tokens=self._skip_special)
 
     def step(self, tokens: list[int]) -> str:
-        """Add token ids, and return the text that is now complete; "" while the last character is incomplete."""
+        """Add token ids, and return the text that they complete; "" while the last character is incomplete.
+
+        Tokens of an incomplete character are held until a later call completes it.
+        """
         self._held += tokens
         try:
             piece = self._stream.step(self._tokenizer, tokens) or ""
@@ -110,13 +113,14 @@ class TextStream:
 
     @property
     def remaining(self) -> int:
-        """Return the number of tokens that may still be added before ``max_new_tokens`` is reached."""
+        """Number of tokens that may still be added before ``max_new_tokens`` is reached."""
         return self._max_new_tokens - len(self.tokens)
 
     def push(self, tokens: Sequence[int]) -> int:
-        """Add committed token ids until the text ends. Return how many of them were added; later ones are dropped.
+        """Add committed token ids until the text ends, and return how many were added; later ones are dropped.
 
-        The end is an end token, a stop string or ``max_new_tokens``, and sets ``finish_reason``.
+        The text ends after an end token, a stop string or ``max_new_tokens`` tokens, which sets ``finish_reason``. The
+        end token is added and counted, but its own text is not in ``text``. After the end, 0 is returned.
         """
         if self._stop is None and self.finish_reason is None:
             return self._push_block(tokens)
@@ -158,7 +162,7 @@ class TextStream:
             self.finish_reason = "length"
 
     def release(self) -> str:
-        """Return the text that became final since the last call.
+        """Return the text since the last call that no later token can change; "" if there is none.
 
         Before the text ends, a possible start of a stop string is held back.
         """
@@ -170,7 +174,7 @@ class TextStream:
         return piece
 
     def finish(self, reason: FinishReason) -> None:
-        """End the text for a reason outside of it, "context" (full) or "cancelled".
+        """End the text for a reason that is not in its tokens: "context" (the context is full) or "cancelled".
 
         Nothing happens if it has already ended.
         """

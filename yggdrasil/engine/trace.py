@@ -40,8 +40,8 @@ def iteration_tree(
     Call it before the next iteration writes its root, which overwrites ``tree``.
 
     Args:
-        order: [N] int64, all slots of the tree by descending score; the first ``shape.verify_width`` were verified.
-        shape: the iteration's tree shape.
+        order: [N] int64, node indices by descending score; the first ``shape.verify_width`` were verified.
+        shape: the iteration's tree shape; of a plain step, ``tree`` and ``order`` are not read.
         root: token id of the root, the last token committed before the iteration.
         outcome: result of the target's pass, with the accepted nodes and the bonus token.
         drafters: names of the drafters, joined by " + ".
@@ -95,10 +95,11 @@ class Trace:
     decode_ns: int = 0
 
     def note(self, shape: TreeShape, tokens: int, expected: float, predicted_ms: float) -> None:
-        """Count an iteration that verified ``shape`` and emitted ``tokens`` tokens.
+        """Count an iteration that verified ``shape`` and added ``tokens`` tokens to the text, bonus token included.
 
-        ``expected`` is the number of tokens and ``predicted_ms`` the time that the policy predicted. Both numbers of
-        tokens include the bonus token.
+        Args:
+            expected: tokens that the policy predicted, bonus token included.
+            predicted_ms: milliseconds that it predicted.
         """
         self.expected_tokens += expected
         self.predicted_ms += predicted_ms
@@ -114,7 +115,7 @@ class Trace:
             self.accepted += tokens - 1
 
     def note_pass(self, nanoseconds: int) -> None:
-        """Add the time of the last iteration's target pass to the total of its width (number of rows)."""
+        """Add the nanoseconds of a target pass to the total of its width, that of the iteration noted last."""
         width = self.last_shape.verify_width if self.last_shape.depth else 1
         self.passes[width] += 1
         self.passes_ns[width] += nanoseconds
@@ -195,10 +196,11 @@ class Executor(Protocol):
     """Protocol of executors, which run the stages of one iteration."""
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Call the action of every stage once with the iteration's ``state``, and wait for all.
+        """Run the stages of ``schedule`` for one iteration, and wait for all.
 
-        ``actions`` maps stage names to actions; stages without one are skipped. Each stage's nanoseconds are added to
-        ``times``.
+        Args:
+            actions: stage name -> function that takes ``state``; stages without one are skipped.
+            times: stage name -> nanoseconds, to which each stage's time is added.
         """
 
 
@@ -209,9 +211,9 @@ class InOrderExecutor:
     """
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Call the stages' actions with ``state`` in the schedule's order.
+        """Call the actions of the schedule's stages with ``state``, in order; stages without one are skipped.
 
-        Add each stage's host nanoseconds to ``times``.
+        Each stage's nanoseconds on the host are added to ``times``.
         """
         before = perf_counter_ns()
         for name in schedule.names:
@@ -233,9 +235,9 @@ class EventExecutor:
         self._events = [make_event() for _ in range(1 + len(STAGES))]
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Call the stages' actions with ``state`` in the schedule's order.
+        """Call the actions of the schedule's stages with ``state``, in order; stages without one are skipped.
 
-        Add each stage's GPU nanoseconds to ``times``.
+        Each stage's nanoseconds on the GPU are added to ``times``. The host waits for all stages at the end.
         """
         names = [name for name in schedule.names if name in actions]
         events = self._events[: 1 + len(names)]

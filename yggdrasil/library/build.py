@@ -32,7 +32,10 @@ class Native:
 
 
 def check(code: int) -> None:
-    """Raise RuntimeError with the native library's message if ``code``, the result of a C call, is negative."""
+    """Raise RuntimeError with the native library's message if ``code``, the result of a C call, is negative.
+
+    Other results have the meaning that the called function defines.
+    """
     if code < 0:
         raise RuntimeError(error_sentence())
 

@@ -25,12 +25,12 @@ class _Level(Protocol):
 
 
 def find_compiler() -> str | None:
-    """Return the C++ compiler: the environment variable ``CXX``, or the path of g++ or clang++; None without one."""
+    """Return the environment variable ``CXX`` as it is, else the path of g++ or clang++, else None."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
 def library_name(level: _Level) -> str:
-    """Return the file name of the native library for ``level``, with a hash of its sources and compiler flags."""
+    """Return the file name of the native library for ``level``, LEVEL-HASH.so; sources and flags make the hash."""
     paths = [*sorted(SOURCES.rglob("*.h")), *(SOURCES / f"{unit}.cpp" for unit in _UNITS)]
     digest = hashlib.sha256(" ".join((*_FLAGS, *level.flags)).encode())
     for path in paths:
@@ -54,9 +54,9 @@ def compile_library(compiler: str, level: _Level, output: Path, folder: Path) ->
 
 
 def install_library(compiler: str, level: _Level, folder: Path) -> Path:
-    """Compile the native library for ``level`` into ``folder`` with its hash file, and return the library's path.
+    """Compile the native library for ``level`` into ``folder``, with its hash file, and return the library's path.
 
-    Other versions of this level in the folder are deleted.
+    The folder is made if necessary. Other versions of this level in it are deleted.
 
     Raises:
         OSError: the compiler fails.
@@ -74,12 +74,12 @@ def install_library(compiler: str, level: _Level, folder: Path) -> Path:
 
 
 def digest_file(library: Path) -> Path:
-    """Return the path of the file that has the hash of the library in the file ``library``."""
+    """Return the path of the file with the hash of ``library``: the same name with the suffix .sha256."""
     return library.with_suffix(".sha256")
 
 
 def digest_of(library: Path) -> bytes:
-    """Return the SHA-256 hash of the file ``library`` as hexadecimal digits."""
+    """Return the SHA-256 hash of the file ``library`` as hexadecimal digits in ASCII."""
     return hashlib.sha256(library.read_bytes()).hexdigest().encode()
 
 

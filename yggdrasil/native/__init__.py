@@ -29,9 +29,9 @@ for _schema in SCHEMAS.values():
 
 @lru_cache(1)
 def cuda_operators() -> dict[str, Callable[..., Any]]:
-    """Return the operators for CUDA devices by name: Triton kernels if Triton works, else PyTorch functions.
+    """Return the operators for CUDA devices, name -> function: Triton kernels if Triton works, else PyTorch functions.
 
-    Without Triton a warning is printed.
+    Without Triton the first call prints a warning to stderr.
     """
     functions = {**PORTABLE, **ON_GPUS, "keep_rows": keep_rows}
     try:

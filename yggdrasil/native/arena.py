@@ -31,7 +31,7 @@ class Arena:
         self._is_sparse, self._has_huge_pages = is_sparse, not is_sparse
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate a contiguous CPU tensor of zeros in the arena."""
+        """Allocate a contiguous CPU tensor of zeros in the arena, aligned to 64 bytes."""
         count = torch.Size(shape).numel()
         num_bytes = count * dtype.itemsize
         if count == 0:
@@ -46,7 +46,7 @@ class Arena:
 
     @property
     def page(self) -> int:
-        """Return the size in bytes of the memory pages that tensors use."""
+        """Size in bytes of the memory pages that new tensors use."""
         return HUGE_PAGE if self._has_huge_pages else mmap.PAGESIZE
 
     def use_huge_pages(self) -> None:
@@ -57,9 +57,9 @@ class Arena:
                 use_huge_pages(region, collapses=True)
 
     def clear(self) -> None:
-        """Give all memory of the arena back to the system; tensors then read as zeros.
+        """Give all memory of the arena back to the system; its tensors stay valid and read as zeros.
 
-        A sparse arena returns to small pages.
+        A sparse arena returns to small pages. Nothing happens on systems without ``MADV_DONTNEED``.
         """
         for region in self._regions if hasattr(mmap, "MADV_DONTNEED") else ():
             region.madvise(mmap.MADV_DONTNEED)

@@ -58,12 +58,18 @@ def view_of(tensor: Tensor | None) -> bytes:
 
 
 def views_of(tensors: Iterable[Tensor | None]) -> bytes:
-    """Return the C structs ``YggdrasilTensor`` of several CPU tensors, one after another, as bytes."""
+    """Return the C structs ``YggdrasilTensor`` of several CPU tensors (or None), one after another, as bytes.
+
+    They do not keep the tensors alive.
+    """
     return b"".join(map(view_of, tensors))
 
 
 def call_of(name: str, schema: Any, shape: Callable[..., Any] | None, *, threads: bool = False) -> Callable[..., Any]:
     """Return a Python function that calls the C function of the operator ``name``, and raises RuntimeError if it fails.
+
+    It takes the schema's arguments by position, and returns the results that ``shape`` allocates, or the integer of a
+    schema that returns one.
 
     Args:
         schema: the operator's parsed schema, from which arguments are converted.

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton import language as tl
 
 from yggdrasil.native import triton_kernels, triton_quantised
-from yggdrasil.native.portable_quantised import inputs_of
+from yggdrasil.native.portable_quantised import weights_per_block
 
 MAX_HEAD_DIM = 256  # larger tiles do not fit the shared memory of every GPU
 _MAX_SPLITS = 64
@@ -130,17 +130,17 @@ def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows
 
 def _block(packed: Tensor, form: int, inputs: Tensor) -> dict[str, int]:
     """Return the constants of a format. ``inputs`` [..., K] gives the weight's number of inputs."""
-    size = inputs_of(form)
+    size = weights_per_block(form)
     return {"FORMAT": form, "BLOCK_INPUTS": size, "BLOCK_BYTES": packed.shape[1] * size // inputs.shape[-1]}
 
 
 def check() -> None:
-    """Raise Triton's exception if it cannot compile its launcher, which needs a C compiler and a driver."""
+    """Raise RuntimeError or OSError if Triton cannot run here: it needs a C compiler and a CUDA driver."""
     triton.runtime.driver.active.get_current_target()
 
 
 def with_fallback(portable: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Return all operators for CUDA devices by name: Triton kernels, and the PyTorch functions ``portable``.
+    """Return all operators for CUDA devices, name -> function: those of ``portable``, four replaced by Triton kernels.
 
     A call with shapes or dtypes that a Triton kernel does not support runs the function of ``portable``.
     """

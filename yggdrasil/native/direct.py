@@ -46,10 +46,10 @@ class NativeObject:
 
 
 def direct(name: str, of: NativeObject) -> Callable[[], int]:
-    """Return the C function ``name`` of a native object as a function without arguments, which returns -1 on failure.
+    """Return the C function ``name`` of the native object ``of`` as a function without arguments.
 
-    The caller must keep the object alive. The call holds the GIL: another thread that took it during these few
-    microseconds would keep it for milliseconds.
+    It returns a number that the C function defines, and -1 if it fails. The caller must keep the object alive. The call
+    holds the GIL: another thread that took it during these few microseconds would keep it for milliseconds.
     """
     function = getattr(_library(), f"yggdrasil_{name}")
     function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_int64
@@ -57,9 +57,9 @@ def direct(name: str, of: NativeObject) -> Callable[[], int]:
 
 
 def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
-    """Return a native object whose C function "move" moves KV entries of accepted rows in ``caches``, [Hkv, S, D] each.
+    """Return a native object whose C function "move" moves KV entries within ``caches``, [Hkv, S, D] each.
 
-    ``mail`` int64 holds the number of rows, the first slot they move to, and their slots.
+    ``mail`` int64 holds, at each call, the number n of rows, the first slot they move to, and their n present slots.
     """
     arguments = views_of(caches), ctypes.c_int64(len(caches)), view_of(mail)
     return NativeObject("rows", arguments, [*caches, mail])
@@ -68,7 +68,8 @@ def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
 def native_state_rows(buffer: Tensor, layers: int, mail: Tensor) -> NativeObject:
     """Return a native object whose C function "keep" copies hidden states into ``buffer`` [n, layers * H].
 
-    tree/state_rows.h defines the contents of ``mail``.
+    ``mail`` int64 holds, at each call, the first row of ``buffer`` to write, the number of rows, the address of each
+    layer's states, and the row of the states to copy for each row.
     """
     arguments = view_of(buffer), ctypes.c_int64(layers), view_of(mail)
     return NativeObject("state_rows", arguments, [buffer, mail])
@@ -110,8 +111,8 @@ class VerifiedRows(NativeObject):
 def native_ranking(*buffers: Tensor) -> NativeObject:
     """Return a native object whose C function "rank" sorts a tree's nodes by score.
 
-    ``buffers`` are the tree's scores and depths, the order of nodes [N] (written), the verify widths [V], and for each
-    the expected tokens [V] float64 and the depth [V] (written).
+    ``buffers`` are the tree's scores and depths, node indices by rank [N] (written), the verify widths [V], and for
+    each width the expected tokens [V] float64 and the depth [V] int64 (both written).
     """
     return NativeObject("ranking", _pointers(buffers), buffers)
 
@@ -124,11 +125,7 @@ class NativeStatistics(NativeObject):
         self._buffers: dict[str, Sequence[Tensor]] = {}
 
     def set_table(self, *arrays: Tensor) -> None:
-        """Set the static n-gram table to draft from.
-
-        ``arrays`` are int64: keys of contexts, how often each was seen, where its continuations start, their tokens and
-        counts.
-        """
+        """Set the static n-gram table to draft from, given its tensors in the order of ``Table.tensors``."""
         self._call("set_table", *_pointers([array.contiguous() for array in arrays]))
 
     def forget(self) -> None:
@@ -136,22 +133,30 @@ class NativeStatistics(NativeObject):
         self._call("forget")
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append token ids to the text and count their n-grams."""
+        """Append token ids to the text and count the n-grams that end with them."""
         self._call("append", *_integers(tokens))
 
     def leave_out_below(self, score: float) -> None:
-        """Set the lowest score (log-probability of its path) of nodes in later trees."""
+        """Set the least score (log-probability of the path) of nodes in later trees."""
         self._call("leave_out_below", ctypes.c_double(score))
 
     def follow_draws(self, key: int, noise: float, others: float) -> None:
-        """Let later trees prefer the tokens that the target's random draws favour (tree/draws.h)."""
+        """Reweigh candidates of later trees by the random draws of a sampling target (tree/draws.h).
+
+        Args:
+            key: key of the request's noise.
+            noise: weight of the noise; 0 for a greedy target.
+            others: log-weight of all tokens that are not candidates.
+        """
         self._call("follow_draws", ctypes.c_int64(key), ctypes.c_double(noise), ctypes.c_double(others))
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the n-gram counts of all tokens that may follow the token ids ``path``, [n, 1 + 2 K] int64.
+        """Return the n-gram counts of the known continuations of ``path``, [n, 1 + 2 K] int64.
 
-        A row has the token, then two numbers for each of K contexts (tree/scorer.h). Only the last tokens of ``path``
-        matter.
+        Columns: token id, its count after each of the K = 9 contexts, the count of each context.
+
+        Args:
+            path: token ids. The contexts are its last 1 to 6 tokens (counts of the text), then its last 1 to 3 (table).
         """
         function = getattr(_library(), "yggdrasil_counts_features")  # noqa: B009
         function.restype = ctypes.c_int64
@@ -165,7 +170,11 @@ class NativeStatistics(NativeObject):
             room = count
 
     def set_grow_buffers(self, *buffers: Tensor) -> None:
-        """Register the buffers of a tree and, as the last one, the mailbox, for the C call that grows a tree."""
+        """Register the buffers of the C function "grow", which drafts a new tree.
+
+        They are tokens, parents, depths, scores, edges, ancestors, and the mailbox, which holds depth, root, the number
+        of new tokens, and these tokens.
+        """
         self._keep("grow_in", buffers)
 
     def grow_for(self, address: int, count: int) -> None:
@@ -177,7 +186,11 @@ class NativeStatistics(NativeObject):
         self._call("grow_for", ctypes.c_int64(address), ctypes.c_int64(count))
 
     def set_fill_buffers(self, *buffers: Tensor) -> None:
-        """Register the buffers of a tree and, as the last one, the mailbox, for the C call that extends a tree."""
+        """Register the buffers of the C function "fill", which adds nodes to a tree that another drafter has grown.
+
+        They are tokens, parents, depths, scores, edges, ancestors, the candidate pool's tokens and scores, and the
+        mailbox, which holds depth, root, and address and length of the early-stopping bound.
+        """
         self._keep("fill_in", buffers)
 
     def _keep(self, name: str, buffers: Sequence[Tensor]) -> None:

@@ -19,13 +19,13 @@ _stacks: dict[int, Sequence[Tensor]] = {}  # tensors of each registered stack of
 
 
 def native_operators() -> dict[str, Callable[..., Any]]:
-    """Return the native library's operators over CPU tensors as functions, by name. The library must be loaded."""
+    """Return the native library's operators over CPU tensors, name -> function. The library must be loaded."""
     calls = {name: _call(name) for name in SCHEMAS if name not in _NOT_CALLS}
     return {**calls, "packed_shape": packed_shape, "quantised_shape": quantised_shape}
 
 
 def native_functions() -> dict[str, Callable[..., Any]]:
-    """Return the native library's operators that take no tensors, or only store them, as Python functions by name."""
+    """Return the native library's operators that take no tensors, or only store them, name -> function."""
     keep_layers = _call("keep_stack")
 
     def keep_stack(tensors: Sequence[Tensor], *described: Sequence[Any]) -> int:
@@ -43,7 +43,7 @@ def native_functions() -> dict[str, Callable[..., Any]]:
 
 
 def drop_stack(number: int) -> None:
-    """Free a stack of layers that is registered in the native library under ``number``.
+    """Free the stack of layers that the operator ``keep_stack`` registered as ``number``.
 
     This is no operator: garbage collection calls it at any moment, and a trace in progress would record an operator.
     """
@@ -72,10 +72,17 @@ def packed_shape(weight: Tensor) -> list[int]:
 
 
 def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
-    """Return the shape of the packed form of ``rows`` [N, bytes] of quantised blocks.
+    """Return the shape of the packed form of ``rows`` [N, bytes]: [pairs of panels, bytes per pair].
 
-    It is [pairs of panels, bytes per pair]; a panel is 16 rows. ``form`` is the GGUF type number of the blocks, and
-    ``inputs`` the number of weights of a row.
+    A panel is 16 rows.
+
+    Args:
+        rows: quantised blocks as in a GGUF file.
+        form: GGUF type number of the blocks.
+        inputs: number of weights of a row.
+
+    Raises:
+        RuntimeError: the library does not read the format, or not with this number of weights.
     """
     return [-(-rows.shape[0] // PANELS), pair_bytes(form, inputs)]
 

@@ -54,7 +54,7 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
     out_features: list[int],
     num_threads: int,
 ) -> list[Tensor]:
-    """Apply several packed linear layers to one input, with fused gate, norm and residual, and return their outputs.
+    """Apply several packed linear layers to one input, with fused gate, norm and residual.
 
     Each operation is rounded to the dtype of ``x``.
 
@@ -62,10 +62,13 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
         x: [..., K].
         gate: [..., K]; the layers' input is silu(gate) * x. None: x.
         gelu: gelu(gate) * x instead, tanh-approximated.
-        norm: [K], weight of an RMS norm of x; None: no norm.
+        norm: [K], weight of an RMS norm of x, applied first; None: no norm.
         plus_one, eps: as in ``norm_rows``.
-        residual: [..., N], added to the output of a single layer; None: nothing is added.
+        residual: [..., N], added to the output; only with a single layer. None: nothing is added.
         packed, biases, out_features: weight, bias or None, and N of each layer.
+
+    Returns:
+        The output [..., N] of each layer, in order.
     """
     if norm is not None:
         x = norm_rows(x, norm, plus_one, eps, None, num_threads)
@@ -76,13 +79,16 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
 
 
 def gated(gate: Tensor, up: Tensor, activation: int) -> Tensor:
-    """Return ``up`` times the activation of ``gate``: 0: SiLU, 1: tanh-approximated GELU, 2: ReLU."""
+    """Return ``activation(gate) * up``, same shape; ``activation`` is 0: SiLU, 1: tanh-approximated GELU, 2: ReLU."""
     functions = (torch.nn.functional.silu, partial(torch.nn.functional.gelu, approximate="tanh"), torch.relu)
     return functions[activation](gate) * up
 
 
 def clamped_gate(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
-    """Return gpt-oss's clamped SwiGLU: (up + 1) * gate * sigmoid(alpha * gate), with both clamped by ``limit``."""
+    """Return gpt-oss's clamped SwiGLU, ``(up + 1) * gate * sigmoid(alpha * gate)``, same shape.
+
+    Before, ``gate`` is clamped to at most ``limit``, and ``up`` to between ``-limit`` and ``limit``.
+    """
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
@@ -147,9 +153,10 @@ def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Ten
 def packed_best(
     x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (largest output [R], its index [R] int64) of a packed linear layer, for each row of ``x`` [..., K].
+    """Return the largest output of a packed linear layer for each row of ``x`` [..., K], [R], and its index, [R] int64.
 
-    NaN counts as largest, and the first of equals is taken.
+    R is the number of rows of ``x`` over all leading dimensions. NaN counts as largest, and the first of equals is
+    taken.
     """
     return best_tokens(torch.nn.functional.linear(x, packed, bias).flatten(0, -2), num_threads)
 
@@ -168,20 +175,23 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     sinks: Tensor | None,
     num_threads: int,
 ) -> Tensor:
-    """Write a pass's keys and values to the cache, and attend to the committed text and the allowed slots of the tree.
+    """Write a pass's keys and values to the cache, and attend to the committed tokens and the tree's allowed slots.
 
     Args:
-        query: [1, Hq, R, D]; R is W, or less if only some rows have queries.
-        key, value: [1, Hkv, W, D].
+        query: [1, Hq, R, D] of the R rows whose outputs are computed: all W rows of the pass, or some of them.
+        key, value: [1, Hkv, W, D] of all rows.
         key_cache, value_cache: [Hkv, S, D], written in place.
         offsets: [2] int64, the context length and the first slot written.
-        tree_mask: [R, T] bool, the slots from the context length on that each row sees.
+        tree_mask: [R, T] bool; entry (r, t) says whether row r sees slot context length + t. All rows see all earlier
+            slots.
+        scale: factor of the scores.
         window: > 0: only the last ``window`` keys of a row's path, itself included; < 0: chunked attention with chunks
             of ``-window`` positions; 0: all.
-        softcap: > 0: bound of scores as in Gemma 2.
-        sinks: [Hq], an extra score per head without a value.
+        softcap: > 0: bound of scores as in Gemma 2; 0: none.
+        sinks: [Hq], an extra score per head without a value; None: none.
 
-    Returns [1, R, Hq, D].
+    Returns:
+        Outputs [1, R, Hq, D].
     """
     context, start = offsets.unbind()
     width, num_key_heads, capacity = query.shape[2], key_cache.shape[0], key_cache.shape[1]
@@ -228,10 +238,12 @@ def rows_attention(
         query: [N, Hq, D].
         keys, values: [N, Hkv, S, D], or [1, Hkv, S, D] if all tokens are of one text.
         lengths: [N] int64, number of keys that each token sees, its own included.
-        window: > 0: only the last ``window`` of these keys.
-        softcap: > 0: bound of scores as in Gemma 2.
+        scale: factor of the scores.
+        window: > 0: only the last ``window`` of these keys; 0: all.
+        softcap: > 0: bound of scores as in Gemma 2; 0: none.
 
-    Returns [N, Hq, D].
+    Returns:
+        Outputs [N, Hq, D].
     """
     longest = int(lengths.max())
     slots = torch.arange(longest, device=query.device)
@@ -247,23 +259,22 @@ def rows_attention(
 
 
 def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
-    """Return (largest logit [R], its token [R] int64) of each row of ``logits`` [R, V]."""
+    """Return the largest logit of each row of ``logits`` [R, V], [R], and its token id, [R] int64."""
     best, place = logits.max(-1)
     return best, place
 
 
 def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return (values, indices int64), [R, ``k``] each, of the ``k`` largest of each row of ``values`` [R, V]."""
+    """Return the ``k`` largest values of each row of ``values`` [R, V], largest first, and their indices.
+
+    Both are [R, k]; the indices are int64.
+    """
     best, index = values.topk(k, dim=-1)
     return best, index
 
 
 def reweigh(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
-    """Return log-probabilities [W, K] of drafted candidates, given the noise with which the target draws its tokens.
-
-    ``likely`` [W, K] is returned if the target is greedy, which takes no time on a CPU. The arguments are those of
-    ``reweighed``.
-    """
+    """Return what ``reweighed`` returns, for the same arguments; on a CPU, a greedy target takes no time."""
     if likely.is_cpu and not float(weights[0]):
         return likely.clone()
     return reweighed(likely, edges, tokens, levels, draws, weights)
@@ -272,12 +283,14 @@ def reweigh(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws
 def reweighed(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
     """Return log-probabilities [W, K] of drafted candidates, given the noise with which the target draws its tokens.
 
+    For a greedy target, ``likely`` is returned.
+
     Args:
-        likely: [W, K], returned where the target is greedy.
+        likely: [W, K] log-probabilities for a greedy target.
         edges: [W, K], the drafter's own log-probabilities.
-        tokens: [W, K] int64, the candidates.
-        levels: [W] int64, the levels of the nodes that they follow.
-        draws: [2] int64: key of the random numbers, the root's index in the text.
+        tokens: [W, K] int64 ids of the candidates.
+        levels: [W] int64, depths in the tree of the nodes that the candidates follow; the root's is 0.
+        draws: [2] int64: key of the random numbers, the root's index in the request (from its first prompt token).
         weights: [3] float32: the factor of ``edges``, the factor of the noise, and the log-weight of all other tokens;
             zeros if the target is greedy.
     """
@@ -291,17 +304,18 @@ def reweighed(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, dra
 def move_rows(caches: list[Tensor], sources: list[int], destination: int) -> None:
     """Move the KV entries in slots ``sources`` of all ``caches`` [Hkv, S, D] to the slots from ``destination`` on.
 
-    ``sources`` must ascend.
+    ``sources`` must ascend, and none may be before its new slot.
     """
     for cache in caches:
         cache[:, destination : destination + len(sources)] = cache[:, sources]
 
 
 def rank_nodes(scores: Tensor, order: Tensor, expected: Tensor) -> None:
-    """Write a tree's node numbers by descending score to ``order`` [N] int64, and expected tokens to ``expected`` [N].
+    """Write a tree's node indices by descending score to ``order`` [N] int64, and expected tokens to ``expected`` [N].
 
-    ``scores`` [N] are log-probabilities of acceptance. ``expected[i]`` is the sum of the probabilities of the first i +
-    1 nodes, which is the expected number of tokens of a pass over these nodes.
+    ``scores`` [N] are log-probabilities of acceptance, 0 for the root and -inf where there is no node. ``expected[i]``
+    is the expected number of tokens of a pass over the first i + 1 nodes, bonus token included: the sum of their
+    probabilities.
     """
     best, nodes = scores.sort(descending=True, stable=True)
     order.copy_(nodes)
@@ -309,7 +323,7 @@ def rank_nodes(scores: Tensor, order: Tensor, expected: Tensor) -> None:
 
 
 def read_words(buffer: Tensor, num_threads: int) -> int:
-    """Return the sum of ``buffer``'s 8-byte words, to measure how fast memory is read."""
+    """Return the sum of the 8-byte words of ``buffer``; the caller times it to measure how fast memory is read."""
     return int(buffer.view(torch.int64).sum())
 
 
@@ -319,12 +333,15 @@ def keep_rows(
     rows: Tensor,
     count: Tensor,
 ) -> None:
-    """Move the accepted rows of a pass to consecutive slots in all ``caches``. The host need not know their number.
+    """Move the KV entries of a pass's accepted rows to consecutive slots from ``start`` on, in all ``caches``.
+
+    The number of rows is read on the device, so that the host need not wait for it.
 
     Args:
         caches: [Hkv, S, D] each.
-        start: [1] int64, first slot of the pass.
-        rows: [W] int64, ascending; the first ``count`` are accepted. The others stay in their slots.
+        start: [1] int64, the slot of the pass's first row.
+        rows: [W] int64 row indices of the pass, ascending; the first ``count`` are accepted. The others stay in their
+            slots.
         count: [1] int64.
     """
     places = torch.arange(rows.numel(), device=rows.device)

@@ -19,9 +19,14 @@ FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
 def quantised_linear(
     x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
 ) -> Tensor:
-    """Multiply ``x`` [..., K] by a quantised weight [N, K], dequantised as a whole, and return [..., N].
+    """Multiply ``x`` [..., K] by a quantised weight [N, K], dequantised as a whole, add ``bias``, and return [..., N].
 
-    ``packed`` [N, bytes] uint8 has the weight's GGUF blocks, of the GGUF type number ``form``.
+    Args:
+        packed: [N, bytes] uint8, the weight's GGUF blocks.
+        bias: [N] or None.
+        out_features: N.
+        form: GGUF type number of the blocks.
+        num_threads: not used here.
     """
     return torch.nn.functional.linear(x, dequantise(packed, form, x.shape[-1]).to(x.dtype), bias)
 
@@ -29,7 +34,10 @@ def quantised_linear(
 def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows: int, dtype: torch.dtype) -> Tensor:
     """Return the rows ``ids`` [...] of a quantised weight, dequantised to [..., ``inputs``] in ``dtype``.
 
-    ``packed`` [N, bytes] uint8 has the weight's GGUF blocks, of the GGUF type number ``form``.
+    Args:
+        packed: [N, bytes] uint8, the weight's GGUF blocks.
+        form: their GGUF type number.
+        num_rows: not used here; the native operator's packed form pads N.
     """
     return dequantise(packed[ids], form, inputs).to(dtype)
 
@@ -37,8 +45,8 @@ def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows
 ON_GPUS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (quantised_linear, quantised_rows)}
 
 
-def inputs_of(form: int) -> int:
-    """Return the number of weights in a quantised block of the GGUF type number ``form``."""
+def weights_per_block(form: int) -> int:
+    """Return the number of weights in a block of the GGUF type number ``form``: 32 or 256."""
     return 32 if form <= Q8_0 else 256
 
 
@@ -47,7 +55,7 @@ def dequantise(rows: Tensor, form: int, num_inputs: int) -> Tensor:
 
     ``form`` is the GGUF type number of the blocks.
     """
-    size = inputs_of(form)
+    size = weights_per_block(form)
     inputs = torch.arange(num_inputs, device=rows.device)
     start, at = inputs // size * (rows.shape[-1] * size // num_inputs), inputs % size
 

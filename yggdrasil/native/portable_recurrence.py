@@ -79,10 +79,10 @@ def tree_recurrence(  # noqa: PLR0913  (an operator's schema)
         decay: [W, Hv] float32, logarithm of each row's decay of the state.
         strength: [W, Hv] float32, factor of each row's update; of Mamba-2 the time step.
         delta: whether the delta rule is applied, else Mamba-2.
-        state: [Hv, Dk, Dv] float32, after the committed text.
+        state: [Hv, Dk, Dv] float32, after the committed tokens.
         decays, strengths: [M, Hv], written: receive those of the rows, in the slots from ``offsets[1]`` on, modulo M.
         offsets: [2] int64, the context length and the first slot written.
-        parents: [W] int64, each row's parent row; -1 for a row that follows the text.
+        parents: [W] int64, each row's parent row; -1 for a row that follows the committed tokens.
     """
     slots, group = _slots(offsets, key.shape[0], decays.shape[0]), value.shape[1] // key.shape[1]
     if delta:

@@ -17,7 +17,7 @@ _LARGEST = 1.0 - 2.0**-24  # float32's largest number below 1
 
 
 def random_words(start: Tensor, index: Tensor) -> Tensor:
-    """Return output number ``index`` of the generator SplitMix64 seeded with ``start``; all int64, shapes broadcast."""
+    """Return output ``index`` (from 0) of the generator SplitMix64 seeded with ``start``; int64, shapes broadcast."""
     word = start + (index + 1) * _STEP
     word = (word ^ _shifted(word, 30)) * _FIRST
     word = (word ^ _shifted(word, 27)) * _SECOND
@@ -25,10 +25,14 @@ def random_words(start: Tensor, index: Tensor) -> Tensor:
 
 
 def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Return independent standard Gumbel variables, float32; argmax(log p + noise) is a sample from p.
+    """Return independent standard Gumbel variables, float32; argmax(log p + noise) over tokens is a sample from p.
 
-    ``key``, ``positions`` and ``tokens`` are int64 and broadcast to the result's shape: [1], [W, 1], [V] to [W, V].
-    Equal values give equal noise.
+    Equal arguments give equal noise.
+
+    Args:
+        key: int64, of a request.
+        positions: int64 indices of the tokens to draw, counted from the first prompt token.
+        tokens: int64 token ids. All three broadcast to the result's shape: [1], [W, 1] and [V] to [W, V].
     """
     words = random_words(random_words(key, positions), tokens)
     # Uniform in (0, 1), finest near 0, where -log(1 - u) is small and the noise largest: the argmax tokens are there.
@@ -37,7 +41,7 @@ def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def uniform_number(key: int, position: int) -> float:
-    """Return the pseudo-random number, uniform between 0 and 1 (float64), that belongs to a key and a position."""
+    """Return the pseudo-random float64 of ``key`` and ``position``, uniform between 0 and 1, both excluded."""
     start = random_words(torch.tensor([key]), torch.tensor([position]))
     return float(_uniform(random_words(start, torch.zeros_like(start)), torch.float64))
 

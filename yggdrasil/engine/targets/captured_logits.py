@@ -59,9 +59,11 @@ class CapturedLogits:
         return layout, logits, hidden, *layers
 
     def move_rows(self, start: int, rows: Sequence[int]) -> None:
-        """Move the KV entries of the accepted rows of the last pass to consecutive cache slots from ``start``.
+        """Move the KV entries of the accepted ``rows`` of the last pass to consecutive cache slots from ``start`` on.
 
-        ``start`` was also the slot of the pass's first row. ``rows`` are row numbers of the pass in ascending order.
+        Args:
+            start: the slot of the pass's first row.
+            rows: row indices of the pass, ascending.
         """
         if rows and rows[-1] >= len(rows):  # else each is already at its slot
             self._move([start + row for row in rows], start)

@@ -70,11 +70,13 @@ class CapturedTarget(PromptReader):
             self.captures["verify", width] = runner.recorder.capture(partial(self._verify, width))
 
     def set_sampling(self, kind: SamplingKind | None, sampler: Sampler | None = None) -> list[Capture]:
-        """Set how later requests choose tokens on the device.
+        """Set how later requests choose tokens on the device, and return the new CUDA graphs that this needs.
 
-        Return the CUDA graphs this adds, which must be prepared first. ``kind`` is the variant of sampling in the
-        graphs; None: greedy, without logits processors. ``sampler`` receives the tokens and log-probabilities of the
-        request and has its grammar; None if the request has neither.
+        The caller must prepare these before the next request.
+
+        Args:
+            kind: variant of sampling in the graphs; None: greedy, without logits processors.
+            sampler: receives tokens and log-probabilities of the request and has its grammar; None if it needs neither.
         """
         self._kind, self._sampler = kind, sampler
         if kind is None:
@@ -83,7 +85,10 @@ class CapturedTarget(PromptReader):
         return self.sampled.add(kind, [1, *self._verify_widths])
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt in chunks; the request's sampling chooses the token of the last outcome."""
+        """Run the prompt ``tokens`` (token ids) from index ``start`` on, in chunks, and yield an outcome for each.
+
+        The last outcome has the first generated token, chosen as ``set_sampling`` says.
+        """
         for outcome, logits in self.prefill_with_logits(tokens, start):
             if self._kind is not None and self.length == len(tokens):
                 yield outcome._replace(tokens=[self._first(self._kind, logits)])
@@ -100,7 +105,10 @@ class CapturedTarget(PromptReader):
         return token
 
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
-        """Run the prompt in chunks; yield each one's outcome and last logits [1, V]."""
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield (outcome, logits [1, V]) for each.
+
+        The logits are those after the chunk's last token. The last outcome has the argmax token after the prompt.
+        """
         for width, count in self._chunks(tokens, start):
             packed, logits, *others = self._launch("prefill", width)
             outputs = packed, *others
@@ -112,7 +120,10 @@ class CapturedTarget(PromptReader):
             yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, and return the token that it chooses next."""
+        """Run the token id ``token``, the last committed one, and return the outcome: the token chosen after it, row 0.
+
+        The caller must then ``commit`` the row.
+        """
         outputs = self.launch_plain(token)
         outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]
         outcome = self._outcome(outputs[0], 1)
@@ -120,9 +131,10 @@ class CapturedTarget(PromptReader):
         return outcome._replace(layers=self._layers(outputs, slice(1)))
 
     def launch_plain(self, token: int) -> Sequence[Tensor]:
-        """Launch a plain step for ``token``, the last committed one, without waiting for the device.
+        """Launch a plain step for the token id ``token``, the last committed one, without waiting for the device.
 
-        Return its outputs, still on the device: the packed result, then the layers that a drafter reads.
+        Returns its outputs, still on the device: the result as ``finish`` packs it, then [1, H] of each layer that a
+        drafter reads.
         """
         self._tokens.write(token)
         return self._launch_pass("plain", 1)
@@ -130,8 +142,8 @@ class CapturedTarget(PromptReader):
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch one CUDA graph that ranks the tree, verifies its ``width`` best nodes and accepts a path.
 
-        The graph also moves the accepted KV entries. Return its outputs, still on the device: the packed result, then
-        the layers that a drafter reads.
+        The graph also moves the accepted KV entries. Returns its outputs, still on the device: the result as ``finish``
+        packs it, then [W, H] of each layer that a drafter reads.
         """
         return self._launch_pass("verify", width)
 
@@ -172,12 +184,15 @@ class CapturedTarget(PromptReader):
         raise YggdrasilError("captured steps accept on the device; take a plan with accept=device")
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's tree node and the target's token after it, [W] int64 each, on the device."""
+        """Return each verified row's node, and the token that the target chooses after it, [W] int64 each.
+
+        ``outputs`` are those of ``verify``; the result stays on the device.
+        """
         choices, nodes = outputs[0][2 + 2 * width : 2 + 4 * width].view(2, width)
         return nodes, choices
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Add the accepted ``rows`` to the count of cached tokens. The device has already moved their KV entries."""
+        """Count the accepted ``rows`` as committed; the pass has already moved their KV entries."""
         self.runner.note_kept(len(rows))
 
     def _launch(self, name: str, width: int) -> Sequence[Tensor]:

@@ -47,7 +47,7 @@ class LogitTarget:
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of tokens of the target's vocabulary."""
+        """Number of tokens of the target's vocabulary."""
         return self.runner.call.vocab_size
 
     def begin(self, decision: AcceptanceSetup) -> None:
@@ -56,17 +56,17 @@ class LogitTarget:
 
     @property
     def length(self) -> int:
-        """Return the number of tokens whose KV entries are in the target's cache, without the root of the next tree."""
+        """Number of committed tokens whose KV entries are in the cache: all but the last, the root of the next tree."""
         return self._target.length
 
     @property
     def text(self) -> KeptText:
-        """Return the token ids that the target's KV cache was filled with, and how many of them have entries."""
+        """The tokens whose KV entries are in the cache. The engine appends accepted tokens to it."""
         return self._target.text
 
     @property
     def figures(self) -> RepetitionFigures:
-        """Return the figures of how far the text repeats earlier parts of itself."""
+        """Numbers on how the text repeats earlier parts of itself, computed on demand."""
         return self._target.figures
 
     def prepare_cache(self, num_tokens: int) -> None:
@@ -74,7 +74,10 @@ class LogitTarget:
         self._target.prepare_cache(num_tokens)
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt in chunks; the sampler chooses the token of the last outcome."""
+        """Run the prompt ``tokens`` (token ids) from index ``start`` on, in chunks, and yield an outcome for each.
+
+        The last outcome has the first generated token, which the request's sampler chooses.
+        """
         for outcome, logits in self._target.prefill_with_logits(tokens, start):
             if self.length == len(tokens):
                 last = logits[0] if self.captured is None else logits[0].cpu()
@@ -84,7 +87,10 @@ class LogitTarget:
             yield outcome
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one; the sampler chooses the next token."""
+        """Run the token id ``token``, the last committed one; the sampler chooses the token of the outcome.
+
+        The caller must then ``commit`` the outcome's row.
+        """
         decision = self._current
         if decision.fixed_width is not None:
             self._tree.plant(token)
@@ -97,10 +103,9 @@ class LogitTarget:
         return Outcome([choice.token], [0], hidden, self._layers([state[:1] for state in layers]))
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Run the ``width`` best nodes of the tree through the target, in the order of the tensor ``order``.
+        """Run the first ``width`` nodes of ``order``, the tree's best, through the target; see ``run_tree``.
 
-        A request of fixed width always runs that number of rows. Return layout [4, W] int64, logits [W, V], hidden
-        states [W, H] and the layers that a drafter reads, [W, H] each.
+        A request of fixed width always runs that number of rows.
         """
         return self.run_tree(self._current.fixed_width or width)
 
@@ -132,12 +137,18 @@ class LogitTarget:
         return self.accept(outputs, width)
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's tree node and the argmax token after it; sampling may choose another."""
+        """Return each verified row's node, and the argmax token after it, [W] int64 each; sampling may choose another.
+
+        ``outputs`` are those of ``verify``.
+        """
         layout, logits, *_ = outputs
         return layout[0], logits.argmax(-1)
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them."""
+        """Move the KV entries of ``rows`` to the slots after the committed tokens, and count them as committed.
+
+        ``rows`` are the outcome's, ascending row indices of the last pass.
+        """
         if self.captured is None:
             self._target.commit(rows)
             return
@@ -145,19 +156,21 @@ class LogitTarget:
         self.runner.keep(rows)
 
     def run_width_one(self, token: int) -> Sequence[Tensor]:
-        """Run ``token`` by a pass of one row and commit it.
+        """Run the token id ``token`` by a pass of one row, and commit it.
 
-        Return (logits [1, V], hidden [1, H], [1, H] of each read layer).
+        Returns:
+            (logits [1, V], hidden [1, H], [1, H] of each layer that a drafter reads)
         """
         outputs = self._run_plain(token)
         self.commit([0])
         return outputs
 
     def run_tree(self, width: int) -> Sequence[Tensor]:
-        """Run the ``width`` best nodes of the tree through the target.
+        """Run the first ``width`` nodes of ``order``, the tree's best, through the target.
 
-        Return layout [4, W] int64 (nodes, tokens, parents' rows, existence), logits [W, V], hidden states [W, H] and
-        the layers that a drafter reads, [W, H] each.
+        Returns:
+            (rows [4, W] int64: nodes, tokens, parents' rows, existence; logits [W, V]; hidden states [W, H]; [W, H] of
+                each layer that a drafter reads)
         """
         self._target.write_position()
         return self.runner.step("verify-logits", width)() if self.captured is None else self.captured.tree(width)

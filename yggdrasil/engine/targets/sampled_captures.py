@@ -83,8 +83,13 @@ class SampledCaptures:
     def launch(self, kind: SamplingKind, width: int, write_masks: WriteMasks) -> Sequence[Tensor]:
         """Launch a pass over the ``width`` best nodes of the tree; width 1 is a plain step.
 
-        Return its outputs on the device: the packed result, then the layers that a drafter reads. With a grammar,
-        ``write_masks`` is called with the pass's layout while the pass runs, and writes the allowed tokens.
+        Returns its outputs on the device: the result as ``finish`` packs it, then [W, H] of each layer that a drafter
+        reads.
+
+        Args:
+            kind: sampling kind, for which ``add`` has defined the graphs.
+            write_masks: only with a grammar: called with the rows' nodes, tokens, parents and existence while the pass
+                runs, and writes the allowed tokens.
         """
         accept = self._captures[self._name(kind), width]
         if not kind.is_masked:
@@ -96,10 +101,14 @@ class SampledCaptures:
         return *accept(), *layers
 
     def first(self, kind: SamplingKind, logits: Tensor, position: int) -> Tensor:
-        """Choose a request's first token, at text index ``position``, from the prefill's logits [1, V].
+        """Choose a request's first token from the prefill's last logits [1, V].
 
-        Return int64 values on the device: the summary [6] of a pass with one accepted row, then the bits of the
-        log-probabilities.
+        Args:
+            position: index of that token, which is the number of prompt tokens.
+
+        Returns:
+            Int64 values on the device: the summary [6] of a pass with one accepted row (see ``VerifyStep``), then the
+                bits of the log-probabilities.
         """
         root = torch.full((1,), position - 1, device=logits.device)
         others = [*self._tree.tensors(), *self.sampling.inputs]
@@ -149,11 +158,17 @@ class SampledCaptures:
 def finish(
     runner: ModelRunner, start: Tensor, summary: Tensor, expected: Tensor, hidden: Tensor, words: Tensor
 ) -> Tensor:
-    """Return the result of a pass as one int64 vector, and move the KV entries of its accepted rows after the text.
+    """Move the KV entries of a pass's accepted rows after the committed ones, and pack its result into one vector.
 
-    The vector has ``summary`` [2 + 4W], the bits of ``expected`` [1] as float64, the bits of the last accepted row of
-    ``hidden`` [>= W, H] float32, and ``words``, the bits of log-probabilities. ``start`` [1] int64 is the cache slot of
-    the pass's first row.
+    The int64 vector has ``summary``, then the bits of ``expected`` as float64, of the last accepted row of ``hidden``,
+    and ``words``.
+
+    Args:
+        start: [1] int64 cache slot of the pass's first row.
+        summary: [2 + 4W] int64, as ``VerifyStep`` returns it.
+        expected: [1] expected tokens.
+        hidden: [>= W, H] float32 hidden states of the rows.
+        words: int64 bits of log-probabilities; may be empty.
     """
     width = (summary.shape[0] - 2) // 4
     count, rows = summary[:1], summary[2 : 2 + width]

@@ -26,7 +26,11 @@ class PlainLogitsStep(CallStep[ModelCall]):
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return (logits [1, V], hidden [1, H], [1, H] of each layer a drafter reads); inputs as ``read_token``."""
+        """Run one committed token, as ``read_token`` does.
+
+        Returns:
+            (logits [1, V], hidden [1, H] float32, [1, H] of each layer that a drafter reads)
+        """
         found = read_token(self._call, weights, caches, token, position)
         return found.logits, found.hidden.float(), *found.layers
 
@@ -42,9 +46,16 @@ class VerifyLogitsStep(CallStep[ModelCall]):
         chosen: Tensor,
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run nodes as ``VerifyStep`` does, without accepting any.
+        """Run nodes of a tree through the target, write their KV entries, and accept none.
 
-        Returns (rows as ``layout_of`` gives them, logits [W, V], hidden [W, H], [W, H] of each layer a drafter reads).
+        Args:
+            root: [1] int64, the root's index in the request, counted from the first prompt token.
+            chosen: [W] int64, node indices in any order.
+            tree_buffers: ``TokenTree.tensors``.
+
+        Returns:
+            (rows as ``layout_of`` packs them, logits [W, V], hidden [W, H] float32, [W, H] of each layer that a drafter
+                reads)
         """
         tree = TokenTree(*tree_buffers)
         rows, found = read_tree(self._call, weights, caches, root, chosen, tree)
@@ -54,9 +65,11 @@ class VerifyLogitsStep(CallStep[ModelCall]):
 def read_token(
     call: ModelCall, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
 ) -> Forward:
-    """Run one committed token through the target, and return logits and hidden states.
+    """Run one committed token through the target, write its KV entry, and return logits and hidden states.
 
-    ``token`` and ``position`` (its index in the text) are [1] int64. Its KV entries are written to ``caches``.
+    Args:
+        token: [1] int64 token id.
+        position: [1] int64, its index in the request, counted from the first prompt token.
     """
     mask = torch.ones(1, 1, dtype=torch.bool, device=token.device)
     return call(weights, caches, token, position, mask, position.expand(2).contiguous())
@@ -67,8 +80,13 @@ def read_tree(
 ) -> tuple[PassRows, Forward]:
     """Run the nodes ``chosen`` [W] int64 of a tree through the target, with tree attention.
 
-    ``root`` [1] int64 is the root's index in the text. KV entries are written to ``caches``, in the slots from
-    ``root``. Return (the rows of the pass in ascending node order, logits and hidden states).
+    KV entries are written to ``caches``, in the slots from ``root`` on.
+
+    Args:
+        root: [1] int64, the root's index in the request, counted from the first prompt token.
+
+    Returns:
+        (the rows of the pass in ascending node order, logits and hidden states of these rows)
     """
     rows = rows_of(chosen, tree)
     offsets = root.expand(2).contiguous()
@@ -76,9 +94,10 @@ def read_tree(
 
 
 def rows_of(chosen: Tensor, tree: TokenTree) -> PassRows:
-    """Return the rows of one pass over the nodes ``chosen`` [W] int64 of ``tree``, in ascending node order.
+    """Return the rows of a pass over the nodes ``chosen`` [W] int64 of ``tree``, in ascending node order.
 
-    Parents are given as row numbers. Nodes that are empty slots of the tree, whose score is -inf, are padding.
+    Parents are given as row indices, so ``chosen`` must have the parent of each node. Entries of the tree without a
+    node, whose score is -inf, become padding.
     """
     nodes = chosen.sort().values  # parents before children
     row_of = torch.zeros_like(tree.tokens).index_copy(0, nodes, torch.arange(nodes.shape[0], device=nodes.device))
@@ -97,9 +116,10 @@ class PlainStep(CallStep[ModelCall]):
     def forward(
         self, weights: list[Tensor], caches: list[Tensor], token: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return (argmax token [1], its logit [1], hidden [1, H], [1, H] of each layer a drafter reads).
+        """Run one committed token, as ``read_token`` does.
 
-        Inputs as in ``read_token``.
+        Returns:
+            (argmax token [1] int64, its logit [1], hidden [1, H] float32, [1, H] of each layer that a drafter reads)
         """
         found = read_token(self._call, weights, caches, token, position)
         best, choice = found.best_tokens()
@@ -120,13 +140,15 @@ class VerifyStep(CallStep[ModelCall]):
         """Run nodes of a tree through the target, write their KV entries, and accept the path of argmax tokens.
 
         Args:
-            root: [1] int64, the root's index in the text.
-            chosen: [W] int64, the nodes.
-            tree_buffers: the tensors of the ``TokenTree``.
+            root: [1] int64, the root's index in the request, counted from the first prompt token.
+            chosen: [W] int64, node indices in any order.
+            tree_buffers: ``TokenTree.tensors``.
 
-        Returns (summary [2 + 4W] int64, hidden [W, H], [W, H] of each layer a drafter reads). The summary has the
-        number of accepted rows (root included), whether their logits are finite, W accepted rows and W target tokens
-        after them (valid up to that number), then the target's token after every row and every row's node.
+        Returns:
+            (summary [2 + 4W] int64, hidden [W, H] float32, [W, H] of each layer that a drafter reads). The summary has
+                the number n of accepted rows (root included), whether their logits are finite, W entries of which the
+                first n are the accepted rows, W entries of which the first n are the target's tokens after these, then
+                the target's token after every row and every row's node.
         """
         rows, found = read_tree(self._call, weights, caches, root, chosen, TokenTree(*tree_buffers))
         best, choices = found.best_tokens()
@@ -135,10 +157,10 @@ class VerifyStep(CallStep[ModelCall]):
 
 
 def layout_of(rows: PassRows) -> Tensor:
-    """Return the rows of a pass as one [4, W] int64 tensor, which the host copies at once.
+    """Pack the rows of a pass into one [4, W] int64 tensor, which the host copies at once.
 
-    Its lines are each row's node number in the drafted tree, token id, parent's row number (0 for the root itself), and
-    1 for a row or 0 for padding, whose other numbers have no meaning.
+    Its lines are each row's node index in the drafted tree, token id, parent's row index (0 for the root itself), and 1
+    for a row or 0 for padding, whose other numbers have no meaning.
     """
     return torch.stack([rows.nodes, rows.tokens, rows.parents, rows.exist.to(torch.int64)])
 
@@ -176,13 +198,14 @@ class AcceptStep(StepModule):
         Args:
             weights, caches: unused; every step takes them.
             logits: [W, V] float32.
-            root: [1] int64, the root's index in the text.
+            root: [1] int64, the root's index in the request, counted from the first prompt token.
             chosen: [W] int64, the rows' nodes.
-            buffers: the tensors of the ``TokenTree``, then the fields of ``SamplingInputs``.
+            buffers: ``TokenTree.tensors``, then the fields of ``SamplingInputs``.
 
-        Returns (summary, words). The summary [2 + 4W] int64 has the layout of ``VerifyStep``'s. The words int64 are the
-        bits of the log-probabilities of every row's token and of the likeliest ones, then the ids of these; empty
-        without log-probabilities.
+        Returns:
+            (summary [2 + 4W] int64 as ``VerifyStep`` returns it, words int64). The words are the bits of the
+                log-probabilities of every row's token and of the likeliest ones, then the ids of these; empty without
+                log-probabilities.
         """
         num_tree, kind = len(buffers) - len(SamplingInputs._fields), self._kind
         tree, inputs = TokenTree(*buffers[:num_tree]), SamplingInputs(*buffers[num_tree:])

@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
     @property
     def hidden(self) -> Tensor:
-        """Return the target's hidden state [H] float32 that produced the last token."""
+        """The target's hidden state from which the last token was chosen, [H] float32."""
         return self.states[self.last]
 
 
@@ -47,10 +47,7 @@ class Target(Protocol):
 
     @property
     def length(self) -> int:
-        """Return the number of tokens whose KV entries are in the cache.
-
-        The last committed token, the root of the next tree, is not yet among them.
-        """
+        """Number of committed tokens whose KV entries are in the cache: all but the last, the root of the next tree."""
 
     def prepare_cache(self, num_tokens: int) -> None:
         """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer.
@@ -60,37 +57,40 @@ class Target(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of tokens of the target's vocabulary."""
+        """Number of tokens of the target's vocabulary."""
 
     @property
     def text(self) -> KeptText:
-        """Return the text whose KV entries are in the cache. The engine appends accepted tokens to it."""
+        """The tokens whose KV entries are in the cache. The engine appends accepted tokens to it."""
 
     @property
     def figures(self) -> RepetitionFigures:
-        """Return the figures of how far the text repeats earlier parts of itself, computed on demand."""
+        """Numbers on how the text repeats earlier parts of itself, computed on demand."""
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks. Yield each one's rows and hidden states.
+        """Run the prompt ``tokens`` (token ids) from index ``start`` on, in chunks, and yield an outcome for each.
 
-        The last outcome has the first generated token. KV entries of the first ``start`` tokens, fewer than all, must
-        be in the cache already.
+        An outcome's ``layers`` are those of its chunk's tokens. Only the tokens of the last outcome count: they are the
+        first generated one. KV entries of the first ``start`` tokens, fewer than all, must be in the cache.
         """
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one, through the target.
+        """Run the token id ``token``, the last committed one, and return the outcome with the next token and row 0.
 
-        Return the next token with its row and hidden state.
+        The caller must then ``commit`` the row.
         """
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch a pass of the target over the ``width`` nodes of the tree with the highest scores, without waiting.
+        """Launch a pass of the target over the ``width`` nodes of the tree with the highest scores.
 
-        Return its outputs, which ``accept`` reads.
+        Returns its outputs for ``accept``. They may be on the device, and the pass may still run.
         """
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """Wait for a verification of ``width`` nodes, and return the tokens and rows that it accepted."""
+        """Wait for a verification of ``width`` nodes, and return the tokens and rows that it accepted.
+
+        ``outputs`` are those of ``verify``. The caller must then ``commit`` the rows.
+        """
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """Return what ``accept`` returns, for a pass over ``width`` nodes whose accepted path the host finds.
@@ -99,13 +99,16 @@ class Target(Protocol):
         """
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's tree node and the likely token after it, [W] int64 each.
+        """Return each verified row's node, and the token that the target likely chooses after it, [W] int64 each.
 
         The drafter drafts ahead with them before acceptance is known. ``outputs`` are those of ``verify``.
         """
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them."""
+        """Move the KV entries of ``rows`` to the slots after the committed tokens, and count them as committed.
+
+        ``rows`` are the outcome's, ascending row indices of the last pass.
+        """
 
 
 class PromptReader(ABC):
@@ -128,9 +131,9 @@ class PromptReader(ABC):
         runner.define("plain", 1, PlainStep(runner.call), [self._tokens.tensor[:1], self._start.tensor])
 
     def define_logits_steps(self, verify_widths: Sequence[int]) -> None:
-        """Define the steps "plain-logits" and "verify-logits", which return logits, for ``verify_widths``.
+        """Define the steps "plain-logits" and "verify-logits" of ``verify_widths``, which return logits.
 
-        Repeated calls do nothing.
+        Only the first call does something.
         """
         runner = self.runner
         if ("plain-logits", 1) in runner.defined:
@@ -143,19 +146,19 @@ class PromptReader(ABC):
                 runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
 
     def write_position(self, token: int | None = None) -> None:
-        """Write the text's length, and a plain step's ``token`` if not None, to the next pass's input buffers."""
+        """Write the number of cached tokens, and ``token`` (id; None: none), to the input buffers of the next pass."""
         if token is not None:
             self._tokens.write(token)
         self._start.write(self.length)
 
     @property
     def start(self) -> Tensor:
-        """Return the input buffer [1] int64 with the number of committed tokens, the first cache slot a pass writes."""
+        """Input buffer [1] int64 of all passes: the number of cached tokens, the first slot that a pass writes."""
         return self._start.tensor
 
     @property
     def length(self) -> int:
-        """Return the number of tokens whose KV entries are in the cache, without the root of the next tree."""
+        """Number of committed tokens whose KV entries are in the cache: all but the last, the root of the next tree."""
         return self.text.num_rows
 
     def prepare_cache(self, num_tokens: int) -> None:
@@ -164,19 +167,22 @@ class PromptReader(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of tokens of the target's vocabulary."""
+        """Number of tokens of the target's vocabulary."""
         return self.runner.call.vocab_size
 
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt in chunks; the ``layers`` of an outcome are the hidden states of its chunk."""
+        """Run the prompt ``tokens`` (token ids) from index ``start`` on, in chunks, and yield an outcome for each.
+
+        An outcome's ``layers`` are those of its chunk's tokens. The last outcome has the argmax token after the prompt.
+        """
         for outcome, _ in self.prefill_with_logits(tokens, start):
             yield outcome
 
     @abstractmethod
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
-        """Run the prompt ``tokens`` from index ``start`` on, in chunks.
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield (outcome, logits [1, V]) for each.
 
-        Yield each chunk's outcome and its last logits [1, V]. The last outcome has the argmax token after the prompt.
+        The logits are those after the chunk's last token. The last outcome has the argmax token after the prompt.
         """
 
     def _chunks(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
@@ -215,7 +221,10 @@ class TargetModel(PromptReader):
             runner.define("verify", width, verify_step(runner.call), inputs)
 
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
-        """Run the prompt in chunks; yield each one's outcome and last logits [1, V]."""
+        """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield (outcome, logits [1, V]) for each.
+
+        The logits are those after the chunk's last token. The last outcome has the argmax token after the prompt.
+        """
         for width, count in self._chunks(tokens, start):
             choice, best, hidden, logits, *layers = self.runner.step("prefill", width)()
             _check_finite(best)
@@ -225,7 +234,10 @@ class TargetModel(PromptReader):
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run ``token``, the last committed one. The caller must then ``commit`` its row."""
+        """Run the token id ``token``, the last committed one, and return the outcome: the argmax token after it, row 0.
+
+        The caller must then ``commit`` the row.
+        """
         self._tokens.write(token)
         self._start.write(self.text.num_rows)
         choice, best, hidden, *layers = self.runner.step("plain", 1)()
@@ -233,9 +245,11 @@ class TargetModel(PromptReader):
         return Outcome(choice.tolist(), [0], hidden, self._layers(layers, [0]))
 
     def verify(self, width: int) -> Sequence[Tensor]:
-        """Run the ``width`` best nodes of the tree through the target, in the order of the tensor ``order``.
+        """Run the first ``width`` nodes of ``order``, the tree's best, through the target.
 
-        Return summary [2 + 4W] int64, hidden states [W, H] and the layers that a drafter reads, [W, H] each.
+        Returns:
+            Summary [2 + 4W] int64 as ``VerifyStep`` returns it, hidden states [W, H], [W, H] of each layer that a
+                drafter reads.
         """
         self._start.write(self.text.num_rows)
         return self.runner.step("verify", width)()
@@ -258,9 +272,12 @@ class TargetModel(PromptReader):
         return Outcome(tokens, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Return the accepted path of ``tree``, which follows the target's argmax tokens, as the host finds it.
+        """Return what ``accept`` returns, but find the path of the target's argmax tokens on the host.
 
-        ``outputs`` are those of ``verify`` for ``width`` nodes of ``tree``, which are copied to the host.
+        Args:
+            outputs: those of ``verify``.
+            width: number of verified nodes.
+            tree: the verified tree, whose nodes are copied to the host.
 
         Raises:
             YggdrasilError: logits are not finite.
@@ -278,12 +295,18 @@ class TargetModel(PromptReader):
         return Outcome(chosen, rows, hidden, self._layers(layers, rows), path, last=rows[-1])
 
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's tree node and the target's token after it, [W] int64 each, on the device."""
+        """Return each verified row's node, and the token that the target chooses after it, [W] int64 each.
+
+        ``outputs`` are those of ``verify``; the result stays on their device.
+        """
         summary = outputs[0]
         return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of the accepted ``rows`` of the last pass after the committed text, and count them."""
+        """Move the KV entries of ``rows`` to the slots after the committed tokens, and count them as committed.
+
+        ``rows`` are the outcome's, ascending row indices of the last pass.
+        """
         text = self.text
         if rows and rows[-1] >= len(rows):  # rows ascend: else each is already at its slot
             self._move([text.num_rows + row for row in rows], text.num_rows)
@@ -309,7 +332,10 @@ class NativeVerifyStep(VerifyStep):
         chosen: Tensor,
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run and accept as ``VerifyStep``, always with the same buffers; the next call overwrites the summary."""
+        """Run and accept as ``VerifyStep.forward``, in fewer calls.
+
+        Every call must pass the same buffers. The next call overwrites the summary.
+        """
         if self._rows is None:  # every call has the buffers with which the step was defined
             tree = TokenTree(*tree_buffers)
             self._rows = VerifiedRows(
@@ -333,7 +359,7 @@ def _check_finite(best: Tensor) -> None:
 
 
 def not_finite() -> YggdrasilError:
-    """Return the error to raise for logits that are NaN or infinite."""
+    """Return, not raise, the YggdrasilError for logits that are NaN or infinite."""
     return YggdrasilError(
         "the target's logits are not finite (NaN or infinity): its weights are damaged or overflow in this dtype; "
         "check the checkpoint or decode with --dtype float32"
