@@ -46,7 +46,7 @@ def time_against_limits(
     """
     if max(contexts) >= min(capacities):
         raise YggdrasilError(f"a cache of {min(capacities)} tokens has no room behind a context of {max(contexts)}")
-    sources = [pair.with_shapes(replace(pair.shapes, max_length=capacity)) for capacity in capacities]
+    sources = [replace(pair, shapes=replace(pair.shapes, max_length=capacity)) for capacity in capacities]
     first = build_assembly(sources[0])
     assemblies = [first, *(sibling(first, source.shapes) for source in sources[1:])]
     steps, timer = timed_steps(assemblies, contexts), timer_for(first.target.loaded.device)

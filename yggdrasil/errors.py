@@ -1,5 +1,6 @@
 """Errors that the user can correct. Any other exception is a bug and keeps its traceback."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -48,3 +49,8 @@ def one_line(error: object, most: int = 200) -> str:
     """Return an error's whole message on one line, cut to ``most`` characters; its class name if it is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first ``most`` names and the number of the others, for a message."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

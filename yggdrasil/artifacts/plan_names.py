@@ -6,7 +6,7 @@ from pathlib import Path
 from yggdrasil.artifacts import list_plans
 from yggdrasil.artifacts.gguf import is_gguf
 from yggdrasil.artifacts.homes import expanded
-from yggdrasil.errors import ArtifactError, YggdrasilError
+from yggdrasil.errors import ArtifactError, YggdrasilError, listed
 
 _PLAN_SUFFIXES = (".yaml", ".yml")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
@@ -71,11 +71,8 @@ def _there_is(path: Path) -> str:
     files = sorted(file.name for file in folder.glob("*.gguf")) if folder.is_dir() else []
     plans = sorted({entry.name for entry in list_plans()})
     near = get_close_matches(path.name, [*files, *plans], n=1)
-    listed = [f"{what}: {_some(names)}" for what, names in (("model files there", files), ("plans", plans)) if names]
+    listed = [
+        f"{what}: {listed(names, _MOST)}" for what, names in (("model files there", files), ("plans", plans)) if names
+    ]
     hint = f"did you mean {near[0]}? " if near else ""
     return hint + "; ".join([*listed, "a model is a folder, a .gguf file or a hub id (owner/name)"])
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST
-    return ", ".join(names[:_MOST]) + (f" and {more} more" if more > 0 else "")

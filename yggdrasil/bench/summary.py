@@ -36,7 +36,7 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "prompts": len(results),
         "matched": sum(result.matched for result in results),
         "verify_decode_mismatches": sum(result.divergence is not None for result in results),
-        "faults": _num_judged(results, "fault"),
+        "faults": sum(each.divergence is not None and each.divergence.verdict == "fault" for each in results),
         "aal": tokens / iterations if iterations else 0.0,
         "tokens_per_target_step": tokens / iterations if iterations else 0.0,
         "proposed": proposed,
@@ -89,10 +89,6 @@ def summarise_categories(results: Sequence[Comparison]) -> dict[str, dict[str, A
     if len(names) < 2:
         return {}
     return {name: summarise([result for result in results if (result.category or "none") == name]) for name in names}
-
-
-def _num_judged(results: Sequence[Comparison], verdict: str) -> int:
-    return sum(result.divergence is not None and result.divergence.verdict == verdict for result in results)
 
 
 def _predicted_speedup(results: Sequence[Comparison]) -> float | None:

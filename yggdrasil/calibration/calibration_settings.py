@@ -16,7 +16,7 @@ from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
 from yggdrasil.drafters.model_free_options import ModelFreeOptions, StatisticsOptions
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.plan_parts import planned_vocabulary
-from yggdrasil.scheduling.plan import DeviceName, Plan, Shapes
+from yggdrasil.scheduling.plan import DeviceName, ModelRef, Plan, Shapes, portable_source
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,13 @@ class PairSource:
         """Options of the n-gram statistics drafter; None if it is not used."""
         return next((each for each in self.model_free if isinstance(each, StatisticsOptions)), None)
 
-    def with_shapes(self, shapes: Shapes) -> "PairSource":
-        """Return a copy of the pair's source with other tree and cache sizes."""
-        return replace(self, shapes=shapes)
+    def target_ref(self) -> ModelRef:
+        """Return the target as a plan records it."""
+        return _model_ref(self.target, self.target_threads, self.weights)
+
+    def drafter_refs(self) -> list[ModelRef]:
+        """Return the draft model or head as a plan records it; empty without one."""
+        return [] if self.drafter is None else [_model_ref(self.drafter, self.drafter_threads, self.drafter_weights)]
 
     def without_drafter(self) -> "PairSource":
         """Return a copy without the draft model or head; its n-gram statistics, if it has them, use a static table."""
@@ -180,3 +184,7 @@ class CalibrationSettings:
             "table_tokens": self.table_tokens,
             "prompts": [str(self.prompts), stat.st_size, stat.st_mtime_ns],
         }
+
+
+def _model_ref(source: str, threads: int, weights: Weights) -> ModelRef:
+    return ModelRef(portable_source(source), Source.find(source).fingerprint(), threads, weights)

@@ -32,7 +32,7 @@ from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.profiling.timers import timer_for
-from yggdrasil.scheduling.plan import Costs, DeviceName, Expectation, ModelRef, Plan, Shapes, portable_source
+from yggdrasil.scheduling.plan import Costs, DeviceName, Expectation, Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
 CONTEXT = 128  # tokens in the KV caches while steps are timed
@@ -74,14 +74,13 @@ def first_plan(
     folder = predictor_directory(root, name, machine)
     with atomic_directory(folder) as partial:
         _write_statistics(partial, model_free, table)
-    target = ModelRef(portable_source(model.given), model.fingerprint(), machine.cores, weights)
-    second = [] if drafter is None else [_drafter_ref(drafter, machine.cores, pair)]
+    pair = replace(pair, target_threads=machine.cores, drafter_threads=machine.cores)
     plan = Plan(
         name=name, machine=machine,
         versions={"yggdrasil": yggdrasil.__version__, "torch": str(torch.__version__),
                   "transformers": version("transformers")},
-        dtype=dtype, target=target, drafters=[*second, *model_free], tokenizer=model.tokenizer_fingerprint(),
-        shapes=shapes,
+        dtype=dtype, target=pair.target_ref(), drafters=[*pair.drafter_refs(), *model_free],
+        tokenizer=model.tokenizer_fingerprint(), shapes=shapes,
         stages=DEFAULT_ORDER, objective="latency", depth_from="mean",
         predictor=Path("../..", folder.relative_to(root)).as_posix(), costs=[_assumed(shapes)], predicted=_EXPECTED,
         is_provisional=True, device=device,
@@ -103,10 +102,6 @@ def _write_statistics(folder: Path, model_free: Sequence[ModelFreeOptions], tabl
             shutil.copyfile(table / name, folder / name)
     else:
         NGramScorer.of_shipped_text().save(folder / SCORER_FILE)
-
-
-def _drafter_ref(drafter: str, threads: int, pair: PairSource) -> ModelRef:
-    return ModelRef(portable_source(drafter), Source.find(drafter).fingerprint(), threads, pair.drafter_weights)
 
 
 def _assumed(shapes: Shapes) -> Costs:

@@ -51,7 +51,6 @@ from yggdrasil.calibration.statistics.model_free import (
     predict_from_prompts,
 )
 from yggdrasil.calibration.work_folder import open_part, open_work, read_or_drop
-from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.drafters.model_free_options import ModelFreeOptions, StatisticsOptions
@@ -62,7 +61,7 @@ from yggdrasil.profiling.timers import timer_for
 from yggdrasil.prompts import read_prompts
 from yggdrasil.runtime.kept_tensors import keep_model
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.scheduling.plan import Costs, LeftOut, ModelRef, Plan, Shapes, portable_source
+from yggdrasil.scheduling.plan import Costs, LeftOut, ModelRef, Plan, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, HEAD_FIRST_ORDER
 
 STEP_TURNS = 12  # turns in which every step is timed
@@ -120,8 +119,7 @@ def _calibrate(
     counted = generate_and_fit(job, costs[0].steps(), base)
     choice = _choose(job, counted, costs[0].steps())
     if choice.gain is not None and not (choice.gain.pays or settings.keeps_drafter):
-        assert pair.drafter is not None, "only a drafter can be left out"
-        drafter = _model_ref(pair.drafter, pair.drafter_threads, pair.drafter_weights)
+        (drafter,) = pair.drafter_refs()
         return LeftOut(drafter, choice.gain.drafting, choice.gain.without)
 
     plan = _plan(job, shapes, costs, counted, choice, left_out)
@@ -166,7 +164,7 @@ def _plan(
             "transformers": transformers.__version__,
         },
         dtype=pair.dtype,
-        target=_model_ref(pair.target, pair.target_threads, pair.weights),
+        target=pair.target_ref(),
         drafters=_drafters_of(pair, counted),
         tokenizer=Source.find(pair.target).tokenizer_fingerprint(),
         shapes=shapes,
@@ -185,11 +183,10 @@ def _plan(
 
 def _drafters_of(pair: PairSource, counted: LearnedStatistics | None) -> list[ModelRef | ModelFreeOptions]:
     """Return the drafters as the plan records them."""
-    model = [] if pair.drafter is None else [_model_ref(pair.drafter, pair.drafter_threads, pair.drafter_weights)]
     learned = [
         counted.options() if isinstance(each, StatisticsOptions) and counted else each for each in pair.model_free
     ]
-    return [*model, *learned]
+    return [*pair.drafter_refs(), *learned]
 
 
 def _choose_threads(assembly: Assembly, pair: PairSource, work: Path, reporter: Reporter) -> PairSource:
@@ -255,7 +252,3 @@ def _read_samples(file: Path) -> list[Sample]:
     if "pass" not in frame["stage"].values or (drafted and "grow" not in drafted):
         raise ArtifactError(f"{file} lacks times of steps: an earlier version wrote it")
     return [Sample(*row) for row in frame.itertuples(index=False)]
-
-
-def _model_ref(source: str, threads: int, weights: Weights) -> ModelRef:
-    return ModelRef(portable_source(source), Source.find(source).fingerprint(), threads, weights)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import YggdrasilError, listed
 
 # Buffers in older checkpoints that loaders recompute, and draft heads stored with the model.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|\.position_ids$|^medusa_head\.|^model\.mtp_")
@@ -23,7 +23,7 @@ def refuse_gaps(name: str, missing: Sequence[str], unexpected: Sequence[str], mi
         YggdrasilError: any of the three lists is not empty.
     """
     faults = (("lacks", missing), ("holds, beyond what the model has,", unexpected), ("has misshapen", misshapen))
-    said = [f"{verb} {_listed(keys)}" for verb, keys in faults if keys]
+    said = [f"{verb} {listed(keys)}" for verb, keys in faults if keys]
     if said:
         raise YggdrasilError(
             f"{name} {' and '.join(said)}: its weights are not those of its config.json; fetch the checkpoint again"
@@ -40,8 +40,3 @@ def is_ignored(key: str, num_layers: int, num_draft_layers: int) -> bool:
     return (found is not None and 0 <= int(found[1]) - num_layers < num_draft_layers) or _IGNORED.search(
         key
     ) is not None
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    """Return the first ``most`` names and the number of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -113,7 +113,8 @@ class _Packer:
             return None if found is None else QuantisedEmbedding(found, module.weight.dtype)
         if type(module) is not nn.Linear and not _is_transposed(module):
             if self._device.type != "cpu":
-                self._refuse_experts(module)
+                if form_of(module) is not None:
+                    raise YggdrasilError("no kernel for GPUs reads quantised experts; take --weights full")
                 return None
             return pack_experts(name, module, self._num_threads, self._arena, self._quantise)
         layer: Any = module
@@ -130,10 +131,6 @@ class _Packer:
             return None
         page_out(layer.weight)
         return packed
-
-    def _refuse_experts(self, module: nn.Module) -> None:
-        if form_of(module) is not None:
-            raise YggdrasilError("no kernel for GPUs reads quantised experts; take --weights full")
 
     def _quantised_weight(self, name: str, parameter: Tensor, weight: Tensor) -> PackedRows | None:
         """Return the packed quantised rows of ``weight`` [N, K]; None if it is not quantised.

@@ -45,12 +45,7 @@ def load_with_placeholders(
     return kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)
 
 
-def is_placeholder(weight: Tensor) -> bool:
-    """Return whether ``weight`` is a placeholder: a single number expanded to its shape."""
-    return weight.numel() > 1 and not any(weight.stride())
-
-
 def check_no_placeholders(model: PreTrainedModel) -> None:
     """Raise AssertionError if a parameter of ``model`` is still a placeholder."""
-    left = [name for name, weight in model.named_parameters() if is_placeholder(weight)]
+    left = [name for name, weight in model.named_parameters() if weight.numel() > 1 and not any(weight.stride())]
     assert not left, f"blocks were to be read in the place of {left}"

@@ -42,7 +42,7 @@ def find_plan(
             continue
         is_meant = not wanted or _model_of(plan) <= wanted <= _considered(plan) | names_of(plan.model_free)
         if plan.is_provisional:  # must have been created for the same drafters
-            is_meant = _named_for(path) == automatic_name(model, drafters, plan.dtype, plan.device)
+            is_meant = path.parent.name == automatic_name(model, drafters, plan.dtype, plan.device)
         if is_meant:
             rank = (not plan.is_provisional, plan.target.weights == "file", path.stat().st_mtime_ns)
             fitting.append((*rank, path))
@@ -62,10 +62,6 @@ def _plans_of(fingerprint: str) -> list[tuple[Path, Plan]]:
         if plan.target.fingerprint == fingerprint:
             found.append((entry.path, plan))
     return found
-
-
-def _named_for(path: Path) -> str:
-    return path.parent.name
 
 
 def _is_rounded(plan: Plan) -> bool:

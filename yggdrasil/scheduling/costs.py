@@ -101,7 +101,8 @@ class StageCosts:
         collected: dict[str, dict[tuple[int, ...], list[Array]]] = {}
         for names, samples in drafted.groupby(["schedule", "width", "depth", "verify_width"]):
             code, width, depth, verify_width = cast("tuple[str, int, int, int]", names)
-            schedule, shape = _schedule_of(code), TreeShape(int(width), int(depth), int(verify_width))
+            schedule = Schedule.of(dict(part.split("=", 1) for part in code.split()))
+            shape = TreeShape(int(width), int(depth), int(verify_width))
             for stage in (*schedule.predecessors, LOOP):
                 key = LOOP if stage == LOOP else cost_key(schedule, stage)
                 if key == "head_draft=ahead" and schedule.variants["tail_draft"] != "ahead":
@@ -187,7 +188,3 @@ def _trimmed_mean(samples: Array) -> float:
     ordered = np.sort(samples)
     cut = len(ordered) // 20
     return float(ordered[cut : len(ordered) - cut].mean())
-
-
-def _schedule_of(code: str) -> Schedule:
-    return Schedule.of(dict(part.split("=", 1) for part in code.split()))

@@ -21,43 +21,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # transformers' names of GGUF metadata, by architecture: number of experts, experts per token, and I.
+_QWEN = {
+    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}  # fmt: skip
+_MIXTRAL = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_SHARED = "expert_shared_feed_forward_length"
 _WORDS = {
-    "llama": {
-        "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
-        "feed_forward_length": "intermediate_size",
-    },
-    "qwen3moe": {
-        "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "moe_intermediate_size",
-    },
-    "qwen35moe": {
-        "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    },
-    "qwen3next": {
-        "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    },
+    "llama": {**_MIXTRAL, "feed_forward_length": "intermediate_size"},
+    "qwen3moe": _QWEN,
+    "qwen35moe": {**_QWEN, _SHARED: "shared_expert_intermediate_size"},
+    "qwen3next": {**_QWEN, _SHARED: "shared_expert_intermediate_size"},
     "nemotron_h_moe": {
-        "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        **_QWEN, "expert_count": "n_routed_experts", _SHARED: "moe_shared_expert_intermediate_size",
     },
-    "lfm2moe": {
-        "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "moe_intermediate_size",
-    },
-    "gemma4": {
-        "expert_count": "num_experts", "expert_used_count": "top_k_experts",
-        "expert_feed_forward_length": "moe_intermediate_size",
-    },
-    "granitehybrid": {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
-    "gpt-oss": {
-        "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "intermediate_size",
-    },
+    "lfm2moe": _QWEN,
+    "gemma4": {**_QWEN, "expert_used_count": "top_k_experts"},
+    "granitehybrid": _MIXTRAL,
+    "gpt-oss": {**_MIXTRAL, "expert_feed_forward_length": "intermediate_size"},
 }  # fmt: skip
 _MAY_BE_DENSE = ("llama", "granitehybrid", "gemma4")
 _JOINED, _PARTS = ".shared_mlp.input_linear.weight", (".shared_mlp.gate_proj.weight", ".shared_mlp.up_proj.weight")

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from yggdrasil.artifacts import shown
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
-from yggdrasil.errors import YggdrasilError
+from yggdrasil.errors import YggdrasilError, listed
 
 _F32 = 0
 
@@ -54,7 +54,7 @@ def refuse_other_tensors(header: GgufHeader, names: Mapping[str, str], ignored: 
     missing = sorted(names.keys() - header.tensors.keys())
     unknown = sorted(header.tensors.keys() - names.keys() - {*ignored})
     if missing or unknown:
-        what = f"lacks {_listed(missing)}" if missing else f"holds {_listed(unknown)}, unknown to this architecture"
+        what = f"lacks {listed(missing)}" if missing else f"holds {listed(unknown)}, unknown to this architecture"
         raise YggdrasilError(f"{shown(header.path)} {what}; it cannot be loaded as {header.architecture}")
 
 
@@ -64,8 +64,3 @@ def other_shape(header: GgufHeader, tensor: GgufTensor, name: str, shape: Sequen
         f"{shown(header.path)}: the tensor {tensor.name} has the shape {list(tensor.shape)} where the model "
         f"({name}) has {list(shape)}; the file is damaged or its metadata is of another model"
     )
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    """Return the first ``most`` names and the number of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

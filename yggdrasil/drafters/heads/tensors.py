@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from yggdrasil.artifacts import OWN_HEADS, PICKLED_HEAD, head_files, shown
 from yggdrasil.artifacts.columns import pack_column, unpack_column
-from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.errors import YggdrasilError, first_line, listed
 
 _SCALE = "_scale"
 _IN_FULL = ".e_score_correction_bias"  # float32 whatever the weights are, as transformers keeps it
@@ -137,15 +137,11 @@ def refuse_others(
     ]
     missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     faults = (("lacks", missing), ("holds, beyond what a head has,", extra), ("has misshapen", misshapen))
-    said = [f"{verb} {', '.join(names[:3])}{_more(names)}" for verb, names in faults if names]
+    said = [f"{verb} {listed(names)}" for verb, names in faults if names]
     if said:
         raise YggdrasilError(
             f"{shown(folder)} {' and '.join(said)}: its tensors are not those of its config.json; fetch the head again"
         )
-
-
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - 3} more" if len(names) > 3 else ""
 
 
 def fill(head: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
