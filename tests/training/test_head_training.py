@@ -340,7 +340,7 @@ def test_what_a_head_would_save_is_told_at_every_look_and_on_its_card(written, t
     drafter = sum(tensor.numel() for name, tensor in open_head(written.out, torch.float32)[0].named_parameters())
     whole = sum(each.numel() for each in AutoModelForCausalLM.from_pretrained(target).parameters())
     share = pytest.approx(drafter * 5 / 8 / (whole * 2))
-    assert asked == [(Source.find(target).fingerprint(), "full", "cpu", share)]
+    assert asked == [(Source.find(target).fingerprint(), "full", "cpu", share, "eagle3")]
 
 
 @pytest.mark.parametrize(

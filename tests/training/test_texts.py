@@ -99,7 +99,7 @@ def test_a_head_learns_existing_text_and_the_target_generates_none(settings, mon
 @pytest.mark.parametrize("asked", [{"tokens": 5}, {"prompts": True}])
 def test_the_target_generates_beside_texts_where_it_is_asked_to(settings, tmp_path, asked):
     prompts = (lines(tmp_path / "prompts.jsonl", [{"prompt": "x"}]),) if "prompts" in asked else ()
-    own = TrainSettings(settings.target, settings.out, prompts, settings.texts, tokens=asked.get("tokens"))
+    own = TrainSettings(settings.target, settings.out, "eagle3", prompts, settings.texts, tokens=asked.get("tokens"))
 
     assert own.generates
     assert not settings.generates

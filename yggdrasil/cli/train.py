@@ -1,4 +1,4 @@
-"""``yggdrasil train``: trains an EAGLE-3 head for a target."""
+"""``yggdrasil train``: trains a head for a target."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,6 +17,10 @@ def train(
         Path,
         typer.Option(callback=checks.output_folder, help="Folder of the drafter; OUT.training has the state."),
     ],
+    kind: Annotated[
+        Literal["eagle3", "dflash"],
+        typer.Option(help="eagle3 reads its own tokens; dflash drafts a block of seven tokens in one pass."),
+    ] = "eagle3",
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
@@ -47,7 +51,7 @@ def train(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of target and drafter.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, max=MOST_THREADS, help="Threads; 0: one per core.")] = 0,
 ) -> None:
-    """Train an EAGLE-3 head for a model on text that the model generates or that exists.
+    """Train a draft head for a model on text that the model generates or that exists.
 
     The same command resumes an interrupted training, or trains a finished one for more minutes.
     """
@@ -59,7 +63,7 @@ def train(
 
     begun = None if start is None else expanded(resolve_shipped_head(start))
     settings = TrainSettings(
-        target, out.absolute(), tuple(prompts or ()), tuple(texts or ()), minutes, tokens, threads, begun, device
+        target, out.absolute(), kind, tuple(prompts or ()), tuple(texts or ()), minutes, tokens, threads, begun, device
     )
     try:
         with PhaseProgress() as progress:

@@ -13,8 +13,7 @@ from yggdrasil.errors import ArtifactError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import objective_value
 from yggdrasil.scheduling.plan import DeviceName, Plan, resolve_source
-
-_KIND = "eagle3"  # of the drafters that are trained
+from yggdrasil.training.settings import Kind
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,12 @@ class Estimate:
         return min((width for width in self.costs.verify_widths if width >= rows), key=self.costs.verify_ms.__getitem__)
 
 
-def estimate_from_plans(fingerprint: str, weights: Weights, device: DeviceName, share: float) -> Estimate | None:
+def estimate_from_plans(
+    fingerprint: str, weights: Weights, device: DeviceName, share: float, kind: Kind = "eagle3"
+) -> Estimate | None:
     """Return an estimator of a head's speed-up, with the step costs of one of the target's plans.
 
-    Of the target's plans on this machine it is one with ``weights`` if possible, among these one with an EAGLE-3 head
+    Of the target's plans on this machine it is one with ``weights`` if possible, among these one with such a head
     if possible, among these the newest. None if the target has no plan.
 
     Args:
@@ -68,18 +69,22 @@ def estimate_from_plans(fingerprint: str, weights: Weights, device: DeviceName, 
         device: device of the plan.
         share: bytes that a drafter pass reads divided by bytes that a target pass reads. It gives the cost of a draft
             pass if the plan has measured none.
+        kind: of the head.
     """
     plans = sorted(
-        _plans_of(fingerprint, device), key=lambda plan: (plan.target.weights == weights, _kind(plan) == _KIND)
+        _plans_of(fingerprint, device), key=lambda plan: (plan.target.weights == weights, _kind(plan) == kind)
     )
     if not plans:
         return None
     plan = plans[-1]
-    costs, measured = plan.costs[0].steps(), _kind(plan) == _KIND
+    costs, measured = plan.costs[0].steps(), _kind(plan) == kind
     if not measured:
         pass_ms = share * costs.verify_ms[1]
+        level_ms = pass_ms if kind == "eagle3" else 0.0  # one pass of a DFlash head drafts all levels
         free_ms = costs.overhead_ms if costs.model_free_overhead_ms is None else costs.model_free_overhead_ms
-        costs = replace(costs, head_ms=pass_ms, draft_ms={1: pass_ms}, overhead_ms=free_ms, model_free_overhead_ms=None)
+        costs = replace(
+            costs, head_ms=pass_ms, draft_ms={1: level_ms}, overhead_ms=free_ms, model_free_overhead_ms=None
+        )
     return Estimate(plan.name, costs, is_reckoned=not measured)
 
 

@@ -7,14 +7,17 @@ from torch import nn
 
 from yggdrasil.artifacts import atomic_directory
 from yggdrasil.checkpoints.shards import raising_os_errors
+from yggdrasil.training.dflash import DFlashRecipe
 from yggdrasil.training.eagle import EagleRecipe
 from yggdrasil.training.state import Look
 
 CARD = "README.md"
+Recipe = EagleRecipe | DFlashRecipe
+
 _MARK = "A drafter for"  # the text by which our model cards are recognised
 
 
-def publish(recipe: EagleRecipe, model: nn.Module, facts: Mapping[str, str], look: Look | None, out: Path) -> None:
+def publish(recipe: Recipe, model: nn.Module, facts: Mapping[str, str], look: Look | None, out: Path) -> None:
     """Write a trained drafter in its published format, with its model card, to the folder ``out``, atomically.
 
     Args:

@@ -15,11 +15,12 @@ from yggdrasil.artifacts.atomic import resolve_link
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.training.dflash import DFlashRecipe
 from yggdrasil.training.eagle import EagleRecipe
 from yggdrasil.training.estimate import estimate_from_plans
 from yggdrasil.training.features import Features, Kept, shards, stack_windows
 from yggdrasil.training.objective import Teacher, count_hits, loss_of
-from yggdrasil.training.publish import publish
+from yggdrasil.training.publish import Recipe, publish
 from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
 from yggdrasil.training.start import load_start_head
 from yggdrasil.training.state import KeptTraining, Look, Progress, Training
@@ -56,13 +57,14 @@ class TrainingRun:
         size, begun = loaded.vocab_size, None
         if kept is None and settings.start is not None:
             begun = load_start_head(settings.start, loaded)
-        if kept is not None:
+        if kept is not None and settings.kind == "eagle3":
             vocabulary = kept.vocabulary(size)
         elif begun is not None:
             vocabulary = begun.target_tokens(torch.arange(begun.settings.draft_vocab_size))
         else:
             vocabulary = draft_vocabulary(parts.trained, size)
-        self._recipe = recipe = EagleRecipe(loaded, vocabulary)
+        make: type[Recipe] = EagleRecipe if settings.kind == "eagle3" else DFlashRecipe
+        self._recipe = recipe = make(loaded, vocabulary)
         states = resolve_link(settings.work / "states")
         if kept is None:
             shutil.rmtree(states, ignore_errors=True)
@@ -71,7 +73,7 @@ class TrainingRun:
         self._training = Training(recipe.initial().to(loaded.device), recipe.initial().to(loaded.device), recipe.rate)
         if kept is not None:
             self._training.load(kept)
-        self._progress = Progress(source.fingerprint()) if kept is None else kept.progress
+        self._progress = Progress(source.fingerprint(), settings.kind) if kept is None else kept.progress
         if settings.start is not None and begun is not None:
             self._training.start_from(begun)
             self._progress.began_as = settings.start.name
@@ -94,6 +96,7 @@ class TrainingRun:
             usual_weights(source, "bfloat16", settings.device),
             settings.device,
             self._weights_share(loaded, source),
+            settings.kind,
         )
         self._loss = 0.0
         self._report = teller.phase("training")

@@ -3,20 +3,22 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from yggdrasil.scheduling.plan import DeviceName
 
 CONTEXT = 192  # tokens of a prompt that are kept before its answer
+Kind = Literal["eagle3", "dflash"]  # of heads that can be trained
 SHOWN = 5  # draft steps for which agreement is reported
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Settings of one training run of an EAGLE-3 head."""
+    """Settings of one training run of a head."""
 
     target: str  # a folder, .gguf file or hub id
     out: Path  # folder of the drafter
+    kind: Kind = "eagle3"
     prompts: tuple[Path, ...] = ()  # JSON lines; the target answers them
     texts: tuple[Path, ...] = ()  # existing text to train on; then the target generates only if asked
     minutes: float = 60.0

@@ -70,8 +70,8 @@ def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor
     head.fc.weight.zero_()
     head.fc.weight[:, -settings.target_hidden_size :] = torch.eye(hidden)
     layer: Any = decoder_layers(model)[-1]
-    _copy_layer(head, layer, hidden)
-    _copy_norm(head.norm, getattr(model.base_model, "norm", None), hidden)
+    copy_layer(head.midlayer, layer, hidden, _NORMS)
+    copy_norm(head.norm, getattr(model.base_model, "norm", None), hidden)
     head.lm_head.weight.copy_(target_head(loaded).rows[vocabulary])
     if settings.has_own_vocabulary:
         head.d2t.copy_(vocabulary - torch.arange(len(vocabulary)))
@@ -107,10 +107,14 @@ def _unlike(found: HeadSettings, wanted: HeadSettings) -> list[str]:
     return [each.name for each in fields(found) if getattr(found, each.name) != getattr(wanted, each.name)]
 
 
-def _copy_layer(head: EagleHead, layer: Any, hidden: int) -> None:
-    middle = head.midlayer
-    for ours, theirs in _NORMS.items():
-        _copy_norm(getattr(middle, ours), getattr(layer, theirs, None), hidden)
+def copy_layer(middle: Any, layer: Any, hidden: int, norms: Mapping[str, str]) -> None:
+    """Copy the weights of the target's decoder layer ``layer`` that fit to ``middle``, a head's layer.
+
+    Args:
+        norms: names of the norms in both layers, by the head's.
+    """
+    for ours, theirs in norms.items():
+        copy_norm(getattr(middle, ours), getattr(layer, theirs, None), hidden)
     for part in ("self_attn", "mlp"):
         for name, linear in getattr(middle, part).named_children():
             found = getattr(getattr(getattr(layer, part, None), name, None), "weight", None)
@@ -123,7 +127,7 @@ def _copy_layer(head: EagleHead, layer: Any, hidden: int) -> None:
                 linear.weight[:, hidden:] = found
 
 
-def _copy_norm(ours: Norm, theirs: nn.Module | None, size: int) -> None:
+def copy_norm(ours: Norm, theirs: nn.Module | None, size: int) -> None:
     """Copy the factor of the target's norm, whatever its parametrisation: its output for a row of ones."""
     if theirs is not None:
         weight = getattr(theirs, "weight", torch.ones(1))

@@ -46,6 +46,7 @@ class Progress:
     """Counters and evaluations of a training over all its runs."""
 
     identity: str  # the target's fingerprint
+    kind: str = "eagle3"  # of the head
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0

@@ -31,7 +31,7 @@ _MOST_TEXT = 2 / 3  # of one run's time, so that some is left to train
 
 
 def train(settings: TrainSettings, teller: Teller) -> Path:
-    """Train an EAGLE-3 head until the time is up or nothing improves, and return the head's folder.
+    """Train a head until the time is up or nothing improves, and return the head's folder.
 
     If ``settings.work`` has the state of an earlier run, training resumes from it.
 
@@ -42,6 +42,8 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     check_writable(settings.out, is_folder=True)
     if not (is_free(settings.out) or is_ours(settings.out)):
         raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a drafter; name another folder")
+    if settings.kind != "eagle3" and settings.start is not None:
+        raise YggdrasilError(f"--start names an EAGLE-3 head, not one of --kind {settings.kind}; leave one of them out")
     device = open_device(settings.device)
     deadline = monotonic() + settings.minutes * 60
     source = Source.find(settings.target)
@@ -74,6 +76,10 @@ def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraini
         raise YggdrasilError(
             f"--out {shown(settings.out)} holds a drafter, and nothing in {shown(settings.work)} goes on with it; name "
             "another folder, or delete this one to begin anew"
+        )
+    if kept is not None and kept.progress.kind != settings.kind:
+        raise YggdrasilError(
+            f"{shown(settings.work)} is of a training of --kind {kept.progress.kind}; name that kind, or another --out"
         )
     if kept is None or settings.start is None:
         return kept
