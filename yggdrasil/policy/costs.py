@@ -11,10 +11,10 @@ _OVER_PARTS = 1.5  # factor over several narrower passes from which a pass's tim
 
 
 def without_pauses(measured: Mapping[int, float]) -> dict[int, float]:
-    """Return measured times with outliers lowered that only a pause of the machine explains.
+    """Return measured times with those lowered that only a pause of the machine explains.
 
     A pass over W rows takes at most 1.5 times as long as narrower passes that cover W rows together. Longer times are
-    lowered to this limit.
+    lowered to this limit. The result is by ascending width.
 
     Args:
         measured: width (rows of a pass) -> milliseconds.
@@ -27,10 +27,7 @@ def without_pauses(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def has_pause(measured: Mapping[int, float]) -> bool:
-    """Return whether a time in ``measured`` (width -> milliseconds) is more than 1 % too long to be explained.
-
-    The limit is 1.5 times the time of narrower passes that cover as many rows.
-    """
+    """Return whether ``without_pauses`` would lower a time in ``measured`` (width -> milliseconds) by more than 1 %."""
     return any(measured[width] > 1.01 * ms for width, ms in without_pauses(measured).items())
 
 
@@ -38,11 +35,12 @@ Kind: TypeAlias = Literal["plain", "model_free", "drafted"]
 
 
 def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]]:
-    """Map each width to the cheapest way to run it: (milliseconds, compiled width that serves it by padding).
+    """Map each width, ascending, to its cheapest step: (milliseconds, compiled width that serves it by padding).
+
+    A step may be slower than a wider one, which then serves its width too. Ties go to the narrower step.
 
     Args:
-        measured: compiled width -> milliseconds of a step. A step may be slower than a wider one, which then serves its
-            width too. Ties go to the narrower step.
+        measured: compiled width -> milliseconds of a step.
 
     Raises:
         ValueError: ``measured`` is empty or a time is not positive.
@@ -102,7 +100,7 @@ class StepCosts:
 
     @cached_property
     def draft_widths(self) -> tuple[int, ...]:
-        """Draft widths (nodes a level) that have a cost, ascending."""
+        """Draft widths (nodes that a draft step attaches) that have a cost, ascending."""
         return tuple(sorted(self.draft_ms))
 
     @cached_property
@@ -111,7 +109,10 @@ class StepCosts:
         return tuple(sorted(self.verify_ms))
 
     def drafting_ms(self, width: int, depth: int) -> float:
-        """Return the milliseconds of drafting ``depth`` (>= 1) levels of ``width`` nodes; 0 for ``width`` 0."""
+        """Return the milliseconds of drafting with ``depth`` (>= 1) draft steps of ``width`` nodes; 0 for ``width`` 0.
+
+        It is the head draft and ``depth`` - 1 passes, because the last step runs none.
+        """
         if width == 0:
             return 0.0
         return self.head_ms + (depth - 1) * self.draft_ms[width]
@@ -121,7 +122,7 @@ class StepCosts:
 
         Args:
             width: draft width; 0 verifies model-free drafts only.
-            depth: drafted levels; 0 is an iteration of plain decoding, whatever the widths.
+            depth: number of draft steps; 0 is an iteration of plain decoding, whatever the widths.
             verify_width: rows of the target's pass.
         """
         if depth == 0:

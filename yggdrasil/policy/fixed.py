@@ -14,12 +14,12 @@ class Policy(Protocol):
     wants_model_free: bool  # whether the engine grows model-free trees
 
     def begin(self) -> None:
-        """Begin a request: the policy drops its state of the last request and keeps its estimates."""
+        """Begin a request: drop the state of the last request, and keep the estimates."""
 
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return the tree shape of the next iteration, or None to be called again with ``features``.
+        """Return the decision for the next iteration, or None: call again with ``features``, which then gives one.
 
         A shape of depth 0 is a plain step. A shape of width 0 verifies only ``model_free``.
 
@@ -30,7 +30,7 @@ class Policy(Protocol):
         """
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound: model-free nodes that cannot raise the objective value are not grown.
+        """Return the early-stopping bound, by which growth of a model-free tree ends when no node can raise the value.
 
         Args:
             context: tokens in the target's cache.
@@ -73,11 +73,11 @@ class FixedPolicy:
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return the fixed tree shape, whatever the context."""
+        """Return the fixed decision, whatever the arguments."""
         return self._decision
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return a bound by which a drafted tree is extended to about its verify width; others are grown in full."""
+        """Return a bound by which a drafted tree is extended to about its verify width; without ``shape``, no bound."""
         return UNBOUNDED if shape is None else stopping_bound([shape.verify_width], [1.0])
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
@@ -100,7 +100,10 @@ class ModelFreePolicy(FixedPolicy):
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return a decision to verify ``model_free``, or a plain step if it is None or expects no accepted token."""
+        """Return a decision to verify ``model_free``, or a plain step if it is None or expects no accepted token.
+
+        ``context`` and ``features`` are not used.
+        """
         if model_free is None or model_free.expected[-1] <= 1.0:
             return self._decision
         return Decision(TreeShape(0, model_free.depth, self._verify_width))

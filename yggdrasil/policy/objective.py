@@ -33,20 +33,23 @@ UNBOUNDED: StoppingBound = array("d")
 
 
 def objective_value(tokens: Number, milliseconds: Number, objective: Objective = "latency") -> Number:
-    """Return what decisions maximise: tokens per millisecond (``"latency"``), or ``tokens`` (``"aal"``).
+    """Return the value of an iteration that decisions maximise, or an array of the values of many.
 
-    The former is equation 3's speed-up without the factor T_verify(1). ``tokens`` (bonus token included) and
-    ``milliseconds`` (drafting, the target's pass and overhead) are expected, of one iteration or arrays of many.
+    Args:
+        tokens: expected tokens, bonus token included.
+        milliseconds: expected time of drafting, the target's pass and overhead.
+        objective: ``"latency"``: tokens per millisecond, which is equation 3's speed-up without the factor T_verify(1);
+            ``"aal"`` (average accepted length): ``tokens`` itself.
     """
     return tokens / milliseconds if objective == "latency" else tokens
 
 
 def least_useful_probability(costs: Iterable[StepCosts]) -> float:
-    """Return the path probability below which verifying a tree node costs more time than it can save.
+    """Return the probability of a node's path below which verifying the node costs more time than it can save.
 
     The cost of one more row is the smallest slope of a pass's milliseconds over its width, in plain steps. The result
-    is half of it, because nodes with low scores are accepted up to twice as often as estimated. 0 without two verify
-    widths.
+    is half of it, because nodes with low scores are accepted up to twice as often as estimated. It is 0 if no context
+    has two verify widths.
 
     Args:
         costs: step costs at each measured context length.
@@ -70,7 +73,9 @@ class Decision(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Kind of iteration, by which regret budgets and latency scales are kept: plain, model-free or drafted."""
+        """Kind of iteration, by which regret budgets and latency scales are kept: "plain", "model_free" or
+        "drafted".
+        """
         if self.is_drafting:
             return "drafted"
         return "model_free" if self.shape.depth else "plain"
@@ -84,7 +89,9 @@ class ModelFree(NamedTuple):
 
 
 def stopping_bound(widths: Sequence[int], values: Sequence[float]) -> StoppingBound:
-    """Return the early-stopping bound of model-free drafts, which C++ reads while it grows a tree.
+    """Return the early-stopping bound of model-free drafts: width, value and value again for each width, in one array.
+
+    C++ reads the array while it grows a tree.
 
     Args:
         widths: verify widths above 1, ascending.
@@ -125,7 +132,9 @@ class PassValues:
     def best(
         self, expected: Sequence[float], first: int = 0, correction: float = 1.0, most: float = inf
     ) -> tuple[int, float]:
-        """Return (index of the verify width with the highest value, expected tokens there); ties go to the narrower.
+        """Return the index of the verify width with the highest value, and the expected tokens there.
+
+        Ties go to the narrower width.
 
         Args:
             expected: [V] expected tokens at each verify width, bonus token included.
@@ -174,9 +183,10 @@ class ShapeTable:
         self._value = objective_value(np.ones_like(milliseconds), milliseconds, objective)  # [N], of a token
 
     def expected_tokens(self, survival: FloatArray) -> npt.NDArray[np.float64]:
-        """Return the expected tokens of an iteration (bonus token included) for each tree shape, [N] float64.
+        """Return the expected tokens of an iteration with each of ``shapes``, bonus token included, [N] float64.
 
-        ``survival`` [D] is P(accepted length >= d) for d = 1 .. D.
+        Args:
+            survival: [D]; ``survival[d - 1]`` is P(accepted length >= d).
         """
         # NOTE: a sum over axis 0 adds every column in the same order, so equal shapes tie exactly; BLAS may differ.
         total: npt.NDArray[np.float64] = np.add.reduce(self._ratios * survival[:, None], axis=0)
@@ -184,7 +194,12 @@ class ShapeTable:
         return total
 
     def best_tree(self, survival: FloatArray) -> Decision:
-        """Return the tree shape with the highest objective value and its expected tokens, for ``survival`` [D]."""
+        """Return the tree shape with the highest objective value, and its expected tokens, as a decision without a
+        time.
+
+        Args:
+            survival: [D]; ``survival[d - 1]`` is P(accepted length >= d).
+        """
         expected = self.expected_tokens(survival)
         best = int((expected * self._value).argmax())
         return Decision(self.shapes[best], float(expected[best]))
@@ -238,11 +253,12 @@ class DraftedTrees:
 
     @property
     def reads_features(self) -> bool:
-        """Whether there is a depth predictor; without one, the calibration's mean is used for every tree."""
+        """Whether ``best`` reads its argument ``features``: whether there is a depth predictor."""
         return self._depth is not None
 
     def typical(self, here: int, model_free: Decision | None) -> Decision:
-        """Return the best shape and expected tokens of a tree whose acceptance by depth is the calibration's mean.
+        """Return the best shape for the calibration's mean acceptance, and its expected tokens, as a decision without a
+        time.
 
         A drafted tree also contains the model-free drafts. If ``model_free`` could be verified alone, the expected
         tokens are its own plus those that drafting adds, which are fewer the more ``model_free`` expects.
@@ -258,9 +274,14 @@ class DraftedTrees:
         return Decision(shape, model_free.tokens + self._added_tokens / model_free.tokens)
 
     def best(self, features: Features, here: int) -> Decision:
-        """Return the best shape and its expected tokens by the depth predictor; a typical tree's without one.
+        """Return the best shape by the depth predictor, and its expected tokens, as a decision without a time.
 
-        ``here`` is the index into ``costs`` of the nearest context length.
+        Without a depth predictor, ``features`` are not read, and the result is that of ``typical`` without model-free
+        drafts.
+
+        Args:
+            features: of the current position.
+            here: index into ``costs``, of the nearest context length.
         """
         if self._depth is None:
             return self._typical[here]

@@ -75,7 +75,17 @@ class ObjectivePolicy:
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return the tree shape of the next iteration with the highest objective value."""
+        """Return the next iteration's decision with the highest objective value, or None: call again with ``features``.
+
+        Without ``features``, a plain step, ``model_free`` and a typical drafted tree are compared; with them, a plain
+        step and the drafted tree that the depth predictor expects to be best. A kind whose regret budget is closed is
+        left out.
+
+        Args:
+            context: tokens in the target's cache.
+            model_free: the tree that n-gram statistics have drafted, or None if there is none.
+            features: input of the depth predictor; None in the first call.
+        """
         self._here = bisect_left(self._borders, context)
         plain = Decision(PLAIN_STEP, 1.0, self._plain_ms)
         if features is not None:
@@ -95,19 +105,30 @@ class ObjectivePolicy:
         return best
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        """Return ``decision`` with the verify width of the highest objective value."""
+        """Return ``decision`` with the verify width of the highest objective value, its expected tokens and time.
+
+        Args:
+            expected: [V] tokens that the drafted tree's scores predict at each verify width, bonus token included.
+            context: tokens in the target's cache.
+        """
         self._here = bisect_left(self._borders, context)
         return self._verified_at(decision, expected, self._pruned(self._here, decision.shape).best(expected)[0])
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound of model-free drafts in a tree drafted as ``shape``; None: of these alone."""
+        """Return the early-stopping bound, by which growth of a model-free tree ends when no node can raise the value.
+
+        Args:
+            context: tokens in the target's cache.
+            shape: the drafted tree that the model-free drafts extend; None if they are verified alone.
+        """
         here = bisect_left(self._borders, context)
         return self._free_passes(here).bound if shape is None else self._pruned(here, shape).bound
 
     def best_model_free(self, tree: ModelFree) -> Decision | None:
         """Return a decision to verify ``tree``, the n-gram statistics' drafts, at the best verify width above 1.
 
-        None if the tree is expected to give no token, or the regret budget of model-free drafts is closed.
+        None if no drafted token is expected to be accepted, or the regret budget of model-free drafts is closed. It
+        uses the costs of the context of the last ``choose``.
         """
         if tree.expected[-1] <= 1.0 or not self._budgets["model_free"].is_open:
             return None
@@ -164,13 +185,19 @@ class ObjectivePolicy:
     # ==== learning ====
 
     def begin(self) -> None:
-        """Begin a request, and charge the first tree of the last request to the regret budgets."""
+        """Begin a request, and charge the loss of the last request's first tree to the regret budgets."""
         for budget in self._budgets.values():
             budget.begin()
         self._steps, self._drafter_lags = 0, True
 
     def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """Update latency scales, acceptance correction and regret budgets by one finished iteration."""
+        """Update latency scales, acceptance correction and regret budgets by one finished iteration.
+
+        Args:
+            decision: the iteration's decision.
+            tokens: tokens that the iteration added to the text, bonus token included.
+            milliseconds: time of the whole iteration.
+        """
         shape, kind, plain_ms = decision.shape, decision.kind, self._plain_ms
         has_read = kind == "drafted" and (self._drafter_lags or not shape.depth)  # besides what was predicted
         charged_ms = milliseconds if has_read else min(milliseconds, LatencyScales.PAUSE * decision.milliseconds)
@@ -196,7 +223,7 @@ class ObjectivePolicy:
         self._steps += 1
 
     def state(self) -> dict[str, Any]:
-        """Return latency scales, acceptance correction and regret budgets as plain data for JSON."""
+        """Return latency scales, acceptance correction and regret budgets as JSON-compatible data for ``restore``."""
         return {
             "scales": self._scales.state(),
             "model_free": self._correction.state(),
@@ -204,7 +231,11 @@ class ObjectivePolicy:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the online estimates by a result of ``state()`` of a policy over the same shapes."""
+        """Replace the online estimates by ``state``, a result of ``state()`` of a policy over the same verify widths.
+
+        Raises:
+            ValueError: ``state`` has another number of verify widths.
+        """
         self._scales.restore(state["scales"])
         self._correction.restore(state["model_free"])
         for kind, budget in self._budgets.items():
@@ -229,7 +260,7 @@ class LatencyScales:
         self._is_known = False
 
     def observe(self, step: int, predicted_ms: float, milliseconds: float, *, is_cold: bool = False) -> None:
-        """Update the latency scales by the time of one iteration.
+        """Update the factors by the time of one iteration.
 
         The first iteration that is not cold sets all factors at once, because the machine may be busy or another.
 
@@ -251,11 +282,17 @@ class LatencyScales:
         self.factors[step] *= 1.0 + self.OWN_RATE * deviation
 
     def state(self) -> dict[str, Any]:
-        """Return the latency scales, one factor per kind of step, as plain data for JSON."""
+        """Return {"factors": one factor for each step}, for JSON and ``restore``."""
         return {"factors": list(self.factors)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the factors by a result of ``state()``, of which the next step only keeps the ratios."""
+        """Replace the factors by ``state``, a result of ``state()``.
+
+        The next step that is observed rescales all of them at once, so only their ratios last.
+
+        Raises:
+            ValueError: ``state`` has another number of factors.
+        """
         if len(state["factors"]) != len(self.factors):
             raise ValueError(f"factors of {len(state['factors'])} steps, not of {len(self.factors)}")
         self.factors = list(state["factors"])
@@ -274,7 +311,12 @@ class AcceptanceCorrection:
         self.factor = 1.0
 
     def observe(self, estimated: float, accepted: float) -> None:
-        """Update the factor by a tree's estimated and ``accepted`` tokens, both without the bonus token."""
+        """Update the factor by one verified tree. Both numbers leave out the bonus token.
+
+        Args:
+            estimated: accepted tokens that the scores of the tree's nodes predicted.
+            accepted: drafted tokens that the target accepted.
+        """
         self._estimated = DECAY * self._estimated + estimated
         self._accepted = DECAY * self._accepted + accepted
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
@@ -284,11 +326,11 @@ class AcceptanceCorrection:
         self.observe(0.0, 0.0)
 
     def state(self) -> dict[str, Any]:
-        """Return the two moving averages behind the correction factor, as plain data for JSON."""
+        """Return the moving averages {"estimated": tokens, "accepted": tokens}, for JSON and ``restore``."""
         return {"estimated": self._estimated, "accepted": self._accepted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the moving averages to those of a result of ``state()``, and compute the factor from them."""
+        """Set the moving averages to those of ``state``, a result of ``state()``, and recompute the factor."""
         self._estimated, self._accepted = state["estimated"], state["accepted"]
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
 
@@ -323,7 +365,7 @@ class RegretBudget:
         self._first, self._has_first = 0.0, False  # loss of this request's first tree, charged at the next ``begin``
 
     def begin(self) -> None:
-        """Begin a request, and charge the first tree of the previous request to the balance.
+        """Begin a request, and charge the first tree of the last request to the balance.
 
         The first tree's loss includes the drafter's prefill of the prompt, a sunk cost. Charged earlier, it would stop
         the speculation that could recover it. Gains of its request repay it first.
@@ -347,7 +389,10 @@ class RegretBudget:
         self._add(max(gained - repaid, -self.WORST))
 
     def earn(self) -> None:
-        """Raise the regret budget's balance by 0.01 plain steps, for an iteration without this kind of speculation."""
+        """Raise the balance by 0.01 plain steps, for an iteration that did not use the budget's kind of speculation.
+
+        The balance is at most 16, and a closed budget reopens at 2.
+        """
         self._add(self.EARNED)
 
     def _add(self, gained: float) -> None:
@@ -355,9 +400,9 @@ class RegretBudget:
         self.is_open = self._balance >= (0.0 if self.is_open else self.REOPENS)
 
     def state(self) -> dict[str, Any]:
-        """Return the balance, in plain steps, and whether the budget is open, as plain data for JSON."""
+        """Return {"balance": plain steps, "is_open": bool}, for JSON and ``restore``."""
         return {"balance": self._balance, "is_open": self.is_open}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the balance by a result of ``state()``."""
+        """Replace balance and openness by ``state``, a result of ``state()``."""
         self._balance, self.is_open = state["balance"], state["is_open"]

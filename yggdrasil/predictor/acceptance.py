@@ -40,7 +40,9 @@ class AcceptanceCalibration:
 
     @classmethod
     def identity(cls) -> AcceptanceCalibration:
-        """Return the calibration whose acceptance estimate is the draft probability itself, clipped at both ends."""
+        """Return the calibration whose acceptance estimate is the draft probability itself, clipped to 1e-4 ..
+        0.9999.
+        """
         return cls(_clip_increasing(KNOT_LOG_PROBABILITY))
 
     @classmethod
@@ -79,9 +81,10 @@ class AcceptanceCalibration:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> AcceptanceCalibration:
-        """Rebuild the map from named arrays, of which only ``acceptance.knots`` is read.
+        """Rebuild the calibration from named arrays, of which only ``acceptance.knots`` is read.
 
         Raises:
+            KeyError: there are no knots.
             ValueError: the knots have another shape or dtype, or fall.
         """
         return cls(np.ascontiguousarray(arrays["acceptance.knots"]))

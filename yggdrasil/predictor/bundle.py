@@ -33,7 +33,11 @@ class Learned:
             raise ValueError(f"the predictor takes {self.depth.num_features} features, its inputs have {self.reads}")
 
     def save(self, folder: Path) -> None:
-        """Write the fitted tables and networks to the safetensors file ``predictor.safetensors`` in ``folder``."""
+        """Write the fitted tables and networks to the safetensors file ``predictor.safetensors`` in ``folder``.
+
+        Raises:
+            ArtifactError: the file cannot be written.
+        """
         tables: dict[str, Any] = {f"ratio.{width}": table for width, table in self.ratios.items()}
         arrays = {
             **self.acceptance.to_arrays(),

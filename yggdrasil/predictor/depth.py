@@ -61,7 +61,10 @@ class DepthPredictor:
         return np.multiply.accumulate(conditional, axis=-1, dtype=np.float32)
 
     def conditional_logits(self, features: Float32Array) -> Float32Array:
-        """Return the logits of P(length >= d | length >= d - 1) for d = 1..D, [..., D], from ``features`` [..., F]."""
+        """Return the logits of P(length >= d | length >= d - 1) for d = 1 ..
+
+        D, [..., D], from ``features`` [..., F].
+        """
         if features.ndim == 1:
             # NOTE: a matrix product would start BLAS threads, which then spin on the cores that run the models.
             first = np.einsum("ef,f->e", self._folded_weight, features)
@@ -73,7 +76,7 @@ class DepthPredictor:
         return logits
 
     def to_arrays(self) -> dict[str, Float32Array]:
-        """Return the depth predictor's weights as named arrays for a safetensors file; names begin with ``depth.``."""
+        """Return the weights for a safetensors file: ``depth.FIELD`` -> array, for each field of the constructor."""
         return {_KEY_PREFIX + item.name: getattr(self, item.name) for item in fields(self) if item.init}
 
     @classmethod

@@ -34,7 +34,7 @@ class FeatureSizes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """F, the number of input features of the depth predictor."""
+        """F, the sum of the three sizes."""
         return sum(self)
 
 
@@ -43,18 +43,21 @@ class Features(Protocol):
 
     @property
     def context(self) -> int:
-        """Number of tokens in the target's KV cache."""
+        """Number of tokens in the target's KV cache, which has all committed tokens but the last."""
 
     def hidden(self) -> Float32Array:
-        """Return the target's hidden state from which the last token was chosen, [H] float32."""
+        """Return the target's hidden state from which the last committed token was chosen, [H] float32."""
 
     def repetition(self) -> Float32Array:
-        """Return numbers on how the end of the text repeats an earlier part, [R] float32."""
+        """Return six numbers on how the end of the text repeats an earlier part of it, [6] float32.
+
+        ``RepetitionFigures.read`` explains them.
+        """
 
     def head(self) -> Float32Array:
-        """Return the drafter's log-probabilities of its K likeliest tokens after the text, descending, [K] float32.
+        """Return the drafter's log-probabilities of the K likeliest tokens after the text, descending, [K] float32.
 
-        Runs the first draft step (head draft), which computes them.
+        Entries are -inf where there are fewer. The head draft, which computes them, must have run.
         """
 
 
@@ -72,14 +75,17 @@ class RepetitionFigures:
         self._fast_rate = self._slow_rate = 0.0
 
     def resume(self, text: Sequence[int]) -> int:
-        """Return how many tokens were read before, if they begin ``text``; otherwise clear all and return 0."""
+        """Return the number of tokens that were read before if ``text`` begins with them; else clear all and return 0.
+
+        The caller passes the rest of ``text`` to ``extend``.
+        """
         read = self.repetition.text
         if list(text[: len(read)]) != read:
             self.forget()
         return len(self.repetition.text)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append accepted tokens to the text and update the numbers."""
+        """Append token ids to the text and update the numbers."""
         for token in tokens:
             is_hit = self.repetition.append(token)
             self._fast_rate += _FAST * (is_hit - self._fast_rate)
@@ -88,10 +94,10 @@ class RepetitionFigures:
             self._followed = self._followed + 1 if is_hit else NGRAM * (self.repetition.period > 0)
 
     def read(self) -> Float32Array:
-        """Return the numbers on how the end of the text repeats an earlier part, [R] float32.
+        """Return six numbers on how the end of the text repeats an earlier part, [6] float32.
 
-        They are log1p of the repetition's length, of its distance (period) and of the tokens since the last token that
-        it did not predict; a fast and a slow moving rate of predicted tokens; and 1 if a repetition is going on.
+        They are log1p of the repetition's length, of its distance (period), and of the number of tokens in a row that
+        it has predicted; a fast and a slow moving rate of predicted tokens; and 1 if a repetition is going on, else 0.
         """
         period = self.repetition.period
         return np.array(
@@ -104,7 +110,10 @@ class RepetitionFigures:
 
 
 def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
-    """Return the concatenated input of the depth predictor, [F] float32; parts of size 0 are not computed."""
+    """Return the input of the depth predictor, [F] float32: hidden state, repetition and head draft, in this order.
+
+    A part of size 0 is neither computed nor included.
+    """
     parts = []
     if sizes.hidden:
         parts.append(features.hidden())
@@ -116,13 +125,16 @@ def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
 
 
 def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Array:
-    """Clip the drafter's log-probabilities at -12, the lowest knot of the acceptance calibration, as float32."""
+    """Return log-probabilities as float32, same shape, with lower values than -12, such as -inf, raised to -12."""
     bounded: Float32Array = np.maximum(log_probabilities, _NO_GUESS, dtype=np.float32)
     return bounded
 
 
 def repetition_figures(text: Sequence[int], first: int) -> Float32Array:
-    """Return the repetition features after each token from index ``first`` on, [len(text) - first, R] float32."""
+    """Return the six numbers of ``RepetitionFigures.read`` after each token from index ``first`` on.
+
+    Row i of the result, [len(text) - first, 6] float32, is for the text up to and with token ``first + i``.
+    """
     figures = RepetitionFigures()
     figures.extend(text[:first])
     rows = []

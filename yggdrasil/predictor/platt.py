@@ -22,8 +22,8 @@ MAX_SLOPE = 10.0
 def calibrate_heads(predictor: DepthPredictor, features: Float32Array, lengths: IntArray) -> DepthPredictor:
     """Return ``predictor`` with a Platt calibration of each depth's output, fitted on validation positions.
 
-    A slope and a shift of depth d are fitted on positions with length >= d - 1, and folded into the output weights.
-    Depths with fewer than ``MIN_POSITIONS`` positions keep their weights.
+    A slope and a shift of depth d are fitted on positions with length >= d - 1, and folded into the output weights. A
+    depth keeps its weights if there are fewer than 20 such positions, or if all or none of them reach it.
 
     Args:
         features: [n, F] input features of the positions.
@@ -45,13 +45,13 @@ def calibrate_heads(predictor: DepthPredictor, features: Float32Array, lengths: 
 
 
 def fit_platt(logits: FloatArray, reached: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """Return (slope >= 0, shift) of a Platt calibration: they minimise the log-loss of ``slope * logit + shift``.
+    """Return (slope >= 0, shift) that minimise the log-loss of the logits ``slope * logit + shift``.
 
     A prior pulls them towards (1, 0).
 
     Args:
         logits: [n] the predictor's logits.
-        reached: [n] the labels.
+        reached: [n] the labels, True for the positive class.
     """
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 

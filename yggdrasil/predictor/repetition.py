@@ -23,7 +23,10 @@ class Repetition:
         return len(self.text) - self._guess if self._guess >= 0 else 0
 
     def append(self, token: int) -> bool:
-        """Append ``token`` to the text, and return whether the current repetition had predicted it."""
+        """Append the token id ``token`` to the text, and return whether the current repetition had predicted it.
+
+        False without a repetition.
+        """
         is_hit = self._guess >= 0 and self.text[self._guess] == token
         self.text.append(token)
         ngram = tuple(self.text[-NGRAM:])
@@ -37,10 +40,10 @@ class Repetition:
 
 
 def count_repeated(prompt: Sequence[int], output: Sequence[int]) -> int:
-    """Count the tokens of ``output`` that an n-gram look-up would predict.
+    """Count the tokens of ``output`` that a look-up of three-token contexts would predict.
 
-    A token counts if it also followed the last earlier occurrence of the ``NGRAM`` tokens before it, in the prompt or
-    in the output.
+    A token counts if it also followed the last earlier occurrence of the three tokens before it, in ``prompt`` or
+    ``output`` (token ids).
     """
     text = [*prompt, *output]
     continuations: dict[tuple[int, ...], int] = {}  # three tokens -> the one that came after them last
@@ -53,7 +56,7 @@ def count_repeated(prompt: Sequence[int], output: Sequence[int]) -> int:
 
 
 def repeated_share(documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> float:
-    """Return the share, 0 to 1, of output tokens that an n-gram look-up of three tokens would predict.
+    """Return the share of output tokens that a look-up of three-token contexts would predict; 0 without output.
 
     Args:
         documents: pairs (token ids of the prompt, token ids of the output).

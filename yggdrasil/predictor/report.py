@@ -27,12 +27,13 @@ class DocumentSplit(NamedTuple):
 
 
 def split_documents(documents: IntArray, seed: int, held_out: float = 0.25, validation: float = 0.2) -> DocumentSplit:
-    """Split document numbers at random into training, validation and held-out sets.
+    """Split document numbers at random into training, validation and held-out sets, each ascending.
 
     Each set gets at least one document if there are enough: first training, then held out, then validation.
 
     Args:
         documents: document number of each position; repeated numbers count once.
+        seed: of the random order.
         held_out: share of the documents in the held-out set.
         validation: share of the remaining documents in the validation set.
     """
@@ -82,7 +83,7 @@ class TrainingReport:
     calibration: list[CalibrationPoint] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the scores as one flat dictionary per (depth, scorer), for ``pandas.DataFrame``."""
+        """Return ``scores`` as flat dictionaries, one for each depth and scorer, with the fields of ``DepthScore``."""
         return [asdict(score) for score in self.scores]
 
 
@@ -99,7 +100,7 @@ class LabelledLengths:
 
 
 def score_depths(survival: FloatArray, fitted_on: LabelledLengths, held_out: LabelledLengths) -> list[DepthScore]:
-    """Score the depth predictor and two baselines on held-out positions: one score per depth and scorer.
+    """Score the depth predictor and two baselines on held-out positions: one score per depth and scorer, by depth.
 
     The baselines are a constant rate per depth, and the drafted tree's confidence mapped to probabilities by isotonic
     regression. Without recorded confidence there is only the first.
@@ -124,10 +125,12 @@ def score_depths(survival: FloatArray, fitted_on: LabelledLengths, held_out: Lab
 
 
 def calibration_points(survival: FloatArray, held_out: LabelledLengths) -> list[CalibrationPoint]:
-    """Return the calibration curve of each depth: ten bins of equally many held-out positions, by rising prediction.
+    """Return the calibration curve of each depth: up to ten bins of equally many positions, by rising prediction.
+
+    The curves follow one another, depth 1 first. Without positions there are no bins.
 
     Args:
-        survival: [n, D] the predictor's P(accepted length >= d).
+        survival: [n, D] the predictor's P(accepted length >= d) at the held-out positions.
         held_out: accepted lengths at the same positions.
     """
     points = []

@@ -23,12 +23,12 @@ class Totals:
 
     @property
     def aal(self) -> float:
-        """Return the average accepted length: tokens per iteration, bonus token included."""
+        """Average accepted length: tokens per iteration, bonus token included."""
         return self.tokens / self.iterations
 
     @property
     def ms_per_token(self) -> float:
-        """Return the mean milliseconds per generated token."""
+        """Mean milliseconds per generated token."""
         return self.milliseconds / self.tokens
 
 
@@ -44,14 +44,11 @@ class ShapeTally:
         self._document_ms.append(0.0)
 
     def add(self, shape: TreeShape, milliseconds: float) -> None:
-        """Count an iteration of the tree shape ``shape`` that took ``milliseconds``, in the present document."""
+        """Count an iteration of ``shape`` that took ``milliseconds``, in the document that ``begin`` has begun."""
         self._shapes[shape] += 1
         self._document_ms[-1] += milliseconds
 
     def result(self, tokens: int) -> Totals:
-        """Return the sums (tokens, iterations, milliseconds, tree shapes) over all iterations counted.
-
-        ``tokens`` is the number of tokens that these generated.
-        """
+        """Return the sums over all iterations counted, which together gave ``tokens`` tokens."""
         each = tuple(self._document_ms)
         return Totals(tokens, self._shapes.total(), sum(each), self._shapes, each)

@@ -10,9 +10,10 @@ Timer: TypeAlias = Callable[[Callable[[], object]], float]  # milliseconds of on
 
 
 def timer_for(device: torch.device) -> Timer:
-    """Return the function that times a run on ``device`` in milliseconds.
+    """Return the function that calls its argument and returns the milliseconds of a run on ``device``.
 
-    It uses CUDA events on a GPU, whose launches return early, else the host's clock.
+    On a GPU it is ``device_ms``, which calls it twice and reads CUDA events, since launches return early; else
+    ``host_ms``.
     """
     return device_ms if device.type == "cuda" else host_ms
 

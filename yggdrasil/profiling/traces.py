@@ -69,35 +69,33 @@ class TraceSet:
 
     @property
     def num_positions(self) -> int:
-        """Return P, the number of recorded positions of all documents."""
+        """P, the number of recorded positions of all documents."""
         return len(self.document)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Return the recorded draft widths (nodes attached per draft step), ascending."""
+        """Recorded draft widths (nodes attached per draft step), ascending."""
         return tuple(sorted(self.scores))
 
     @property
     def max_depth(self) -> int:
-        """Return the number of levels of the recorded trees below the root (D_max)."""
+        """D_max, the number of draft steps of the recorded trees."""
         width = self.widths[0]
         return int(self.scores[width].shape[1] // width)
 
     @property
     def has_head(self) -> bool:
-        """Return whether the drafter's log-probabilities of the root's candidates were recorded.
-
-        They are known before a tree is grown.
-        """
+        """Whether the drafter's log-probabilities of the root's candidates were recorded (``head``)."""
         return bool(np.isfinite(self.head).any())
 
     def features(self, sizes: FeatureSizes) -> Float32Array:
         """Return the input of a depth predictor at every recorded position, [P, F] float32.
 
-        ``sizes`` are the numbers of features of each kind that the predictor reads; 0: none.
+        Args:
+            sizes: sizes of the parts that the predictor reads; 0 leaves a part out.
 
         Raises:
-            ValueError: the traces have features of other sizes.
+            ValueError: the traces have parts of other sizes.
         """
         parts = (self.hidden, self.repetition, finite_head(self.head))
         for part, size, name in zip(parts, sizes, sizes._fields, strict=True):
@@ -106,7 +104,7 @@ class TraceSet:
         return np.concatenate([part[:, :size] for part, size in zip(parts, sizes, strict=True)], axis=1)
 
     def document_ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield the row range [start, stop) of each recorded document.
+        """Yield the row range (start, stop), without stop, of each recorded document, in row order.
 
         Raises:
             ValueError: the rows of a document are not contiguous, or its positions not consecutive.
@@ -120,29 +118,36 @@ class TraceSet:
             yield int(start), int(stop)
 
     def accepted_length(self, width: int) -> npt.NDArray[np.int64]:
-        """Return the accepted length [P] int64 of the trees of draft width ``width``, without the bonus token."""
+        """Return each position's accepted length, without the bonus token, for trees of draft width ``width``, [P]
+        int64.
+        """
         lengths: npt.NDArray[np.int64] = (self.depth[width] * self.hit[width]).max(axis=1).astype(np.int64)
         return lengths
 
     def edges(self, width: int) -> tuple[Float32Array, BoolArray]:
-        """Return (log-probability [n] float32, is accepted [n] bool) of all nodes whose parent was accepted.
+        """Return the drafter's log-probability and acceptance of all nodes whose parent was accepted.
 
-        The log-probability is the drafter's, of the node's token after its parent. The nodes are those of all recorded
-        trees of draft width ``width``, one of ``widths``. The acceptance calibration, which maps the drafter's
-        probability to the share of accepted tokens, is fitted to these pairs.
+        The acceptance calibration is fitted to these pairs.
+
+        Args:
+            width: draft width of the trees, one of ``widths``.
+
+        Returns:
+            Log-probabilities of the nodes' tokens given their parents, [n] float32, and whether they were accepted, [n]
+                bool.
         """
         parent_hit = _gather_parent(self.hit[width], self.parent[width], root_value=True)
         wanted = parent_hit & np.isfinite(self.scores[width])
         return self.edge_log_probability[width][wanted], self.hit[width][wanted]
 
     def best_path_scores(self, width: int) -> Float32Array:
-        """Return the best score among the nodes of each depth, [P, D] float32: P recorded trees, depths 1 to D.
+        """Return the best score among the nodes of each depth, [P, D] float32, for depths 1 to D.
 
-        A score is the log of the estimated probability that the whole path down to the node is accepted. It is
-        ``NO_PATH_SCORE`` where no node is that deep.
+        A score is the log of the estimated probability that the whole path down to the node is accepted. It is -30
+        (``NO_PATH_SCORE``) where no node is that deep.
 
         Args:
-            width: draft width, the nodes of a level, of the trees.
+            width: draft width of the trees, one of ``widths``.
         """
         columns = [
             np.where(self.depth[width] == level, self.scores[width], -np.inf).max(axis=1)
@@ -161,15 +166,16 @@ class TraceSet:
         return replace(self, **per_position, **per_width)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays to store by name; names of arrays of a draft width end in ``.WIDTH``."""
+        """Return the arrays by the names of their fields; those of a draft width are named ``FIELD.WIDTH``."""
         per_width = {f"{name}.{width}": array for name in _PER_WIDTH for width, array in getattr(self, name).items()}
         return {**{name: getattr(self, name) for name in _PER_POSITION}, **per_width}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TraceSet:
-        """Return the traces that have these arrays, by the names that ``to_arrays`` gives them.
+        """Rebuild the traces from arrays named as by ``to_arrays``.
 
         Raises:
+            KeyError: an array is missing.
             ValueError: array shapes disagree.
         """
         per_width: dict[str, Any] = {name: {} for name in _PER_WIDTH}

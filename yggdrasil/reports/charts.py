@@ -62,7 +62,7 @@ class Charts:
         self._count = 0
 
     def add(self, figure: object) -> str:
-        """Return the HTML of a plotly figure, container and data; "" for None."""
+        """Return the HTML of a plotly figure, its container and its data; "" for None. ``scripts`` draws it."""
         if figure is None:
             return ""
         import plotly.io

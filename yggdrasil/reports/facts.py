@@ -41,7 +41,7 @@ class Facts:
 
     @classmethod
     def load(cls, plan_path: Path) -> "Facts":
-        """Load a plan with its predictor and its profile (measured times), the data of a report.
+        """Load the data of a report: a plan, its predictor and its profile (measured times), which may be missing.
 
         Raises:
             ArtifactError: the plan or the predictor is missing or damaged.
@@ -65,11 +65,11 @@ class Facts:
 
     @property
     def table(self) -> str | None:
-        """A line about the n-gram table if it counts shipped text; None otherwise."""
+        """One line on which shipped text the n-gram table counts; None without a table or shipped text."""
         return table_origin(self.predictor)
 
     def reasons(self) -> list[str]:
-        """Return sentences that explain why the plan was chosen."""
+        """Return sentences that explain why the plan was chosen, the most important first."""
         return reasons(self.plan)
 
     @cached_property
@@ -121,7 +121,7 @@ class Facts:
         return pd.DataFrame(rows, columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
 
     def roofline(self) -> pd.DataFrame:
-        """Return step times and lower bounds that `scripts/profile_steps.py` stored.
+        """Return step times and lower bounds that ``scripts/profile_steps.py`` stored; empty if it was not run.
 
         Columns: model, width (rows), context (tokens in the cache), ms, least_ms (by memory bandwidth and matrix
         throughput).
@@ -131,9 +131,10 @@ class Facts:
         )
 
     def iterations(self) -> pd.DataFrame:
-        """Return the milliseconds of each stage per iteration: stage, ms_an_iteration and, usually, share.
+        """Return the milliseconds of each stage per iteration, one row per stage.
 
-        They come from the search's chosen plan, else from whole requests, else from the profile's mixed tree shapes.
+        Columns: stage, ms_an_iteration and, except where a file without it was stored, share. The times come from the
+        search's chosen plan, else from whole requests, else from the profile's mixed tree shapes.
         """
         timelines = self.search.timelines()
         own = timelines[(timelines["plan"] == "chosen") & (timelines["kind"] == "measured")]
@@ -154,10 +155,10 @@ class Facts:
         return table
 
     def benchmarks(self) -> pd.DataFrame:
-        """Return the results of `yggdrasil bench` that the profile has (bench-*.json), one row per prompt set.
+        """Return the results of ``yggdrasil bench`` that the profile has in files bench-NAME.json, one row per file.
 
-        Columns: prompts, matched, aal, plain_ms and ours_ms (per token), speedup with quartiles low and high,
-        predicted_speedup, and repeats, the share of repeated tokens.
+        Columns: prompts (NAME), matched ("n of m" prompts with equal output), aal, plain_ms and ours_ms (per token),
+        speedup with quartiles low and high, predicted_speedup, and repeats, the share of repeated tokens.
 
         Raises:
             YggdrasilError: a file is not the result of a benchmark.
@@ -188,9 +189,10 @@ class Facts:
         return pd.DataFrame(rows)
 
     def objective(self) -> pd.DataFrame:
-        """Return predicted AAL, iteration_ms, ms_per_token and speedup over plain decoding of every drafted tree shape.
+        """Return the predicted speed of every drafted tree shape at the plan's first context length, one row per shape.
 
-        The shape's columns are width, depth and verify_width.
+        Columns: width, depth, verify_width, aal, iteration_ms, ms_per_token, speedup (over plain decoding). Empty if no
+        model drafts.
         """
         costs = self.plan.costs[0].steps()
         rows = []
@@ -205,7 +207,7 @@ class Facts:
         return pd.DataFrame(rows, columns=names)
 
     def best_tree(self) -> TreeShape:
-        """Return the tree shape that the search chose, else the fastest predicted one of more than one row."""
+        """Return the tree shape that the search chose, else the fastest predicted one with a verify width above 1."""
         search = self.plan.search
         chosen = search.entry(search.chosen) if search is not None else None
         if chosen is not None and chosen.shape[1]:
@@ -215,9 +217,9 @@ class Facts:
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
 
     def best_pruned_tree(self) -> TreeShape:
-        """Return the fastest tree shape that drafts at least twice as many nodes as it verifies.
+        """Return the fastest predicted tree shape that drafts at least twice as many nodes as it verifies.
 
-        Without any, the shape of ``best_tree``.
+        If there is none, return ``best_tree``.
         """
         table = self.objective().sort_values("ms_per_token")
         pruned = table[(table["verify_width"] > 1) & (table["width"] * table["depth"] >= 2 * table["verify_width"])]
@@ -227,15 +229,25 @@ class Facts:
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
 
     def predictor_scores(self) -> pd.DataFrame:
-        """Return AUC and Brier score of the depth predictor and of the baselines by depth, on held-out documents."""
+        """Return scores of the depth predictor and of the baselines on held-out documents; empty if none are stored.
+
+        Columns: reads (what the predictor reads), depth, scorer, auc, brier.
+        """
         return read_csv_if_any(self.predictor / "report.csv", "predictor-report", PREDICTOR_COLUMNS, REPORT_VERSION)
 
     def calibration(self) -> pd.DataFrame:
-        """Return calibration curves of the depth predictors on held-out documents: predicted and reached share."""
+        """Return calibration curves of the depth predictors on held-out documents; empty if none are stored.
+
+        Columns: reads (what the predictor reads), depth, predicted (mean probability of a bin), reached (share),
+        positions.
+        """
         return read_csv_if_any(self.predictor / "calibration.csv", "predictor-calibration", CURVE_COLUMNS)
 
     def acceptance(self) -> pd.DataFrame:
-        """Return the map from drafter_probability to acceptance, one row per knot; empty if no model drafts."""
+        """Return the acceptance calibration, one row per knot by rising probability; empty if no model drafts.
+
+        Columns: drafter_probability, acceptance.
+        """
         if self.learned is None:
             return pd.DataFrame(columns=["drafter_probability", "acceptance"])
         knots = np.asarray(self.learned.acceptance.knots, dtype=np.float64)

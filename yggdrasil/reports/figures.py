@@ -82,7 +82,8 @@ def iterations(tables: dict[str, pd.DataFrame]) -> Figure | None:
 def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
     """Draw the table "prediction": predicted (y) against measured (x) milliseconds of an iteration, a point per plan.
 
-    A dashed line marks equal times, a band predictions within 7 % of the measured time. None if the table is empty.
+    A dashed line marks equal times; a band marks predictions within 7 % of the measured time. None if the table is
+    empty.
     """
     table = tables["prediction"]
     if table.empty:
@@ -183,7 +184,7 @@ def _shape(table: pd.DataFrame) -> tuple[int, int, int]:
 def predictor(tables: dict[str, pd.DataFrame]) -> Figure | None:
     """Draw AUC and Brier score of depth predictor and baselines, calibration curves, and the map to acceptance.
 
-    None if the tables are empty.
+    It reads the tables "predictor", "calibration" and "acceptance". None if the first and the last are empty.
     """
     scores, curve = tables["predictor"], tables["acceptance"]
     if scores.empty and curve.empty:
@@ -290,7 +291,12 @@ def variants(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def styled(figure: Figure, height: int, legend_y: float = -0.24) -> Figure:
-    """Apply the report's fonts, colours and margins to ``figure`` and return it."""
+    """Apply the report's fonts, colours and margins to ``figure``, in place, and return it.
+
+    Args:
+        height: in pixels.
+        legend_y: vertical place of the legend, in units of the plot's height; below 0 is under the plot.
+    """
     figure.update_layout(
         height=height, paper_bgcolor=PAPER, plot_bgcolor=PAPER, margin={"l": 60, "r": 20, "t": 50, "b": 50},
         font={"family": FONT, "size": 13, "color": INK},

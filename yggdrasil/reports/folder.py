@@ -13,16 +13,17 @@ def read_csv_if_any(path: Path, kind: str, columns: tuple[str, ...], version: in
 
     Args:
         kind: the expected kind of the file, such as "stage-samples".
+        columns: names of columns that the file must have.
         version: the expected version of its format.
 
     Raises:
-        ArtifactError: the file is damaged or of another kind or version.
+        ArtifactError: the file is damaged, of another kind or version, or lacks one of ``columns``.
     """
     return read_csv(path, kind, version, columns) if path.exists() else pd.DataFrame(columns=list(columns))
 
 
 def write_tables(tables: dict[str, pd.DataFrame], folder: Path) -> None:
-    """Write each table as ``NAME.csv`` in ``folder``.
+    """Write each table as ``NAME.csv`` in ``folder``, which is made if necessary; existing files are replaced.
 
     Raises:
         YggdrasilError: a file cannot be written.

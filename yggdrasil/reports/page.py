@@ -62,7 +62,7 @@ footer { color: var(--soft); font-size: 13px; padding: 4px 0 40px; }
 
 
 def build_page(facts: Facts) -> str:
-    """Return a report as the text of one self-contained HTML page."""
+    """Return the report on ``facts`` as the text of one HTML page, which needs no other file and no network."""
     tables, charts = facts.tables(), Charts()
     sections = [section for section in _sections(facts, tables, charts) if section.parts]
     plan = facts.plan

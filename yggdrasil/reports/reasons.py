@@ -8,8 +8,9 @@ from yggdrasil.scheduling.plan import Expectation, Plan
 def considered(plan: Plan) -> pd.DataFrame:
     """Return a table of the policies that a calibration simulated: the chosen one, then the others, fastest first.
 
-    Columns: policy, speedup, aal, ms_a_token, time_over_chosen (its time per token over the chosen one's), chosen.
-    Empty for the provisional plan of a model's first use, for which nothing was simulated.
+    A drafter that was left out is the last row. Columns: policy, speedup, aal, ms_a_token, time_over_chosen (its time
+    per token over the chosen one's), chosen. Empty for the provisional plan of a model's first use, for which nothing
+    was simulated.
     """
     rows = [] if plan.is_provisional else [_row(plan, plan.predicted, chosen=True)]
     rows += [_row(plan, other, chosen=False) for other in sorted(plan.rejected, key=lambda each: each.tpot_ms)]
@@ -54,7 +55,10 @@ def reasons(plan: Plan) -> list[str]:
 
 
 def costs(plan: Plan) -> pd.DataFrame:
-    """Return the costs of a target pass: context, width (rows), ms, and over_one_row, the ratio to one row."""
+    """Return the costs of a target pass, one row per context length and width.
+
+    Columns: context (tokens in the cache), width (rows), ms, over_one_row (ratio to the cost of one row).
+    """
     rows = [
         (entry.context, width, ms, ms / entry.verify_ms[1])
         for entry in plan.costs

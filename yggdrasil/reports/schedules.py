@@ -5,9 +5,9 @@ from yggdrasil.scheduling.stages import Schedule
 
 
 def changed_variants(entry: Searched) -> str:
-    """Return the stages in which a searched plan differs from the default schedule, such as "accept=host, verify=late".
+    """Return the stage variants in which a searched plan differs from the default schedule, such as "accept=host".
 
-    "default" if there are none. A stage of an iteration (draft, verify, …) has variants of when and where it runs.
+    Several are joined by ", ". "default" if there are none.
     """
     default = Schedule.of({}).variants
     variants = Schedule.parse(entry.stages).variants
@@ -15,7 +15,10 @@ def changed_variants(entry: Searched) -> str:
 
 
 def verdict(result: SearchResult) -> list[str]:
-    """Return sentences on a search: error and regret of its prediction, and the chosen plan's speed."""
+    """Return sentences on a search: error and regret of its predictions, and the chosen plan's speed.
+
+    One sentence says so if nothing was measured.
+    """
     chosen = result.entry(result.chosen)
     measured = [entry for entry in result.entries if entry.measured_ms_per_token and entry.shape[1]]
     if chosen is None or not measured or not chosen.measured_ms_per_token:

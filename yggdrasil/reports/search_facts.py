@@ -37,10 +37,10 @@ class SearchFacts:
         return None if frame.empty else StageCosts.from_samples(frame, shown(path))
 
     def prediction(self) -> pd.DataFrame:
-        """Return predicted and measured times of every plan that the search measured, one row per plan.
+        """Return predicted and measured times of every tree plan that the search measured, one row per plan, as ranked.
 
         Columns: plan, predicted_iteration_ms, measured_iteration_ms, error (their ratio minus 1),
-        predicted_ms_per_token, measured_ms_per_token.
+        predicted_ms_per_token, measured_ms_per_token. Plain decoding is left out.
         """
         columns = ["plan", "predicted_iteration_ms", "measured_iteration_ms", "error", "predicted_ms_per_token",
                    "measured_ms_per_token"]  # fmt: skip
@@ -56,9 +56,9 @@ class SearchFacts:
         return pd.DataFrame(rows, columns=columns)
 
     def timelines(self) -> pd.DataFrame:
-        """Return start_ms and end_ms of each stage of one iteration of the naive and the chosen plan.
+        """Return when the stages of one iteration run, for the naive and the chosen plan, one row per stage.
 
-        Further columns: plan, kind ("predicted" or "measured"), stage, resource.
+        Columns: plan ("naive" or "chosen"), kind ("predicted" or "measured"), stage, resource, start_ms, end_ms.
         """
         columns = ["plan", "kind", "stage", "resource", "start_ms", "end_ms"]
         search, lengths, costs = self._result, self._lengths, self._costs
@@ -78,11 +78,11 @@ class SearchFacts:
         return pd.DataFrame(rows, columns=columns)
 
     def ranking(self) -> pd.DataFrame:
-        """Return all plans of the search by rank, one row per plan, best prediction first.
+        """Return all plans of the search, one row per plan in the order of ``SearchResult.entries``.
 
-        Columns: rank, plan, chosen, differs_in (changed stage variants), width, depth, verify_width, predicted_aal,
-        measured_aal, predicted_ms_per_token, measured_ms_per_token, measured_speedup (over plain decoding). Measured
-        values are missing for plans that were only predicted.
+        Columns: rank (from 1), plan, chosen, differs_in (changed stage variants), width, depth, verify_width,
+        predicted_aal, measured_aal, predicted_ms_per_token, measured_ms_per_token, measured_speedup (over plain
+        decoding). Measured values are missing for plans that were only predicted.
         """
         rows = []
         for place, entry in enumerate(self._entries, start=1):
@@ -108,7 +108,8 @@ class SearchFacts:
     def variants(self) -> pd.DataFrame:
         """Return the predicted iteration time of the chosen plan with each stage variant whose costs are known.
 
-        Columns: stage, variant, chosen, iteration_ms, and the difference to the chosen plan in ms and as a share.
+        Columns: stage, variant, chosen, iteration_ms, against_chosen_ms (difference to the chosen plan) and
+        against_chosen (the same as a share).
         """
         columns = ["stage", "variant", "chosen", "iteration_ms", "against_chosen_ms", "against_chosen"]
         search, lengths, costs = self._result, self._lengths, self._costs

@@ -30,7 +30,11 @@ _STYLES = {"root": "bold", "accepted": "bold green", "verified": "yellow", "draf
 
 
 def show(facts: Facts, console: Console | None = None) -> None:
-    """Print a report's tables in the terminal, except the acceptance map, which has one row per knot."""
+    """Print a report on ``facts`` in a terminal: what the plan is and why, tables with data, and example trees.
+
+    Args:
+        console: where to print; None: stdout.
+    """
     console = console or Console()
     plan = facts.plan
     console.print(plan.describe(), style="bold", markup=False)

@@ -7,10 +7,10 @@ from yggdrasil.reports.figures import ROLE_COLOURS, Figure, styled
 
 
 def tree(table: pd.DataFrame) -> Figure:
-    """Draw one example tree, with depth to the right and one row per leaf; colour and symbol show each node's role.
+    """Draw one example tree, with depth to the right and one line per leaf; colour and symbol show each node's role.
 
     Args:
-        table: one row per node, columns ``TREE_COLUMNS``.
+        table: one row per node, the root first, columns ``TREE_COLUMNS``.
     """
     places = _places(table)
     figure = go.Figure()

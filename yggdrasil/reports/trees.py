@@ -13,13 +13,15 @@ from yggdrasil.reports.facts import TREE_COLUMNS
 def record_trees(
     decoder: Decoder, prompts: Sequence[str | Sequence[int]], each: int = 2, max_new_tokens: int = 32
 ) -> pd.DataFrame:
-    """Decode prompts and return the ``each`` draft trees per prompt with most accepted tokens, one row per node.
+    """Decode prompts and return the ``each`` trees per prompt with most accepted tokens, one row per node.
 
-    The columns are ``TREE_COLUMNS``. Roles of a node are root, accepted, verified (but rejected by the target) and
-    drafted (but pruned before verification).
+    Columns are those of ``TREE_COLUMNS``. Rows are by prompt, iteration and node. The role of a node is "root",
+    "accepted", "verified" (but rejected by the target) or "drafted" (but pruned before verification). Plain steps are
+    left out.
 
     Args:
         prompts: texts or token ids.
+        max_new_tokens: tokens to decode per prompt.
     """
     rows: list[tuple[object, ...]] = []
     for number, prompt in enumerate(prompts):

@@ -44,10 +44,10 @@ _DERIVED = {"tail_draft=conditional": "tail_draft=ahead"}  # a share of another 
 
 
 def schedule_code(schedule: Schedule) -> str:
-    """Return a schedule's variants as text: sorted ``stage=variant`` pairs with spaces between.
+    """Return a schedule's variants as text, such as "accept=host bookkeeping=inline ...".
 
-    For example "accept=host bookkeeping=inline". Samples of a profile are stored under this text, so it must not
-    change.
+    It has ``stage=variant`` for each stage with several variants, sorted by stage. Samples of a profile are stored
+    under this text, so it must not change.
     """
     return " ".join(f"{name}={variant}" for name, variant in sorted(schedule.variants.items()))
 
@@ -85,7 +85,7 @@ class StageCosts:
 
     @classmethod
     def from_samples(cls, frame: pd.DataFrame, source: str = "the profile") -> StageCosts:
-        """Build the cost tables from timed iterations at one context length: means without the outer 5 % at each end.
+        """Build the cost tables from timed iterations at one context length: means without the lowest and highest 5 %.
 
         Args:
             frame: one row per iteration with the columns ``COLUMNS``; rows of depth 0 are plain steps.
@@ -120,17 +120,19 @@ class StageCosts:
     def has_costs(self, schedule: Schedule) -> bool:
         """Return whether the costs of all stages of ``schedule`` were measured.
 
-        A draft head reads the target's states, so its profile has no costs of variants that draft ahead of time.
+        The profile of a draft head that reads the target's hidden states has none of variants that draft ahead of time.
         """
         keys = {cost_key(schedule, stage) for stage in schedule.predecessors} - {*_NO_COST}
         return {_DERIVED.get(key, key) for key in keys} <= self.tables.keys()
 
     def durations(self, schedule: Schedule, shapes: Sequence[TreeShape], leaf_shares: Array) -> dict[str, Array]:
-        """Return the milliseconds [N] of each stage for N tree shapes, by name; ``LOOP`` is the time between stages.
+        """Return the milliseconds of each stage for N tree shapes: stage name -> [N].
+
+        The key "loop" (``LOOP``) has the time between stages.
 
         Args:
-            leaf_shares: [N] probability that the accepted path ends on the last level, where a conditional tail draft
-                runs.
+            leaf_shares: [N] probability that the accepted path has as many nodes as draft steps, so that a conditional
+                tail draft runs.
 
         Raises:
             YggdrasilError: a cost was not measured.

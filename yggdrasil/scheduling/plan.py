@@ -58,7 +58,7 @@ class Shapes:
 
     @property
     def widest_draft(self) -> int:
-        """Nodes of the widest level; 0 without draft widths."""
+        """The largest draft width; 0 without draft widths."""
         return max(self.draft_widths, default=0)
 
     @property
@@ -90,7 +90,9 @@ class ModelRef:
             raise ValueError(f"threads must be 0 to {MOST_THREADS}, got {self.threads}")
 
     def path(self) -> str:
-        """Return the folder or hub id to load; the source's prefixes ``yggdrasil:`` and ``cache:`` are resolved."""
+        """Return the path or hub id to load: ``source``, its prefix ``yggdrasil:`` or ``cache:`` resolved to a
+        folder.
+        """
         return resolve_source(self.source)
 
 
@@ -246,11 +248,15 @@ class Plan:
         return tuple(each for each in self.drafters if not isinstance(each, ModelRef))
 
     def save(self, path: Path) -> None:
-        """Write the plan to ``path`` as YAML, with a schema version and a checksum."""
+        """Write the plan to ``path`` as YAML, with a schema version and a checksum.
+
+        Raises:
+            ArtifactError: the file cannot be written.
+        """
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
 
     def weights_in(self, dtype: str, model: ModelRef | None = None) -> Weights:
-        """Return the weight format in which to load a model for arithmetic in ``dtype``.
+        """Return the weight format in which to load a model for arithmetic in ``dtype``, "bfloat16" or "float32".
 
         It is the plan's, except that a GGUF file's quantised blocks are dequantised ("full") if ``dtype`` is not the
         plan's.
@@ -262,7 +268,7 @@ class Plan:
         return "full" if weights == "file" and dtype != self.dtype else weights
 
     def describe(self) -> str:
-        """Return one line: name, machine, dtype and weight format."""
+        """Return one line: name, machine, dtype and, if weights are not full, their format."""
         kept = {"full": "", "file": "; weights as the GGUF file has them"}.get(
             self.target.weights, f"; weights rounded to {self.target.weights.upper()}"
         )
@@ -283,7 +289,7 @@ class Plan:
 
 
 def resolve_source(source: str) -> str:
-    """Return the absolute folder of a plan's checkpoint source, or the source itself if it is a hub id.
+    """Return the absolute path of a plan's checkpoint source; a path or hub id without a prefix is returned as it is.
 
     Args:
         source: ``yggdrasil:FOLDER`` is relative to the package, ``cache:FOLDER`` to the user's cache folder.
@@ -296,10 +302,10 @@ def resolve_source(source: str) -> str:
 
 
 def portable_source(source: str) -> str:
-    """Return a checkpoint's source as a plan stores it.
+    """Return a checkpoint's source as a plan stores it; ``resolve_source`` is the inverse.
 
-    A folder inside the package becomes ``yggdrasil:FOLDER``, one inside the user's cache ``cache:FOLDER``, any other an
-    absolute path. A hub id stays the same.
+    A path inside the package becomes ``yggdrasil:PATH``, one inside the user's cache ``cache:PATH``, any other that
+    exists an absolute path. Anything else, such as a hub id, stays the same.
     """
     path = Path(source)
     if not path.exists():

@@ -51,7 +51,7 @@ class AcceptedLengths:
         return 1.0 + float(self.survival(shape).sum())
 
     def leaf_share(self, shape: TreeShape) -> float:
-        """Return the probability that all levels of a tree of ``shape`` have an accepted node."""
+        """Return the probability that the accepted length of a tree of ``shape`` is its depth, the most possible."""
         return float(self.survival(shape)[-1])
 
 
@@ -107,7 +107,10 @@ class Space:
         return cls(shapes, tuple(fitting), executor)
 
     def schedules(self) -> Iterator[Schedule]:
-        """Yield every schedule of the space once. Orders with the same sequence on each resource count as one."""
+        """Yield every schedule of the space once; orders with the same sequence on each resource count as one.
+
+        For an in-order executor that is one per combination of variants.
+        """
         for chosen in self.variants:
             seen = set()
             for schedule in Schedule.of(chosen).orders():
@@ -123,7 +126,11 @@ class Space:
 def predict_ms(
     schedule: Schedule, shapes: Sequence[TreeShape], costs: StageCosts, lengths: AcceptedLengths, executor: ExecutorKind
 ) -> Array:
-    """Return the predicted milliseconds of one iteration for each of N tree shapes, [N]."""
+    """Return the predicted milliseconds of one iteration of ``schedule`` for each of N tree shapes, [N].
+
+    Raises:
+        YggdrasilError: a cost was not measured.
+    """
     shares = np.array([lengths.leaf_share(shape) for shape in shapes])
     durations = costs.durations(schedule, shapes, shares)
     makespan: Array = predict_timeline(schedule, durations, executor).makespan_ms + durations[LOOP]
@@ -144,9 +151,11 @@ def search(
     Of equal predictions of one shape only the simplest schedule is listed.
 
     Args:
+        space: schedules and shapes to combine.
         costs: backend name -> measured costs of its stages.
         lengths: accepted lengths of every tree shape.
         objective: ``"latency"`` ranks by milliseconds per token, ``"aal"`` by the average accepted length.
+        keep: the most combinations to return.
         prune: skip shapes whose lower bound of the latency is above the worst kept candidate. The result is the same.
     """
     schedules = list(space.schedules())

@@ -106,7 +106,7 @@ class Schedule:
 
     @classmethod
     def of(cls, variants: Mapping[str, str]) -> "Schedule":
-        """Return the schedule that launches every stage as early as its inputs allow.
+        """Return the schedule in which every stage is launched as early as its inputs allow.
 
         Args:
             variants: stage name -> variant. A stage that is not named has its default variant.
@@ -129,12 +129,12 @@ class Schedule:
 
     @cached_property
     def variants(self) -> dict[str, str]:
-        """Variant of each stage that has several, by the stage's name."""
+        """Stage name -> variant, for the stages that have several variants, in launch order."""
         return {stage.name: stage.variant for stage in self.stages if stage.variant}
 
     @property
     def initial(self) -> frozenset[str]:
-        """Names of the values (stage inputs) that exist when an iteration begins."""
+        """Names of the values (inputs of stages) that exist when an iteration begins."""
         return _initial(self.stages)
 
     @cached_property
@@ -189,7 +189,9 @@ def _orders(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
 
 
 def all_variants(*, reads_states: bool = False) -> list[dict[str, str]]:
-    """Return every combination of stage variants as dictionaries from stage to variant, the defaults first.
+    """Return every combination of stage variants as a dictionary stage -> variant, that of the defaults first.
+
+    Only stages with several variants are in the dictionaries.
 
     Args:
         reads_states: the drafter needs the target's hidden states of committed tokens, so variants that draft ahead of

@@ -39,12 +39,12 @@ class Timeline:
 
 
 def predict_timeline(schedule: Schedule, durations: Mapping[str, Milliseconds], executor: ExecutorKind) -> Timeline:
-    """Predict when each stage of one iteration starts and ends.
+    """Predict when each stage of one iteration starts and ends, from 0 on.
 
     Args:
         durations: stage name -> milliseconds >= 0, one number or an array for many tree shapes.
-        executor: which stages share a resource: all (in-order), both models' (captured), or one stream a model
-            (parallel).
+        executor: which stages share a resource: all ("in-order"), both models' ("captured"), or those of each model
+            ("parallel").
     """
     ends: dict[str, Milliseconds] = {}
     free: dict[str, Milliseconds] = {}
