@@ -42,8 +42,8 @@ def test_a_depth_chosen_after_the_head_draft(pair):
 
 SCHEDULES = {  # launches of an iteration: head draft, levels and verification, and what runs ahead of time
     "late depths, books kept while a pass runs": ({"depth_prediction": "late", "bookkeeping": "overlapped"}, 3),
-    "tail ahead": ({"tail_draft": "ahead"}, 5),  # accepted rows are moved
-    "tail read after acceptance": ({"tail_draft": "conditional"}, 5),
+    "tail ahead": ({"tail_draft": "ahead"}, 4),  # accepted rows are moved in the next head draft
+    "tail read after acceptance": ({"tail_draft": "conditional"}, 4),
     "head ahead": ({"head_draft": "ahead", "bookkeeping": "overlapped"}, 3),
     "head ahead, which tells the depth": ({"head_draft": "ahead", "depth_prediction": "informed"}, 4),
     "all ahead": (
@@ -99,6 +99,17 @@ DEVICE_SAMPLES = {
     },
     "plain and drawn": {"sampling": SamplingParams(temperature=6.0, seed=1), "speculation": False},
 }
+
+
+def halved(_, scores):
+    return scores / 2
+
+
+def ends_of(name):
+    """End tokens of a request above. Token 35 comes after five tokens of the greedy text."""
+    return (0,) if "constraint" in name else (35,) if name == "a minimum length" else ()
+
+
 _PATTERN = Constraint("regex", "[a-zA-Z0-9.,!? -]{50}stuv")
 _GREEDY_LOGPROBS = SamplingParams(logprobs=3)
 DEVICE_SAMPLES |= {
@@ -107,6 +118,12 @@ DEVICE_SAMPLES |= {
     "a constraint": {"sampling": SamplingParams(constraint=_PATTERN, logprobs=0)},
     "drawn under a constraint": {
         "sampling": SamplingParams(temperature=9.0, top_p=0.9, seed=3, constraint=_PATTERN, presence_penalty=0.5)
+    },
+    "typical-p": {"sampling": SamplingParams(temperature=6.0, typical_p=0.7, min_p=0.001, seed=8)},
+    "a minimum length": {"sampling": SamplingParams(min_new_tokens=9)},
+    "bad words": {"sampling": SamplingParams(bad_words=((84,), (57, 35), (6, 5, 12)))},
+    "bad words, drawn": {
+        "sampling": SamplingParams(temperature=5.0, bad_words=((84,), (7, 6), (35, 51)), seed=6, logprobs=1)
     },
     "typical": {
         "sampling": SamplingParams(temperature=8.0, seed=1, logprobs=0),
@@ -119,7 +136,7 @@ DEVICE_SAMPLES |= {
     },
 }
 HOST_DECIDES = {
-    "a rule of its own": {"sampling": SamplingParams(temperature=1.0, typical_p=0.5, seed=1)},
+    "a processor of its own": {"sampling": SamplingParams(temperature=1.0, logits_processors=(halved,), seed=1)},
     "k-ary": {"speculation": Speculation(expansion=(2, 1))},
     "drawn candidates": {
         "sampling": SamplingParams(temperature=6.0, seed=3), "speculation": Speculation(rule="specinfer"),
@@ -131,7 +148,7 @@ OTHER_REQUESTS = DEVICE_SAMPLES | HOST_DECIDES
 @pytest.mark.parametrize("name", OTHER_REQUESTS)
 def test_other_requests_give_what_they_give_on_a_cpu(pair, name):
     """The same coins by position, so the same tokens, and the same cache behind them."""
-    options, found, eos = OTHER_REQUESTS[name], {}, (0,) if "constraint" in name else ()
+    options, found, eos = OTHER_REQUESTS[name], {}, ends_of(name)
     for backend in ("eager", "cudagraph"):
         decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend=backend, eos=eos)
         greedy = decoder.generate(PROMPT, max_new_tokens=5).tokens
@@ -167,7 +184,7 @@ def assert_equal_logprobs(ours, theirs):
 @pytest.mark.parametrize("name", [name for name, options in DEVICE_SAMPLES.items() if "speculation" not in options])
 def test_sampled_trees_give_the_plain_tokens_without_waiting(pair, monkeypatch, name):
     refuse_waiting(monkeypatch)
-    options, eos = DEVICE_SAMPLES[name], (0,) if "constraint" in name else ()
+    options, eos = DEVICE_SAMPLES[name], ends_of(name)
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph", eos=eos)
     plain = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, speculation=False, **options)
     tree = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
@@ -213,7 +230,7 @@ def test_an_iteration_launches_three_captures_and_waits_once(pair, monkeypatch, 
 def test_a_pass_that_the_host_decides_is_one_launch(pair):
     """And one more where accepted rows have to be moved."""
     decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph")
-    sampling = SamplingParams(temperature=1.0, seed=1, typical_p=0.99)
+    sampling = SamplingParams(temperature=1.0, seed=1, logits_processors=(halved,))
     decoder.generate(PROMPT, max_new_tokens=5, sampling=sampling)
     recorded = decoder.assembly.target.recorder.num_recorded
     generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, sampling=sampling)

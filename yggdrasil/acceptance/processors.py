@@ -104,6 +104,11 @@ def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenize
     return [list(tokens) for tokens in sequences]
 
 
+def completing_tokens(words: Sequence[Sequence[int]], text: Sequence[int]) -> list[int]:
+    """Return the last token of each of ``words``, token sequences, whose other tokens are the last ones of ``text``."""
+    return [word[-1] for word in words if list(word[:-1]) == list(text[len(text) - len(word) + 1 :])]
+
+
 def check_bias(params: SamplingParams, vocab_size: int) -> None:
     """Check that ``logit_bias`` of ``params`` names only tokens of the vocabulary.
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.coins import Choice, Coins, CoinSource, FloatArray, Purpose, best_of
 from yggdrasil.acceptance.grammar import Grammar
-from yggdrasil.acceptance.processors import Processors
+from yggdrasil.acceptance.processors import Processors, completing_tokens
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.errors import YggdrasilError
 
@@ -41,9 +42,15 @@ class Sampler:
         *,
         eos: frozenset[int] = frozenset(),
         grammar: Grammar | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> None:
+        """
+        Args:
+            bad_words: token sequences that ``tree_bits`` forbids. ``processors`` forbid their own.
+        """
         self.params = params
         self.grammar = grammar
+        self._bad_words = bad_words
         self.tokens: list[int] = []  # generated so far
         self.logprobs: list[TokenLogprobs] = []
         self._processors = processors
@@ -142,6 +149,37 @@ class Sampler:
         weights = np.exp(scores - best)
         law: FloatArray = weights / weights.sum()
         return law
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether ``tree_bits`` forbids tokens."""
+        return self.grammar is not None or bool(self._bad_words)
+
+    def tree_bits(self, layout: Sequence[Sequence[int]], vocab_size: int) -> list[npt.NDArray[np.uint8]]:
+        """Return for each row of a tree pass which tokens the grammar and the bad words allow after it.
+
+        Args:
+            layout: four columns with one entry per row: node, token, parent's row, and 1 if the row is no padding.
+
+        Returns:
+            A [ceil(V / 8)] uint8 array per row. Bit t % 8 of byte t // 8 is set if token t is allowed.
+        """
+        _, tokens, parents, exist = layout
+        if self.grammar is not None:
+            found = self.grammar.tree_bits(self.tokens, layout, vocab_size)
+        else:
+            found = [np.full(-(-vocab_size // 8), 255, dtype=np.uint8)] * len(tokens)
+        if not self._bad_words:
+            return found
+        paths = [self._ids[0, : self._length].tolist()]
+        for row in range(len(tokens)):
+            if row:
+                paths.append([*paths[parents[row]], tokens[row]])
+            if exist[row]:
+                found[row] = found[row].copy()
+                for token in completing_tokens(self._bad_words, paths[row]):
+                    found[row][token >> 3] &= 255 ^ (1 << (token & 7))
+        return found
 
     def push(self, token: int, row: Tensor) -> None:
         """Append ``token`` to the committed text, and record its log-probabilities if the request wants them.

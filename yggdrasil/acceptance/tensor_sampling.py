@@ -26,16 +26,19 @@ _FEW_LOGPROBS = 5  # log-probabilities per row that most requests ask for at mos
 class SamplingKind:
     """Which operations a request needs to choose and accept its tokens; one set of captures serves one kind."""
 
-    shapes: bool = False  # whether it has biases or penalties
+    shapes: bool = False  # whether it has biases, penalties or a minimum length
     truncates: bool = False  # whether it has top-k or top-p, which sort the vocabulary
-    is_masked: bool = False  # whether it has a constraint: the host writes the tokens allowed after each row
+    is_typical: bool = False  # whether it has typical-p, which sorts the vocabulary
+    is_masked: bool = False  # whether the host writes the tokens allowed after each row: a constraint or bad words
     num_top: int | None = None  # highest log-probabilities reported for each token; None: no log-probabilities
     rule: DeviceRule = "match"
 
     @property
     def name(self) -> str:
         """Suffix of the names of steps compiled for this sampling kind, such as ``-truncated-match``."""
-        parts = {"shaped": self.shapes, "truncated": self.truncates, "masked": self.is_masked}
+        parts = {
+            "shaped": self.shapes, "truncated": self.truncates, "typical-p": self.is_typical, "masked": self.is_masked,
+        }  # fmt: skip
         top = [] if self.num_top is None else [f"top{self.num_top}"]
         return "-".join(["", *(name for name, has in parts.items() if has), *top, self.rule])
 
@@ -43,18 +46,13 @@ class SamplingKind:
 def kind_on_device(params: SamplingParams, speculation: Speculation = DEFAULT) -> SamplingKind | None:
     """Return the operations with which a GPU's captured graphs choose and accept the tokens of a request.
 
-    None if the host must choose them, from logits that are copied to it. It must if one of these holds:
-    ``typical_p``, ``bad_words``, ``min_new_tokens`` or ``logits_processors`` differs from its default; the acceptance
-    rule samples the drafted tokens or is a user's own; or ``thinking_only`` limits relaxed acceptance to ``<think>``.
-    Greedy requests ignore ``typical_p``.
+    None if the host must choose them, from logits that are copied to it: for a request with ``logits_processors``, an
+    acceptance rule that samples the drafted tokens or is a user's own, or relaxed acceptance only within ``<think>``.
     """
     rule = "match" if speculation.rule == "off" else speculation.rule
     if (
         rule not in get_args(DeviceRule)
         or (rule == "relaxed" and speculation.thinking_only)
-        or (params.typical_p < 1.0 and not params.is_greedy)
-        or params.bad_words
-        or params.min_new_tokens
         or params.logits_processors
     ):
         return None
@@ -63,9 +61,10 @@ def kind_on_device(params: SamplingParams, speculation: Speculation = DEFAULT) -
     if num_top:
         num_top = _FEW_LOGPROBS if num_top <= _FEW_LOGPROBS else MAX_TOP_LOGPROBS
     return SamplingKind(
-        shapes=has_penalties or bool(params.logit_bias),
+        shapes=has_penalties or bool(params.logit_bias) or params.min_new_tokens > 0,
         truncates=not params.is_greedy and (params.top_k > 0 or params.top_p < 1.0),
-        is_masked=params.constraint is not None,
+        is_typical=not params.is_greedy and params.typical_p < 1.0,
+        is_masked=params.constraint is not None or bool(params.bad_words),
         num_top=num_top,
         rule=cast("DeviceRule", rule),
     )
@@ -77,10 +76,12 @@ class SamplingInputs(NamedTuple):
     key: Tensor  # [1] int64, of the random stream
     top_k: Tensor  # [1] int64
     relaxed_topk: Tensor  # [1] int64
+    first_end: Tensor  # [1] int64, the least text index at which a token may end the text
     temperature: Tensor  # [1] float32; 1 for greedy requests
     is_drawn: Tensor  # [1] float32; 0 for greedy requests
     refused_mass: Tensor  # [1] float32, 1 - top_p
     min_p: Tensor  # [1] float32
+    typical_p: Tensor  # [1] float32
     penalties: Tensor  # [3] float32: repetition, presence, frequency
     thresholds: Tensor  # [2] float32: epsilon and delta of "typical", or delta of "relaxed" and 0
     vocabulary: Tensor  # [V] int64: 0 to V - 1
@@ -102,8 +103,8 @@ class SamplingTensors:
             return torch.zeros(size, dtype=torch.float32, device=device)
 
         self._vocab_size = vocab_size
-        integers = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(3)]
-        numbers = [floats(size) for size in (1, 1, 1, 1, 3, 2)]
+        integers = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(4)]
+        numbers = [floats(size) for size in (1, 1, 1, 1, 1, 3, 2)]
         # NOTE: read from memory, not made by the step. Products with them wrap around. Where they are a loop's counter,
         # a C++ compiler rules that out, and TorchInductor's code for a CPU then wrote past its buffers.
         vocabulary = torch.arange(vocab_size, device=device)
@@ -135,10 +136,12 @@ class SamplingTensors:
             (inputs.key, [draw_key(seed)]),
             (inputs.top_k, [min(params.top_k, self._vocab_size) or self._vocab_size]),
             (inputs.relaxed_topk, [min(speculation.relaxed_topk, self._vocab_size)]),
+            (inputs.first_end, [len(prompt) + params.min_new_tokens]),
             (inputs.temperature, [params.temperature if is_drawn else 1.0]),
             (inputs.is_drawn, [is_drawn]),
             (inputs.refused_mass, [1.0 - params.top_p]),
             (inputs.min_p, [params.min_p if is_drawn else 0.0]),
+            (inputs.typical_p, [params.typical_p]),
             (inputs.penalties, [params.repetition_penalty, params.presence_penalty, params.frequency_penalty]),
             (inputs.thresholds, _thresholds(speculation)),
         )
@@ -155,7 +158,7 @@ class SamplingTensors:
         self.inputs.counts.zero_()
 
     def write_masks(self, masks: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Write the grammar's masks of the first ``len(masks)`` rows of the next pass; other rows keep their old masks.
+        """Write which tokens are allowed after the first rows of the next pass; other rows keep their old masks.
 
         The copy is asynchronous and ordered after the device's earlier work. The host's buffer is reused, so the last
         pass with masks must have ended before.
@@ -173,7 +176,9 @@ class SamplingTensors:
         self.inputs.counts.index_add_(0, tokens, exist.to(torch.float32))
 
 
-def process(kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, inputs: SamplingInputs) -> Tensor:
+def process(
+    kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, positions: Tensor, inputs: SamplingInputs
+) -> Tensor:
     """Return the scores from which each row's token is chosen, [W, V] float32; -inf for impossible tokens.
 
     Args:
@@ -181,11 +186,12 @@ def process(kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, inpu
         logits: [W, V].
         path_counts: [W, V] float32, occurrences of each token on the row's path below the root, from
             ``counts_on_path``; None: all zero.
+        positions: [W] int64 indices of the chosen tokens in the text.
         inputs: parameters and token counts of the request.
     """
     scores = logits.float()
     if kind.shapes:
-        scores = _shaped(scores, path_counts, inputs)
+        scores = _shaped(scores, path_counts, positions, inputs)
     if kind.is_masked:
         bits = inputs.masks[: scores.shape[0]].index_select(1, inputs.vocabulary >> 3)
         allowed = (bits >> (inputs.vocabulary & 7).to(torch.uint8)) & 1
@@ -194,7 +200,8 @@ def process(kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, inpu
     if kind.truncates:
         scores = _truncated(scores, inputs.top_k, inputs.refused_mass)
     best = scores.amax(-1, keepdim=True)
-    return torch.where(torch.exp(scores - best) < inputs.min_p, float("-inf"), scores)
+    scores = torch.where(torch.exp(scores - best) < inputs.min_p, float("-inf"), scores)
+    return _typical(scores, inputs.typical_p) if kind.is_typical else scores
 
 
 def draw(scores: Tensor, positions: Tensor, inputs: SamplingInputs) -> Tensor:
@@ -238,14 +245,16 @@ def counts_on_path(tokens: Tensor, ancestors: Tensor, vocab_size: int) -> Tensor
     return counts.scatter_add(1, tokens.expand(width, width), below.to(torch.float32))
 
 
-def _shaped(scores: Tensor, path_counts: Tensor | None, inputs: SamplingInputs) -> Tensor:
-    """Apply the bias, then transformers' repetition penalty, then presence and frequency penalties."""
+def _shaped(scores: Tensor, path_counts: Tensor | None, positions: Tensor, inputs: SamplingInputs) -> Tensor:
+    """Apply the bias, transformers' repetition penalty, presence and frequency penalties, then the minimum length."""
     repetition, presence, frequency = inputs.penalties.split(1)
     counts = inputs.counts if path_counts is None else inputs.counts + path_counts
     scores = scores + inputs.bias
     repeated = torch.where(scores < 0, scores * repetition, scores / repetition)
     scores = torch.where(inputs.in_prompt + counts > 0, repeated, scores)
-    return torch.where(counts > 0, scores - (presence + frequency * counts), scores)
+    scores = torch.where(counts > 0, scores - (presence + frequency * counts), scores)
+    is_early = positions < inputs.first_end
+    return torch.where(is_early[:, None] & (inputs.ends > 0), float("-inf"), scores)
 
 
 def _truncated(scores: Tensor, top_k: Tensor, refused_mass: Tensor) -> Tensor:
@@ -260,6 +269,19 @@ def _truncated(scores: Tensor, top_k: Tensor, refused_mass: Tensor) -> Tensor:
     refused = kept.softmax(-1).cumsum(-1) <= refused_mass
     first = refused.sum(-1, keepdim=True).clamp(max=size - 1)
     return torch.where(scores < torch.maximum(least, ascending.gather(-1, first)), float("-inf"), scores)
+
+
+def _typical(scores: Tensor, typical_p: Tensor) -> Tensor:
+    """Keep the tokens whose log-probability is closest to the negative entropy, with a total probability ``typical_p``.
+
+    Others become -inf. It is transformers' ``TypicalLogitsWarper``.
+    """
+    logprobs = scores.log_softmax(-1)
+    entropy = -(logprobs * logprobs.exp()).nansum(-1, keepdim=True)  # NaN where the probability is 0
+    distance, order = (logprobs + entropy).abs().sort(-1)
+    is_within = scores.gather(-1, order).softmax(-1).cumsum(-1) < typical_p
+    last = is_within.sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
+    return torch.where((logprobs + entropy).abs() > distance.gather(-1, last), float("-inf"), scores)
 
 
 def _thresholds(speculation: Speculation) -> list[float]:

@@ -4,25 +4,18 @@ Dims: W rows of a step, N tree nodes, M calibration knots.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from yggdrasil.drafters.draft_steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
 from yggdrasil.drafters.level_drafter import LevelDrafter, LevelSteps
 from yggdrasil.drafters.protocol import Capabilities, DraftSteps
 from yggdrasil.runtime.graphs import Capture
-from yggdrasil.runtime.passes import (
-    CallStep,
-    HostBuffer,
-    ModelCall,
-    PrefillStep,
-    StepModule,
-    fitting,
-    fitting_or_widest,
-)
+from yggdrasil.runtime.passes import HostBuffer, PrefillStep, fitting, fitting_or_widest
 from yggdrasil.runtime.runner import CapturedMover, ModelRunner, row_mover
-from yggdrasil.tree.token_tree import TokenTree, attach_best, likeliest, offer, offer_candidates, plant_root
+from yggdrasil.tree.token_tree import TokenTree
 
 SHORT_HEAD = 4  # rows of the narrow head step, enough for most iterations; a longer accepted path takes the widest one
 
@@ -70,8 +63,9 @@ class DraftModel(LevelDrafter):
         plants = self._move_and_plant if guess_widths and runner.recorder is not None else None
         self.levels = LevelSteps(runner, self._place, plants)
         self._keep = None if plants is None or runner.recorder is None else runner.recorder.capture(plants)
-        self._is_waiting = False  # whether ``keep`` has deferred its moves and planting
-        self._num_nodes = tree.num_nodes
+        self._deferred: Literal["", "move", "move and plant"] = ""  # work of ``keep`` that the next draft begins with
+        self._heads_after_moves: dict[int, Capture] = {}
+        self._num_nodes, self._keeps_rows = tree.num_nodes, keeps_rows and runner.recorder is not None
         self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level, whose KV entries are not computed
         self._text = runner.text  # committed tokens, and how many of them have KV entries
         super().__init__(self.head_widths[0], tree)
@@ -135,9 +129,9 @@ class DraftModel(LevelDrafter):
 
     def _draft_head(self) -> None:
         """Prefill pending tokens until one head step can read the rest, then run it."""
-        self._finish_keeping()
         widest = self.head_widths[-1]
         while len(self._text.tokens) - self._text.num_rows > widest:
+            self._finish_keeping()
             self._prefill(len(self._text.tokens) - self._text.num_rows - widest)
         start = min(
             self._text.num_rows, len(self._text.tokens) - 1
@@ -145,7 +139,13 @@ class DraftModel(LevelDrafter):
         pending = self._text.tokens[start:]
         self._tokens.write(*pending)
         self._span.write(start, len(pending))
-        self.runner.launch(("head", fitting(self.head_widths, len(pending))))
+        width = fitting(self.head_widths, len(pending))
+        if self._deferred == "move":
+            self._deferred = ""
+            self._head_after_moves(width)()
+        else:
+            self._finish_keeping()
+            self.runner.launch(("head", width))
         self._text.num_rows = len(self._text.tokens)
 
     def grow(self, width: int, depth: int) -> None:
@@ -155,8 +155,8 @@ class DraftModel(LevelDrafter):
         model on them. So the nodes of the last step have no KV entries.
         """
         self._first_leaf, self._num_leaves = 1 + (depth - 1) * width, width
-        self.levels.run(self.root_position, width, depth, after_work=self._is_waiting)
-        self._is_waiting = False
+        self.levels.run(self.root_position, width, depth, after_work=self._deferred == "move and plant")
+        self._deferred = ""
 
     def read_leaves(self) -> None:
         """Run the draft model on all nodes that the last draft step attached, to write their KV entries to its cache.
@@ -195,7 +195,7 @@ class DraftModel(LevelDrafter):
             nodes: indices of the accepted nodes below the root, in path order.
             guess: row of the last ``guess`` call that became the next root: its KV entry is kept too, and no head draft
                 runs. None: no row did.
-            at_once: move the entries now; False: with the next draft, where captured CUDA graphs allow it.
+            at_once: make the row ``guess`` the root now, because its candidates are read before the next draft.
         """
         root = len(self._text.tokens) - 1
         rows = list(nodes) if guess is None else [*nodes, self._num_nodes + guess]
@@ -205,14 +205,17 @@ class DraftModel(LevelDrafter):
             self._last.write(guess)
             self._note_length(self._text.num_rows)
             self._headed = self._text.num_rows  # committed tokens after the next ``extend``
-            if isinstance(self._move, CapturedMover):  # deferred: the next draft's capture begins with it
+        must_move = bool(rows) and rows[-1] > len(rows)  # rows ascend: otherwise each is already at its slot
+        if isinstance(self._move, CapturedMover):  # deferred: the next draft's capture begins with it
+            if guess is not None or must_move:
                 self._move.write(sources, root + 1)
-                self._is_waiting = True
-                if at_once:
-                    self._finish_keeping()
-                return
+                self._deferred = "move" if guess is None else "move and plant"
+            if guess is not None and at_once:
+                self._finish_keeping()
+            return
+        if guess is not None:
             self.runner.step("plant", 1)()
-        if rows and rows[-1] > len(rows):  # rows ascend: otherwise each is already at its slot
+        if must_move:
             self._move(sources, root + 1)
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
@@ -224,6 +227,23 @@ class DraftModel(LevelDrafter):
                 yield self.runner.captured(read, guess)
         if self._keep is not None:
             yield self._keep
+        if self._keeps_rows:
+            yield from map(self._head_after_moves, self.head_widths)
+
+    def _head_after_moves(self, width: int) -> Capture:
+        """Return the capture of the moves that ``keep`` deferred and a head step of ``width`` rows."""
+        found = self._heads_after_moves.get(width)
+        if found is None:
+            mover, recorder = self._move, self.runner.recorder
+            assert isinstance(mover, CapturedMover)
+            assert recorder is not None
+
+            def run() -> Sequence[Tensor]:
+                mover.move()
+                return self.runner.step("head", width)()
+
+            found = self._heads_after_moves[width] = recorder.capture(run)
+        return found
 
     def _move_and_plant(self) -> Sequence[Tensor]:
         """Move the rows that ``keep`` deferred and plant the root; captured, alone and in drafts."""
@@ -233,9 +253,11 @@ class DraftModel(LevelDrafter):
 
     def _finish_keeping(self) -> None:
         """Run the work that ``keep`` deferred, if no draft has run it."""
-        if self._is_waiting and self._keep is not None:
-            self._is_waiting = False
-            self._keep()
+        deferred, self._deferred = self._deferred, ""
+        if deferred and isinstance(self._move, CapturedMover):
+            capture = self._move.capture if deferred == "move" else self._keep
+            assert capture is not None
+            capture()
 
     def _prefill(self, count: int) -> None:
         width = fitting_or_widest(self.prefill_widths, count)
@@ -276,173 +298,3 @@ def identity_knots() -> Tensor:
     Probabilities below exp(-12) count as exp(-12).
     """
     return torch.linspace(-12.0, -1e-4, 128)
-
-
-class RowsStep(CallStep[ModelCall]):
-    """Forward pass over W tokens at any positions of the text or the tree."""
-
-    def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        tokens: Tensor,  # [W] int64
-        positions: Tensor,  # [W] int64
-        mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
-        offsets: Tensor,  # [2] int64: context length, first slot written
-    ) -> tuple[Tensor]:
-        """Run W tokens at any positions and return ``(logits [W, V],)``; their KV entries are written to the cache."""
-        return (self._call(weights, caches, tokens, positions, mask, offsets).logits,)
-
-
-def read_nodes(
-    call: ModelCall,
-    weights: list[Tensor],
-    caches: list[Tensor],
-    tree: TokenTree,
-    root: Tensor,
-    first: Tensor,
-    nodes: Tensor,
-    rows: Tensor | None = None,
-) -> Tensor:
-    """Run the draft model on W attached tree nodes and return their logits, [W, V], or [R, V] of ``rows`` only.
-
-    Each node attends to the tokens before the root and to its ancestors, itself included. The KV entry of node i is
-    written to slot ``root`` + i.
-
-    Args:
-        call: the model as a function of ``weights`` and ``caches``, the model's tensors and KV caches.
-        tree: the tree with N nodes, node 0 is the root.
-        root: [1] int64 index of the root among the request's tokens.
-        first: [1] int64 index of the first node that is run.
-        nodes: [W] int64 consecutive node indices from ``first`` on.
-        rows: [R] int64 indices into ``nodes`` whose logits are computed; None: all.
-    """
-    offsets = torch.cat([root, root + first])
-    positions = root + tree.depths[nodes]
-    return call(weights, caches, tree.tokens[nodes], positions, tree.ancestors[nodes], offsets, rows).logits
-
-
-class HeadStep(CallStep[ModelCall]):
-    """Run the newly committed tokens (padded to W), make the last one the tree's root, and add its top-k candidates.
-
-    Tokens before the root may have no KV entry, or one at a tree slot. For a memory-bound model, recomputing all of
-    them costs about as much as one token, and saves moving cache rows.
-    """
-
-    def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        tokens: Tensor,  # [W] int64
-        span: Tensor,  # [2] int64: position of the first row, number of rows without padding
-        knots: Tensor,  # [M] float32
-        *tree_buffers: Tensor,
-    ) -> tuple[Tensor]:
-        tree = TokenTree(*tree_buffers)
-        start, count = span[:1], span[1:]
-        rows = torch.arange(tokens.shape[0], device=tokens.device)
-        last = count - 1
-        mask = rows[:, None] >= rows[None, :]
-        offsets = start.expand(2).contiguous()
-        logits = self._call(weights, caches, tokens, start + rows, mask, offsets, last).logits
-        plant_root(tree, tokens[last])
-        offer_candidates(tree, torch.zeros_like(last), logits, knots)
-        return (last,)
-
-
-class GrowStep(CallStep[ModelCall]):
-    """Attach the W best candidates, run them through the draft model, offer their top-k continuations."""
-
-    def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        place: Tensor,  # [2] int64: the root's position, index of the first new node
-        rows: Tensor,  # [W] int64; only its size is used
-        knots: Tensor,  # [M] float32
-        *tree_buffers: Tensor,
-    ) -> tuple[Tensor]:
-        tree = TokenTree(*tree_buffers)
-        root, first = place[:1], place[1:]
-        nodes = attach_best(tree, first, rows.shape[0])
-        logits = read_nodes(self._call, weights, caches, tree, root, first, nodes)
-        offer_candidates(tree, nodes, logits, knots)
-        return (nodes,)
-
-
-class FinishStep(StepModule):
-    """Attach the last level. Its nodes are leaves, so the draft model does not run them."""
-
-    def forward(
-        self, weights: list[Tensor], caches: list[Tensor], place: Tensor, rows: Tensor, *tree_buffers: Tensor
-    ) -> tuple[Tensor]:
-        return (attach_best(TokenTree(*tree_buffers), place[1:], rows.shape[0]),)
-
-
-class ReadStep(CallStep[ModelCall]):
-    """Tail draft: run W attached nodes through the draft model, only for their keys and values."""
-
-    def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        place: Tensor,  # [2] int64: the root's position, index of the first node
-        rows: Tensor,  # [W] int64, 0 .. W-1
-        *tree_buffers: Tensor,
-    ) -> tuple[Tensor]:
-        tree = TokenTree(*tree_buffers)
-        root, first = place[:1], place[1:]
-        nodes = first + rows
-        last = rows[-1:].clone()
-        read_nodes(self._call, weights, caches, tree, root, first, nodes, last)
-        return (nodes,)
-
-
-class GuessStep(CallStep[ModelCall]):
-    """Head draft before acceptance: run a possible successor of each of W nodes.
-
-    The KV entry of row r is written after the tree's, to slot root + N + r. The top-k candidates are written to
-    ``edges`` and ``candidates``, not into the tree.
-    """
-
-    def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        place: Tensor,  # [1] int64: the root's position
-        nodes: Tensor,  # [W] int64
-        tokens: Tensor,  # [W] int64, the drafted successor of each node
-        edges: Tensor,  # [W, K] float32, output: log-probabilities
-        candidates: Tensor,  # [W, K] int64, output: token ids
-        *tree_buffers: Tensor,
-    ) -> tuple[Tensor]:
-        tree = TokenTree(*tree_buffers)
-        rows = torch.arange(nodes.shape[0], device=nodes.device)
-        mask = torch.cat([tree.ancestors[nodes], rows[:, None] == rows], dim=1)  # [W, N + W]
-        offsets = torch.cat([place, place + tree.num_nodes])
-        positions = place + tree.depths[nodes] + 1
-        logits = self._call(weights, caches, tokens.clone(), positions, mask, offsets).logits
-        found = likeliest(logits, tree.candidates)
-        edges.copy_(found[0])
-        candidates.copy_(found[1])
-        return (nodes.clone(),)
-
-
-class PlantStep(StepModule):
-    """Plant the accepted successor as the next root, with the candidates that ``GuessStep`` computed for it."""
-
-    def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        row: Tensor,  # [1] int64, the accepted successor's row of the table
-        knots: Tensor,  # [M] float32
-        tokens: Tensor,  # [R] int64
-        edges: Tensor,  # [R, K] float32
-        candidates: Tensor,  # [R, K] int64
-        *tree_buffers: Tensor,
-    ) -> tuple[Tensor]:
-        tree = TokenTree(*tree_buffers)
-        plant_root(tree, tokens[row])
-        offer(tree, torch.zeros_like(row), edges[row], candidates[row], knots)
-        return (row.clone(),)

@@ -109,8 +109,8 @@ class SamplerFactory:
     def recording(self, prompt: Sequence[int], sampling: SamplingParams, eos: frozenset[int]) -> Sampler | None:
         """Return a sampler that chooses nothing, for a request whose tokens are chosen on the device.
 
-        It is told each committed token, keeps the log-probabilities, and tracks which tokens the grammar of the
-        request's constraint allows next. None if the request has neither ``logprobs`` nor a constraint.
+        It is told each committed token, keeps the log-probabilities, and tracks which tokens the request's constraint
+        and bad words allow next. None if the request has no ``logprobs``, no constraint and no bad words.
 
         Args:
             prompt: token ids.
@@ -121,17 +121,28 @@ class SamplerFactory:
             YggdrasilError: ``logit_bias`` has a token outside the vocabulary, or the constraint is invalid.
         """
         check_bias(sampling, self._vocab_size)
-        if sampling.logprobs is None and sampling.constraint is None:
+        words = tokenize_bad_words(sampling.bad_words, self.tokenizer, self._vocab_size)
+        words = [
+            word for word in words if len(word) > 1 or word[0] not in eos
+        ]  # as in transformers: the end is allowed
+        if sampling.logprobs is None and sampling.constraint is None and not words:
             return None
-        return self._sampler(prompt, sampling, 0, eos, Processors([], []))
+        return self._sampler(prompt, sampling, 0, eos, Processors([], []), words)
 
     def _sampler(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int, eos: frozenset[int], processors: Processors
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        eos: frozenset[int],
+        processors: Processors,
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> Sampler:
         engine = self._assembly.engine
         capacity = engine.max_length + engine.tree.num_nodes + 1
         grammar = self._grammar(sampling, eos)
-        return Sampler(sampling, prompt, processors, SeededCoins(seed), capacity, eos=eos, grammar=grammar)
+        coins = SeededCoins(seed)
+        return Sampler(sampling, prompt, processors, coins, capacity, eos=eos, grammar=grammar, bad_words=bad_words)
 
     def _grammar(self, sampling: SamplingParams, eos: frozenset[int]) -> Grammar | None:
         if sampling.constraint is None:

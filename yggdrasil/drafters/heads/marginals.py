@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_model import FinishStep
+from yggdrasil.drafters.draft_steps import FinishStep
 from yggdrasil.drafters.heads.medusa.steps import MedusaLevelStep
 from yggdrasil.drafters.level_drafter import LevelSteps
 from yggdrasil.runtime.passes import HostBuffer, StepModule

@@ -158,10 +158,9 @@ class CapturedTarget(PromptReader):
         return packed, *layers
 
     def _write_masks(self, layout: Sequence[Sequence[int]]) -> None:
-        """Write the tokens that the constraint allows after each row."""
+        """Write the tokens that the constraint and the bad words allow after each row."""
         assert self._sampler is not None
-        assert self._sampler.grammar is not None
-        self._masks = self._sampler.grammar.tree_bits(self._sampler.tokens, layout, self.vocab_size)
+        self._masks = self._sampler.tree_bits(layout, self.vocab_size)
         self.sampled.sampling.write_masks(self._masks)
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
@@ -218,7 +217,7 @@ class CapturedTarget(PromptReader):
         """Give the request's sampler the accepted tokens, up to the end of the text, and their log-probabilities.
 
         Raises:
-            YggdrasilError: the constraint allows no token after an accepted row.
+            YggdrasilError: no token is allowed after an accepted row.
         """
         sampler, num_top = self._sampler, None if self._kind is None else self._kind.num_top
         if sampler is None:
@@ -230,7 +229,7 @@ class CapturedTarget(PromptReader):
         for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             if sampler.has_ended:
                 return
-            if sampler.grammar is not None and self._masks is not None and not self._masks[row].any():
+            if sampler.has_masks and self._masks is not None and not self._masks[row].any():
                 raise no_token_possible()
             sampler.note(token, None if found is None else found[number])
 

@@ -211,8 +211,9 @@ class AcceptStep(StepModule):
         tree, inputs = TokenTree(*buffers[:num_tree]), SamplingInputs(*buffers[num_tree:])
         rows = rows_of(chosen, tree)
         path_counts = counts_on_path(rows.tokens, rows.ancestors, logits.shape[1]) if kind.shapes else None
-        scores = process(kind, logits, path_counts, inputs)
-        choices = draw(scores, root + tree.depths[rows.nodes] + 1, inputs)
+        positions = root + tree.depths[rows.nodes] + 1
+        scores = process(kind, logits, path_counts, positions, inputs)
+        choices = draw(scores, positions, inputs)
         path, choices = accept(kind.rule, rows, scores, choices, inputs)
         words = choices[:0] if kind.num_top is None else logprob_words(logits, choices, kind.num_top)
         return _summary(rows, path, logits.amax(-1), choices), words

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_model import FinishStep
+from yggdrasil.drafters.draft_steps import FinishStep
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.eagle.steps import EagleCall, HeadStep, LevelStep
 from yggdrasil.drafters.heads.loading import LoadedHead
