@@ -70,21 +70,14 @@ def accept_drawn(target: FloatArray, draws: NodeDraws, kind: DrawKind, coins: Co
     for token in draws.tokens:
         if coins.flip(min(1.0, law[token] / weights[token])):
             return token, law
-        law = residual(law, weights)
+        law = _residual(law, weights)
         if kind == "without replacement":
             weights = _without(weights, token)
     return None, law
 
 
-def residual(law: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the residual distribution norm(max(law - weights, 0)), [V] float64, after a drawn token was rejected.
-
-    It is ``law`` if no entry is positive, since a rejection is impossible then.
-
-    Args:
-        law: [V] the target's probabilities.
-        weights: [V] the drafter's probabilities.
-    """
+def _residual(law: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return norm(max(law - weights, 0)), [V]; ``law`` if no entry is positive: a rejection is impossible then."""
     rest = np.maximum(law - weights, 0.0)
     total = rest.sum()
     return rest / total if total > 0 else law

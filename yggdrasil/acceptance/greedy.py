@@ -10,17 +10,20 @@ from torch import Tensor
 
 
 def accept_greedy(
-    tokens: Tensor,  # [W] int64, row 0 is the root
-    parents: Tensor,  # [W] int64, rows
-    ancestors: Tensor,  # [W, W] bool, rows
-    exists: Tensor,  # [W] bool, false for padding
-    choices: Tensor,  # [W] int64, the target's argmax token after each row
+    tokens: Tensor, parents: Tensor, ancestors: Tensor, exists: Tensor, choices: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Accept the longest path on which every token is the target's argmax after its parent.
 
     Returns the last accepted row, [1] int64, and which rows are accepted, [W] bool. The root is always accepted.
     Siblings hold different tokens, so the accepted rows form one path. The argmax at the last accepted row is the bonus
     token. Pure tensor code, traced into the compiled verification step.
+
+    Args:
+        tokens: [W] int64 token of each row; row 0 is the root.
+        parents: [W] int64 row of each row's parent.
+        ancestors: [W, W] bool; [i, j] is true if row j is on the path to row i, also for j = i.
+        exists: [W] bool, false for padding.
+        choices: [W] int64, the target's argmax token after each row.
     """
     width = tokens.shape[0]
     is_root = torch.arange(width, device=tokens.device) == 0

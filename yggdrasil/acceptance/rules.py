@@ -145,7 +145,8 @@ class TypicalRule:
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
         """Commit the longest path of ``tree`` whose tokens are typical, then the target's choice.
 
-        Of several longest paths, it is the most probable. No choice follows an end token.
+        A token is typical if its probability exceeds min(epsilon, delta * exp(-entropy)). Of several longest paths, the
+        most probable is taken. No choice follows an end token.
         """
         _refuse_drawn(tree, "typical")
         accepted = {0: 0.0}  # row -> log-probability of its path
@@ -182,7 +183,8 @@ class RelaxedRule:
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
         """Commit tokens from the root on: the target's choice if a child holds it, else the best acceptable child.
 
-        Where no child is acceptable, the target's choice is the last token; so is an end token.
+        A child is acceptable if it is among the ``topk`` best tokens and within ``delta`` of the best log-probability.
+        Where none is, the target's choice is the last token; so is an end token.
         """
         _refuse_drawn(tree, "relaxed")
         rows, tokens, row = [0], [], 0

@@ -96,7 +96,10 @@ class Speculation:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the output follows the target's distribution: not for ``typical`` and ``relaxed``; own rules say."""
+        """Whether the output follows the target's distribution: False for ``typical`` and ``relaxed``.
+
+        A user's own rule has its own ``is_lossless``.
+        """
         return self.rule not in LOSSY_RULES if isinstance(self.rule, str) else self.rule.is_lossless
 
     @property

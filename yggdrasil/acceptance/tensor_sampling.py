@@ -127,7 +127,7 @@ class SamplingTensors:
 
         Args:
             seed: of the request's random numbers.
-            prompt: token ids.
+            prompt: token ids, which the repetition penalty counts.
             speculation: gives the thresholds of the acceptance rule.
             eos: token ids that end the text.
         """

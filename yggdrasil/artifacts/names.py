@@ -125,9 +125,10 @@ def profile_of_plan(plan: Path, predictor: Path) -> Path:
 
 
 def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> list[PlanEntry]:
-    """Return the plans on disk, sorted by root, name and machine; of equal ones, that of the first root.
+    """Return the plans on disk, sorted by root (in the order given), name and machine.
 
-    Files are not read, so damaged plans are listed too. Roots without read permission are skipped.
+    Of plans of the same name and machine, only that of the first root is returned. Files are not read, so damaged plans
+    are listed too. Roots without read permission are skipped.
 
     Args:
         name: only plans of this name; None: all.
@@ -156,8 +157,8 @@ def resolve_plan(
     """Return the absolute path of a plan for ``machine``.
 
     Args:
-        name_or_path: an existing file, which is returned as given, or a name, which stands for the plan of that name
-            that was calibrated on ``machine``.
+        name_or_path: an existing file, whatever its machine, or a name, which stands for the plan of that name that was
+            calibrated on ``machine``.
         roots: folders with a ``plans`` folder; None: the usual ones.
         force: if no plan of the name fits the machine, take the only one there is.
 

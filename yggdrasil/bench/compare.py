@@ -39,7 +39,10 @@ class Comparison:
 
     @property
     def repeated_share(self) -> float:
-        """Share of plainly decoded tokens, 0 to 1, that also followed the last earlier occurrence of a 3-gram."""
+        """Share of plainly decoded tokens, 0 to 1, that an n-gram look-up predicts.
+
+        It predicts the token that followed the last earlier occurrence of the text's last three tokens.
+        """
         return self.num_repeated / len(self.plain.tokens)
 
     @property

@@ -108,7 +108,8 @@ def choose(
     """Train depth predictors on some documents, and choose the depth source that decodes the others fastest.
 
     Args:
-        traces: trees that the drafter drafted on the target's text, recorded with ``acceptance`` as their scores.
+        traces: trees that the drafter drafted on the target's text, with scores calibrated by ``acceptance``.
+        acceptance: the acceptance calibration, which becomes part of the result.
         costs: measured step costs, in milliseconds.
         model_free: model-free drafters, which extend the trees; None without them.
         prompts: document number -> token ids of its prompt, which the model-free drafters read.

@@ -62,7 +62,7 @@ def survival_of(
 
     Args:
         traces: trees recorded on the target's text.
-        costs: step costs, which tell which shapes begin an iteration where.
+        costs: step costs in milliseconds, by which the positions where iterations begin are simulated.
         model_free: model-free drafters, which extend the trees; None without them.
         prompts: document number -> token ids of its prompt.
     """
@@ -149,9 +149,9 @@ class _ModelFreeTrees:
             self._shadow = ShadowTree(model_free, self._tree, costs.verify_widths, shares_tree=True)
 
     def here(self, truth: Sequence[int]) -> tuple[float, float, int]:
-        """Return expected and given tokens of the best model-free tree (bonus included), and its verify width's index.
+        """Return (tokens expected of the best model-free tree, tokens that it gives, index of its verify width).
 
-        (1.0, 1.0, 0) without a tree.
+        Tokens include the bonus token; (1.0, 1.0, 0) without a tree.
 
         Args:
             truth: tokens of the text after the tree's root.

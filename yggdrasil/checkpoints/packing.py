@@ -71,9 +71,15 @@ def pack_linears(
 ) -> None:
     """Replace the linear layers and experts of ``model``, which is on a CPU, by packed ones on ``device``, in place.
 
-    ``quantise`` returns the quantised rows of a weight, or None to keep it unquantised; None: no weight is quantised.
     Embeddings, and on a GPU linear layers too, are replaced only if they are quantised. A quantised weight shared by
     embedding and LM head is packed once; otherwise a tied embedding stays unpacked.
+
+    Args:
+        num_threads: threads of each packed layer.
+        quantise: returns the quantised rows of a weight, or None to keep it unquantised; None: no weight is quantised.
+
+    Raises:
+        YggdrasilError: ``device`` is a GPU, and the model has a mixture of experts or a format without a GPU kernel.
     """
     packer = _Packer(num_threads, quantise or (lambda name, weight: None), device)
     for name, child in list(model.named_modules(remove_duplicate=False)):

@@ -37,7 +37,8 @@ class TimedStep(NamedTuple):
 def timed_steps(assemblies: Sequence[Assembly], contexts: Sequence[int], token: int = 1) -> list[TimedStep]:
     """Return the steps to time: every step of target and drafter except prefill, at every context length.
 
-    The contents of the caches are arbitrary, since they do not change the time.
+    They are ordered by context, then the target's before the drafter's. The contents of the caches are arbitrary, since
+    they do not change the time.
 
     Args:
         assemblies: the same models with caches of several capacities or on several backends. Equal steps are adjacent
