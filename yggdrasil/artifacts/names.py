@@ -132,7 +132,10 @@ def list_plans(name: str | None = None, roots: Sequence[Path] | None = None) -> 
 
     Args:
         name: only plans of this name; None: all.
-        roots: folders with a ``plans`` folder; None: the usual ones.
+        roots: folders with a ``plans`` folder; None: those of ``search_roots``.
+
+    Raises:
+        ArtifactError: the name has invalid characters.
     """
     pattern = "*" if name is None else validate_name(name)
     entries: dict[tuple[str, str], PlanEntry] = {}
@@ -159,7 +162,7 @@ def resolve_plan(
     Args:
         name_or_path: an existing file, whatever its machine, or a name, which stands for the plan of that name that was
             calibrated on ``machine``.
-        roots: folders with a ``plans`` folder; None: the usual ones.
+        roots: folders with a ``plans`` folder; None: those of ``search_roots``.
         force: if no plan of the name fits the machine, take the only one there is.
 
     Raises:

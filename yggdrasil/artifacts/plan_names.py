@@ -21,8 +21,9 @@ def is_plan(given: str | Path) -> bool:
     precedence over a folder of that name in the working directory.
 
     Raises:
-        YggdrasilError: it is a file that is neither, or something else that does not exist: a file, a path with more
-            than one slash, or a name without a slash that no plan has.
+        YggdrasilError: it is a file that is neither, or does not exist and cannot be a hub id: the name of a .yaml or
+            .gguf file, a path that is absolute, begins with "." or "~" or has more than one slash, or a name without a
+            slash that no plan has.
     """
     path, text = expanded(given), str(given)
     if path.is_file():

@@ -34,9 +34,9 @@ class Frequent:
 def restrict_vocabulary(job: Job) -> Job:
     """Return the calibration with a draft head restricted to the target's most frequent tokens, if that is possible.
 
-    The job is unchanged without a head, with a head that has a vocabulary of its own, and if the target's generated
-    text is too short to tell which tokens are frequent. The vocabulary is stored in the work folder, so that a resumed
-    calibration measures the same steps.
+    The job is unchanged without a head, with a head that has a vocabulary of its own, with a target of at most
+    ``DRAFT_VOCABULARY`` tokens, and if the target's generated text is too short to tell which tokens are frequent. The
+    vocabulary is stored in the work folder, so that a resumed calibration measures the same steps.
     """
     head = job.assembly.second
     vocab_size = job.assembly.target.loaded.vocab_size

@@ -146,10 +146,12 @@ class Conversation:
     def take(self, line: str) -> bool:
         """Answer a question or run a command that the user typed, and return whether the conversation continues.
 
-        A line that begins with "/" is a command; only "/exit" ends the conversation. An empty line does nothing.
+        A line that begins with "/" is a command; "/exit", "/quit" and "/bye" end the conversation. An empty line does
+        nothing.
 
         Raises:
             YggdrasilError: the question cannot be answered; the conversation is unchanged.
+            KeyboardInterrupt: the user has interrupted the answer, which is kept as far as it was printed.
         """
         if not line.strip():
             return True

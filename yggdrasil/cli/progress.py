@@ -131,7 +131,11 @@ def _bars() -> "Progress":
 
 
 def show_comparison(result: "Comparison") -> None:
-    """Print one line about a prompt that was decoded with a plan and by plain decoding: times, AAL, and same tokens."""
+    """Print one line about a prompt that was decoded with a plan and plainly, to standard error.
+
+    It has the milliseconds per token of both, their ratio, AAL, the share of repeated tokens, and whether the tokens
+    are the same.
+    """
     tree, plain = result.tree.metrics, result.plain.metrics
     same = "same tokens" if result.divergence is None else f"DIFFERENT TOKENS ({result.divergence.verdict})"
     ratio = f"{result.decode_ratio:5.2f}" if tree.iterations else f"{'-':>5}"  # the first token is the prefill's
@@ -216,7 +220,7 @@ def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Map
 
 
 def show_memory(use: "MemoryUse") -> None:
-    """Print one line about the memory that models, caches and imports take."""
+    """Print one line about the memory that models, caches and imports take, in MB, to standard error."""
     _console().print(
         f"memory: {use.peak:.0f} MB at the peak beyond {use.imports:.0f} MB of imports, {use.ratio:.2f} x the models' "
         f"weights ({use.weights:.0f} MB) and caches ({use.caches:.0f} MB)"

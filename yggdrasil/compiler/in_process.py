@@ -163,7 +163,7 @@ class InProcessStep:
         return self._run()
 
     def prepare(self) -> None:
-        """Compile the step without running it; does nothing if it is compiled already.
+        """Compile the step without running it; does nothing if this was done or has failed before.
 
         If that fails, a warning is printed, and the step runs operator by operator from then on.
 

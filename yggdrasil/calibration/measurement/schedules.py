@@ -31,7 +31,7 @@ SHALLOW = 2  # the other measured depth is ``max_depth``
 def measured_shapes(shapes: Shapes) -> list[TreeShape]:
     """Return the tree shapes to time: every verify width and every draft width, at a shallow and at the full depth.
 
-    Not every pair of widths is among them.
+    Not every pair of widths is among them. ``shapes`` must have a draft width.
 
     Raises:
         YggdrasilError: the only verify width is 1.
@@ -119,10 +119,12 @@ def _row(context: int, cycle: int, schedule: Schedule, sample: TimedIteration) -
 
 
 def at_one_speed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Scale the milliseconds of each cycle so that its plain steps take their median time over all cycles.
+    """Return ``frame`` with the milliseconds of each cycle scaled so that its plain steps take the usual time.
+
+    That is the median over all cycles of the cycle's median plain iteration. Cycles without plain steps are dropped.
 
     Args:
-        frame: samples with the columns ``costs.COLUMNS``. Cycles without plain steps are dropped.
+        frame: samples with the columns ``costs.COLUMNS``; plain steps have depth 0.
     """
     speed = frame[frame["depth"] == 0].groupby("cycle")["iteration"].median()
     scale = frame["cycle"].map(speed.median() / speed)

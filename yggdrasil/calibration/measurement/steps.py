@@ -125,7 +125,7 @@ def time_in_turns(
         turns: the most timed turns, at least 1.
         progress: called with the fraction done, 0 to 1.
         timer: calls a function and returns its milliseconds.
-        seconds: no turn begins so long after the call, but the first two always do.
+        seconds: no turn begins so long after the call, but the warm-up and the first two timed turns always do.
     """
     found, began = list[Timing](), perf_counter()
     with one_thread():  # idle PyTorch threads would spin on the cores that our operators use
