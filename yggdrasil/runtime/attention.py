@@ -39,19 +39,24 @@ def tree_attention(  # noqa: PLR0913  (the signature is transformers')
     num_threads: int,
     **extra: object,
 ) -> tuple[Tensor, None]:
-    """Write a pass's keys and values to the cache, and attend to the committed text and the allowed slots of the tree.
+    """Write a pass's keys and values to the cache, and attend to the committed tokens and the tree's allowed slots.
 
     Args:
         module: the attention layer.
         query: [1, Hq, W, D].
         key, value: [1, Hkv, W, D].
-        attention_mask: [1, 1, W, T] bool, the tree slots that each row sees.
+        attention_mask: [1, 1, W, T] bool; entry (w, t) says whether row w sees slot context length + t.
+        scaling: factor of the scores; None: 1 / sqrt(D).
         sliding_window: number of last keys that a row sees; None: all.
         softcap: bound of scores as in Gemma 2; None: no bound.
-        s_aux: [Hq], attention sinks: one extra score per head without a value.
+        s_aux: [Hq], attention sinks: one extra score per head without a value; None: none.
         step_cache: the keys, values and offsets of the step.
 
-    Returns ([1, W, Hq, D of ``value``], None).
+    Returns:
+        (Outputs [1, W, Hq, D of ``value``], None)
+
+    Raises:
+        YggdrasilError: ``extra`` has an argument that tree attention does not compute.
     """
     refuse_extras(module, extra)
     layer = module.layer_idx
@@ -96,7 +101,7 @@ def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
 
 
 def keep_mask(*_: object, **kwargs: object) -> object:
-    """Return the keyword argument ``attention_mask`` unchanged, as a transformers mask function."""
+    """Mask function of transformers: return its keyword argument ``attention_mask`` as it is; None if it is missing."""
     return kwargs.get("attention_mask")
 
 

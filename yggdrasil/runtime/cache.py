@@ -42,8 +42,10 @@ class StaticCache:
     ) -> "StaticCache":
         """Allocate a KV cache of zeros for ``capacity`` positions, and buffers for the states of recurrent layers.
 
-        ``outline`` has the model's sizes. ``widest`` is the largest number of rows of a pass over recurrent layers;
-        None: ``capacity``. With ``is_sparse`` the cache uses small memory pages until ``use_huge_pages`` is called.
+        Args:
+            outline: the model's sizes.
+            widest: the most rows of a pass over recurrent layers; None: ``capacity``.
+            is_sparse: use small memory pages until ``use_huge_pages`` is called; only on a CPU.
         """
         shapes = [(heads, capacity, size) for heads, size in outline.key_heads]
         arena = Arena(is_sparse=is_sparse)
@@ -59,20 +61,23 @@ class StaticCache:
 
     @property
     def capacity(self) -> int:
-        """Return S, the number of positions whose keys and values fit in the cache."""
+        """S, the number of positions whose keys and values fit in the cache."""
         return self.keys[0].shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of all buffers in bytes."""
+        """Size of all buffers that steps take, in bytes, whether their memory is resident or not."""
         return sum(t.numel() * t.element_size() for t in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """Return all buffers in the order in which steps take them: keys by layer, values by layer, states."""
+        """Return all buffers in the order in which steps take them.
+
+        They are keys by layer, values by layer, and those of ``StateBuffers.tensors``.
+        """
         return [*self.keys, *self.values, *(self.states.tensors() if self.states is not None else ())]
 
     def of_layer(self, layer: int) -> list[Tensor]:
-        """Return the buffers of one layer: keys and values if it has attention, then its states if it is recurrent."""
+        """Return the buffers of one layer: keys and values if it has attention, then its ``StateBuffers.of_layer``."""
         rows = [self.keys[layer], self.values[layer]] if self.keys[layer].shape[0] else []
         states = self.states
         return rows if states is None or layer not in states.layers else [*rows, *states.of_layer(layer)]
@@ -113,6 +118,6 @@ class StaticCache:
     def commit(self, sources: Sequence[int], destination: int) -> None:
         """Move the keys and values in slots ``sources`` to consecutive slots from ``destination`` on, in every layer.
 
-        ``sources`` must ascend.
+        ``sources`` must ascend, and none may be before its new slot.
         """
         torch.ops.yggdrasil.move_rows.default(self.rows(), sources, destination)

@@ -44,14 +44,14 @@ class Capture:
 
     @property
     def is_recorded(self) -> bool:
-        """Return whether the work is recorded as a CUDA graph, so that calls replay it."""
+        """Whether the work is recorded as a CUDA graph, so that calls replay it."""
         return self._replay is not None
 
     def prepare(self) -> Launch:
         """Record the work as a CUDA graph, and return the function that replays it and returns its outputs.
 
         Work that never ran is run once first, with the present values of its inputs. Later calls return the same
-        function.
+        function. If recording fails, a warning is printed, and the function runs the work.
         """
         if not self._was_run:
             self()
@@ -86,7 +86,7 @@ def _with_less(work: Callable[[], Result]) -> Result:
 
 
 def out_of_memory(error: Exception) -> YggdrasilError:
-    """Return the YggdrasilError to raise for the exception ``error`` of a GPU whose memory is full."""
+    """Return, not raise, the YggdrasilError for ``error``, the exception of a GPU whose memory is full."""
     return YggdrasilError(
         f"the GPU's memory is full ({first_line(error)[:160]}); take a smaller model or --max-length, or end other "
         "programs that use the card"
@@ -128,10 +128,10 @@ class Recorder:
         return outputs
 
     def record(self, run: Launch) -> Launch:
-        """Capture the work ``run`` as a CUDA graph: its Python code runs now, its kernels do not.
+        """Capture ``run`` as a CUDA graph, and return a function that replays it and returns the outputs.
 
-        Return a function that replays the graph and returns the outputs, which are the same tensors each time. ``run``
-        must have run before. On a CPU nothing is recorded, and the returned function calls ``run``.
+        The Python code of ``run`` runs now, its kernels do not; it must have run before. The outputs are the same
+        tensors each time. On a CPU nothing is recorded, and the returned function calls ``run``.
         """
         self.num_recorded += 1
         if self._stream is None:

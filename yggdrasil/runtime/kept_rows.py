@@ -26,7 +26,8 @@ class KeptRows:
     def of(cls, runner: ModelRunner, is_wanted: Callable[[], bool] = lambda: True) -> "KeptRows | None":
         """Return a copy of the text, KV entries and recurrent states in the runner's cache.
 
-        None if ``is_wanted``, which is asked before every tensor is copied, returns False.
+        Args:
+            is_wanted: called before every tensor is copied; as soon as it returns False, copying ends with None.
         """
         states = None if runner.states is None else runner.states.copy()
         text = KeptText(states)
@@ -49,12 +50,15 @@ class KeptRows:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of the copy in bytes, recurrent states included."""
+        """Size of the copy in bytes, recurrent states included."""
         states = self.text.states
         return self.rows.nbytes + (states.num_bytes if isinstance(states, KeptStates) else 0)
 
     def restore(self, runner: ModelRunner) -> None:
-        """Write these KV entries and recurrent states back to the cache of ``runner``, from which they were copied."""
+        """Write the copied text, KV entries and recurrent states back to the cache of ``runner``.
+
+        They must have been copied from a runner of the same model and dtype.
+        """
         tensors = runner.cache.rows()
         for part, cached in zip(self._parts(tensors), tensors, strict=True):
             cached[:, : self.text.num_rows].copy_(part)

@@ -58,9 +58,11 @@ def open_model(
     load are read from the disk cache, and written to it the first time. All others are loaded with transformers.
 
     Args:
+        source: folder, GGUF file or hub id.
         num_threads: threads of the model's kernels.
         weights: "full"; "file" to keep the quantised blocks of the file; or a format to quantise to.
-        is_described: False: do not pack from the mapped file.
+        is_described: whether a model may be packed from its mapped file, in the layout that native steps alone can
+            read.
 
     Raises:
         YggdrasilError: the checkpoint is missing, damaged or unsupported.

@@ -8,10 +8,7 @@ class States(Protocol):
     """Protocol of the recurrent states of a text, which can continue only at positions at which they were copied."""
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which the text can continue, because the states there are known.
-
-        0 is included.
-        """
+        """Return the numbers of tokens after which the text can continue because their states are known; 0 is one."""
 
     def begin(self, num_rows: int) -> None:
         """Restore the recurrent states after the first ``num_rows`` tokens of the text, one of ``resume_points``."""
@@ -37,23 +34,24 @@ class KeptText:
 
     @property
     def num_kept(self) -> int:
-        """Return the number of tokens whose KV entries a later request may reuse; 0 after ``pretend``."""
+        """Number of first ``tokens`` whose KV entries a later request may reuse; 0 after ``pretend``."""
         return self._place(min(self.num_rows, len(self.tokens))) if self._is_real else 0
 
     @property
     def whole(self) -> list[int]:
-        """Return the token ids of the whole text: ``lead``, then ``tokens``.
-
-        ``lead`` are the first tokens of a draft head's text, which have no KV entries; it is empty for a model.
-        """
+        """Token ids of the whole text: ``lead``, the first tokens of a draft head's text, then ``tokens``."""
         return [*self.lead, *self.tokens]
 
     def shared(self, whole: Sequence[int], ahead: int = 0, most: int | None = None) -> int:
-        """Return how many tokens of the text ``whole`` have reusable KV entries in the cache: a common prefix.
+        """Return how many of ``tokens`` can stay for the text ``whole`` (token ids, ``lead`` included).
 
-        The result is at most ``most`` (None: no limit). The ``ahead`` tokens after the last KV entry count too, for a
-        caller that holds the hidden states to compute theirs. With recurrent layers, the result is a position with a
-        copy of the states.
+        They are a common prefix with reusable KV entries, after which recurrent states are known.
+
+        Args:
+            whole: the text of the next request.
+            ahead: tokens after the last KV entry that count too, because the caller holds the hidden states to compute
+                theirs.
+            most: limit of the result; None: no limit.
         """
         same = self._same(whole, ahead)
         return self._place(same if most is None else max(0, min(same, most)))
@@ -75,16 +73,18 @@ class KeptText:
         return next(i for i in range(most) if self.tokens[i] != whole[start + i])
 
     def begin(self, tokens: Sequence[int], num_rows: int, lead: Sequence[int] = ()) -> None:
-        """Set the text to ``lead`` and ``tokens``, of which the first ``num_rows`` tokens have KV entries in the cache.
+        """Set the text to ``lead`` and ``tokens`` (token ids), of which the first ``num_rows`` tokens have KV entries.
 
-        ``num_rows`` must be a result of ``shared``. ``lead`` are first tokens that never have entries.
+        Args:
+            num_rows: a result of ``shared``.
+            lead: first tokens that never have entries.
         """
         if self.states is not None:
             self.states.begin(num_rows)
         self._hold(tokens, num_rows, lead)
 
     def pretend(self, tokens: Sequence[int], num_rows: int) -> None:
-        """Set the text as if the first ``num_rows`` of ``tokens`` had KV entries, to time steps at this length.
+        """Set the text as if the first ``num_rows`` of ``tokens`` had KV entries, to time steps at this context length.
 
         The entries were never computed, so no later request reuses them.
         """

@@ -32,25 +32,25 @@ class LoadedModel:
 
     @cached_property
     def model(self) -> "PreTrainedModel":
-        """Return the transformers model, built on first access. Native steps do not need it."""
+        """The transformers model, built at the first access. Native steps do not need it."""
         return self.build()
 
     @property
     def max_context(self) -> int:
-        """Return the largest number of positions, in tokens, that the model supports."""
+        """Largest number of positions, in tokens, that the model supports."""
         return self.outline.max_context
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of rows of the embedding: at least the tokenizer's tokens, often padded."""
+        """Number of rows of the embedding: at least the tokenizer's tokens, often padded."""
         return self.outline.vocab_size
 
     @property
     def num_layers(self) -> int:
-        """Return the number of decoder layers."""
+        """Number of decoder layers."""
         return len(self.outline.key_heads)
 
     @property
     def hidden_size(self) -> int:
-        """Return the size of the hidden states."""
+        """Size of the hidden states."""
         return self.outline.hidden_size

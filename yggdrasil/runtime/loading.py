@@ -42,9 +42,10 @@ def load_model(
     pack: bool = True,
     weights: Weights = "full",
 ) -> LoadedModel:
-    """Load a checkpoint folder, GGUF file or hub id with transformers, and prepare it for steps with tree attention.
+    """Load a checkpoint with transformers, and prepare it for steps with tree attention.
 
     Args:
+        source: folder, GGUF file or hub id.
         num_threads: threads of the packed layers' kernels.
         pack: whether to pack linear layers on a CPU.
         weights: "full"; "file" to read the quantised blocks of a GGUF file or of MXFP4 experts; or a format to which
@@ -132,8 +133,11 @@ def prepare_model(
 ) -> LoadedModel:
     """Install tree attention in the transformers model ``model``, in place, and return it as a ``LoadedModel``.
 
-    On a CPU, ``pack`` also packs the linear layers. ``quantise`` supplies their quantised rows; None: full weights. On
-    other devices both are ignored. ``name`` is used in messages.
+    Args:
+        name: for messages.
+        num_threads: threads of the packed layers' kernels.
+        pack: pack the linear layers; only on a CPU.
+        quantise: supplies their quantised rows; None: full weights. Only with ``pack``.
 
     Raises:
         YggdrasilError: the attention or recurrent layers cannot be replaced, or forward takes no ``position_ids``.

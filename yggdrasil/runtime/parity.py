@@ -84,9 +84,14 @@ class ParityReport:
 
 
 def read_tolerance(folder: Path, dtype: str) -> float | None:
-    """Return the margin in logits above which an argmax is the same at every width, from a parity report in ``folder``.
+    """Return the margin in logits above which an argmax is the same at every width; None without a parity report.
 
-    The report is of ``dtype``, "bfloat16" or "float32". None if there is no report.
+    Args:
+        folder: has the report.
+        dtype: "bfloat16" or "float32".
+
+    Raises:
+        ArtifactError: the report is damaged.
     """
     return ParityReport.load(folder, dtype).tolerance if _file(folder, dtype).exists() else None
 
@@ -98,7 +103,8 @@ def _file(folder: Path, dtype: str) -> Path:
 def differences(reference: Tensor, found: Tensor) -> Tensor:
     """Return the largest absolute difference of two passes' logits at each position, [P], over the likeliest tokens.
 
-    ``reference`` and ``found`` are the logits [P, V]. Compared are the 16 largest of either.
+    Args:
+        reference, found: logits [P, V] of the two. Tokens are compared that are among the 16 likeliest in either.
     """
     reference, found = reference.float(), found.float()
     count = min(_CONTENDERS, reference.shape[1])
@@ -113,10 +119,13 @@ def margins(logits: Tensor) -> Tensor:
 
 
 def mismatches(prompt: str, width: int, reference: Tensor, found: Tensor) -> list[Mismatch]:
-    """Return one ``Mismatch`` for each position whose argmax tokens differ between two kinds of passes.
+    """Return one ``Mismatch`` for each position whose argmax tokens differ between two kinds of passes, in order.
 
-    ``reference`` are the logits [P, V] of width-1 passes, and ``found`` those of passes of ``width`` rows. ``prompt``
-    is the prompt's id.
+    Args:
+        prompt: its id.
+        width: rows of the passes that gave ``found``.
+        reference: logits [P, V] of width-1 passes.
+        found: logits [P, V].
     """
     expected, chosen = reference.argmax(1), found.argmax(1)
     leads = margins(reference), margins(found)
@@ -129,15 +138,18 @@ def mismatches(prompt: str, width: int, reference: Tensor, found: Tensor) -> lis
 def summarise_width(width: int, apart: Tensor, flips: Sequence[Mismatch]) -> WidthParity:
     """Return the summary of the comparison of passes of ``width`` rows with width-1 passes.
 
-    ``apart`` [P] has the largest logit difference at each position, and ``flips`` the positions whose argmax differs.
+    Args:
+        apart: [P], at least one, the result of ``differences``.
+        flips: the result of ``mismatches``.
     """
     lost = max((max(flip.expected_margin, flip.found_margin) for flip in flips), default=0.0)
     return WidthParity(width, apart.shape[0], len(flips), lost, float(apart.max()), float(apart.mean()))
 
 
 def tolerance_of(widths: Sequence[WidthParity]) -> float:
-    """Return the margin in logits above which no measured width flips the argmax, with a safety factor.
+    """Return the margin in logits above which no width flips the argmax: three times the largest difference measured.
 
-    It is twice the largest difference of all ``widths``, times the factor; 0 if there are no widths.
+    A flip takes twice the largest difference of all ``widths``; the rest is a margin for texts that were not measured.
+    0 without widths.
     """
     return 2 * _SAFETY * max((width.largest_difference for width in widths), default=0.0)

@@ -26,10 +26,12 @@ class Head(Protocol):
         """Return the logits [R, V] of hidden states ``rows`` [R, H]."""
 
     def best(self, rows: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (largest logit [R], its token [R] int64) for hidden states ``rows`` [R, H].
+        """Return the largest logit and its token for each of the hidden states ``rows`` [R, H], [R] and [R] int64.
 
-        The first token of equal logits is taken, and NaN counts as largest. ``logits`` [R, V] are those of the rows if
-        they are already computed, else None.
+        The first token of equal logits is taken, and NaN counts as largest.
+
+        Args:
+            logits: [R, V] of the rows if they are already computed, else None.
         """
 
 
@@ -43,11 +45,11 @@ class Forward:
 
     @cached_property
     def logits(self) -> Tensor:
-        """Return the logits [R, V] of the requested rows, computed on first access."""
+        """Logits [R, V] of the requested rows, computed at the first access."""
         return self._head.logits(self.hidden)
 
     def best_tokens(self) -> tuple[Tensor, Tensor]:
-        """Return (largest logit [R], its token [R] int64) of each requested row, if possible without all logits."""
+        """Return each requested row's largest logit, [R], and its token, [R] int64, if possible without all logits."""
         return self._head.best(self.hidden, self.__dict__.get("logits"))
 
     def __iter__(self) -> "Iterator[Tensor | list[Tensor]]":
@@ -87,10 +89,7 @@ class StepModule(nn.Module):
     """The computation of a step: ``forward(weights, caches, *inputs)``."""
 
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """Return the decoder layers of the step that can be compiled separately.
-
-        None can if the step must be compiled as a whole.
-        """
+        """Return the decoder layers that can be compiled separately; empty if the step must be compiled as a whole."""
         return ()
 
     def tracing(self) -> AbstractContextManager[object]:
@@ -131,11 +130,12 @@ class PrefillStep(CallStep[ModelCall]):
 
         Args:
             tokens: [W] int64, the chunk padded to W.
-            start: [1] int64, the first token's index in the text.
+            start: [1] int64, number of tokens before the chunk.
             last: [1] int64, the row whose results are returned.
 
-        Returns (argmax token [1], its logit [1], LM head input [1, H] float32, logits [1, V], [W, H] of each read
-        layer).
+        Returns:
+            (argmax token [1] int64, its logit [1], LM head input [1, H] float32, logits [1, V], [W, H] of each layer
+                that a drafter reads)
         """
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         mask = rows[:, None] >= rows[None, :]
@@ -149,7 +149,8 @@ class PrefillStep(CallStep[ModelCall]):
 def fitting(widths: Sequence[int], count: int) -> int:
     """Return the smallest of ``widths`` (ascending numbers of rows) that has room for ``count`` rows.
 
-    An AssertionError is raised if none has.
+    Raises:
+        AssertionError: none has.
     """
     assert count <= widths[-1], f"{count} rows, and steps of {list(widths)}"
     return fitting_or_widest(widths, count)
@@ -180,7 +181,7 @@ class HostBuffer:
         self._stage = 0
 
     def write(self, *values: int) -> None:
-        """Set the first ``len(values)`` entries of the device tensor to ``values``. Other entries keep their values."""
+        """Set the first ``len(values)`` entries of ``tensor``; other entries keep their values."""
         if self._view is not None:
             if len(values) == 1:  # faster than assigning a slice, which builds an array
                 self._view[0] = values[0]

@@ -18,7 +18,9 @@ _CONTAINER = Path("/sys/fs/cgroup")
 def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
     """Check that all ``models`` support ``max_length`` tokens, and that their KV caches fit in free memory.
 
-    ``capacity`` is the number of slots of each cache. Memory is checked on a CPU only.
+    Args:
+        models: at least one; memory is checked if the first is on a CPU.
+        capacity: number of slots of each cache.
 
     Raises:
         YggdrasilError: ``max_length`` is too large.
@@ -47,7 +49,7 @@ def cache_bytes(model: LoadedModel, capacity: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """Return the bytes of free memory without swapping, limited by a container's limit; None if unknown."""
+    """Return the bytes of memory that are free without swapping, within a container's limit; None if unknown."""
     found = [left for left in (_left_on_machine(), _left_in_container()) if left is not None]
     return min(found, default=None)
 

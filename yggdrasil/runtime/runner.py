@@ -76,18 +76,18 @@ class ModelRunner:
         self._defined: dict[tuple[str, int], tuple[nn.Module, list[Tensor | list[Tensor]]]] = {}
 
     def prepare_cache(self, num_tokens: int) -> None:
-        """Back the KV cache with huge memory pages if a text of ``num_tokens`` tokens is long.
-
-        It is long if its KV entries exceed 1 % of the bytes of the model's weights.
-        """
+        """Move the KV cache to huge memory pages if ``num_tokens`` tokens take more than 1 % of the weights' bytes."""
         num_bytes = self.cache.num_bytes / self.cache.capacity * num_tokens
         if num_bytes > _SMALL_SHARE * sum(weight.nbytes for weight in self.weights):
             self.cache.use_huge_pages()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Add ``rows`` of the last pass to the committed text.
+        """Count ``rows`` of the last pass as committed, and update recurrent states by them.
 
-        Their keys and values must already be in the slots after it.
+        Their keys and values must already be in the slots after the committed ones.
+
+        Args:
+            rows: row indices of the pass along a path of the tree, the root's first.
         """
         if self.states is not None:
             self.states.commit(self.text.num_rows, rows)
@@ -96,8 +96,11 @@ class ModelRunner:
     def keep_captured(self, start: Tensor, rows: Tensor, count: Tensor) -> None:
         """Update recurrent states by the accepted rows of a pass, as a part of the pass's CUDA graph.
 
-        The first ``count`` [1] of ``rows`` [W] int64 are accepted; ``start`` [1] is the position of the pass. Keys and
-        values must be moved already. ``note_kept`` must follow outside the graph.
+        Keys and values must be moved already. ``note_kept`` must follow outside the graph.
+
+        Args:
+            start: [1] int64, number of committed tokens before the pass.
+            rows: [W] int64 row indices; the first ``count`` [1] int64 are accepted.
         """
         if self.cache.states is not None:
             self.cache.states.commit_captured(start, rows, count)
@@ -111,24 +114,24 @@ class ModelRunner:
             self.states.mark_updating()
 
     def note_kept(self, num_rows: int) -> None:
-        """Add the ``num_rows`` rows that a CUDA graph has committed to the count of the text's cached tokens."""
+        """Add ``num_rows``, the rows that a CUDA graph has committed, to the number of cached tokens."""
         self.text.num_rows += num_rows
         if self.states is not None:
             self.states.mark_updated(self.text.num_rows)
 
     def read(self, tokens: Tensor, most: int) -> Iterator[Forward]:
-        """Run a new text ``tokens`` [N] int64 in eager passes of at most ``most`` rows. Yield each result.
+        """Run a new text ``tokens`` [N] int64 in eager passes of at most ``most`` rows; yield each one's result.
 
-        A result has logits and hidden states. The text in the cache is dropped before and after.
+        The text in the cache is dropped before and after.
         """
         self.text.forget()
         yield from self.extend(tokens, most)
         self.text.forget()
 
     def extend(self, tokens: Tensor, most: int) -> Iterator[Forward]:
-        """Append ``tokens`` [N] int64 to the text in eager passes of at most ``most`` rows. Yield each result.
+        """Append ``tokens`` [N] int64 to the text in eager passes of at most ``most`` rows; yield each one's result.
 
-        A result has logits and hidden states.
+        A pass's rows are committed when the next result is requested.
         """
         most = most if self.states is None else min(most, self.states.widest)
         for chunk in tokens.split(most):
@@ -138,9 +141,9 @@ class ModelRunner:
             self.keep(range(len(chunk)))
 
     def call_reading(self, hidden_layers: Sequence[int]) -> ModelCall:
-        """Return a call of this model over the same weights and cache that returns the outputs of other layers.
+        """Return a call of this model over the same weights and cache that returns the outputs of ``hidden_layers``.
 
-        ``hidden_layers`` are their indices.
+        These are indices of layers; -1 is the LM head's input.
         """
         if self.backend == "native":
             native = native_call(self.loaded, self.cache, self.call.vocab_size, hidden_layers)
@@ -149,25 +152,30 @@ class ModelRunner:
         return TracedCall(self.loaded, self.call.vocab_size, hidden_layers)
 
     def define(self, name: str, width: int, module: StepModule, inputs: Sequence[Tensor]) -> None:
-        """Declare the step ``name``: a call with ``width`` rows that runs ``module(weights, caches, *inputs)``.
+        """Declare the step ``name`` of ``width`` rows, which runs ``module(weights, caches, *inputs)``.
 
-        ``inputs`` are fixed tensors, whose values change between calls. The step is built by ``complete`` or its first
-        use.
+        The step is built by ``complete`` or its first use.
+
+        Args:
+            inputs: fixed tensors, whose values change between calls.
         """
         assert (name, width) not in self._defined, f"the step {name} of width {width} is defined already"
         self._defined[name, width] = module, self.arguments(inputs)
 
     def arguments(self, inputs: Sequence[Tensor]) -> list[Tensor | list[Tensor]]:
-        """Return the argument list of a step's module: weights, cache tensors, then ``inputs``."""
+        """Return ``[weights, caches, *inputs]``, the positional arguments of a step's module.
+
+        ``weights`` and ``caches`` are lists of tensors.
+        """
         return [self.weights, self.cache.tensors(), *inputs]
 
     def step(self, name: str, width: int) -> Step:
-        """Return the step ``name`` for ``width`` rows: a function without arguments that returns its outputs.
+        """Return the step ``name`` of ``width`` rows: a function without arguments that returns its outputs.
 
-        It is compiled first if necessary.
+        It is built first if necessary.
 
         Raises:
-            YggdrasilError: ``complete`` has been called and did not build it.
+            YggdrasilError: it is not built, and ``complete`` was called.
         """
         found = self._steps.get((name, width))
         if found is None:
@@ -196,9 +204,10 @@ class ModelRunner:
         return step
 
     def complete(self, report: Callable[[float], None] = lambda _: None) -> None:
-        """Build all steps (calls with a fixed number of rows) that were declared.
+        """Build all declared steps that are not built; later, ``step`` raises YggdrasilError for any other.
 
-        From then on, any other raises YggdrasilError. ``report`` receives the fraction done, 0 to 1.
+        Args:
+            report: receives the fraction done, 0 to 1.
         """
         for number, step in enumerate(self._defined, start=1):
             if step not in self._steps:
@@ -207,10 +216,7 @@ class ModelRunner:
         self._is_complete = True
 
     def complete_again(self) -> None:
-        """Build the steps (calls with a fixed number of rows) that were declared after ``complete`` was called.
-
-        Nothing happens if it was not called.
-        """
+        """If ``complete`` was called, build the steps that were declared since."""
         if self._is_complete:
             self.complete()
 
@@ -227,7 +233,7 @@ class ModelRunner:
         return outputs
 
     def captured(self, *steps: tuple[str, int]) -> Capture:
-        """Return the CUDA graph of steps, each given as (name, width), that run one after another.
+        """Return the CUDA graph of ``steps``, each given as (name, width), that run one after another.
 
         Its first call runs them, its second records the graph and replays it, as do later calls. Its outputs are those
         of the last step. Calls with equal steps return the same object.
@@ -248,7 +254,7 @@ class ModelRunner:
 
     @property
     def defined(self) -> list[tuple[str, int]]:
-        """Return the name and width (number of rows) of every declared step."""
+        """Name and width (number of rows) of every declared step, in the order of declaration."""
         return list(self._defined)
 
 
@@ -259,10 +265,13 @@ def _eager(module: nn.Module, inputs: Sequence[Tensor | list[Tensor]]) -> Sequen
 
 
 def row_mover(cache: StaticCache, recorder: Recorder | None = None, max_rows: int = 1) -> Move:
-    """Return a function (source slots, destination slot) that moves KV entries of accepted rows within ``cache``.
+    """Return a function (source slots, destination slot) that moves KV entries within ``cache``.
 
-    With a ``recorder`` the move is one launch of a CUDA graph, of at most ``max_rows`` rows. On a CPU with the native
-    library it is one C call of any number of rows.
+    The entries move to consecutive slots; source slots must ascend.
+
+    Args:
+        recorder: the move is one launch of a CUDA graph; None: one C call with the native library, else PyTorch.
+        max_rows: the most rows of one move; only with a ``recorder``.
     """
     if recorder is not None:
         return CapturedMover(cache, recorder, max_rows)
@@ -284,7 +293,10 @@ class CapturedMover:
         self.capture()
 
     def write(self, sources: Sequence[int], destination: int) -> None:
-        """Set the KV entries that the next ``move`` moves: from slots ``sources`` to slots from ``destination`` on."""
+        """Set the KV entries that the next ``move`` moves, from slots ``sources`` to those from ``destination`` on.
+
+        ``sources`` must ascend.
+        """
         self._start.write(destination)
         self._rows.write(*(source - destination for source in sources))
         self._count.write(len(sources))

@@ -29,7 +29,7 @@ def shared_model(
 ) -> LoadedModel:
     """Return the model that this process has already loaded from the same files with the same options, or load it.
 
-    ``is_described`` allows packing the weights directly from the file, for native steps.
+    A model is shared as long as a caller uses it. The arguments are those of ``open_model``.
 
     Raises:
         YggdrasilError: the model cannot be loaded.

@@ -47,17 +47,24 @@ class Rows:
         self._layers_attended = 0
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the KV entries of the first ``length`` tokens of text number ``source`` to text number ``target``."""
+        """Copy the KV entries of the first ``length`` tokens of text ``source`` to text ``target``; both are
+        indices.
+        """
         for caches in self._caches:
             for cache in caches:
                 cache[target, :, :length] = cache[source, :, :length]
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Run one pass that appends ``tokens[i]`` to text i, and prefills ``prompts`` as the texts after these.
+        """Run one pass over a batch: append a token to each running text, and prefill prompts as further texts.
 
-        ``lengths[i]`` is the number of tokens of text i. Return the logits [len(tokens) + len(prompts), V] after each
-        text's last token.
+        Args:
+            tokens: ``tokens[i]`` is appended to text i.
+            lengths: ``lengths[i]`` is the number of tokens of text i before that.
+            prompts: token ids; ``prompts[j]`` becomes text len(tokens) + j and replaces its content.
+
+        Returns:
+            Logits [len(tokens) + len(prompts), V] after each text's last token, in the order of the texts.
         """
         return self._pass(tokens, lengths, prompts)
 
@@ -113,8 +120,16 @@ class Rows:
     ) -> Tensor:
         """Store a pass's keys and values in one layer's cache, and return the attention of each token to its own text.
 
-        ``query`` is [N, Hq, D], and so is the result; ``key`` and ``value`` are [N, Hkv, D]. ``window`` is that of
-        sliding attention, 0 without one. ``softcap`` bounds scores as in Gemma 2; 0: no bound.
+        Args:
+            layer: its index.
+            query: [N, Hq, D] of all tokens of the pass.
+            key, value: [N, Hkv, D].
+            scale: factor of the scores.
+            window: the most last keys that a token sees; 0: all.
+            softcap: bound of scores as in Gemma 2; 0: no bound.
+
+        Returns:
+            Outputs [N, Hq, D].
         """
         keys, values = self._caches[layer]
         self._layers_attended += 1
@@ -143,11 +158,10 @@ class OneRow:
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int], lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Run one text: prefill ``prompts[0]``, or append ``tokens[0]`` to the text. Return the logits [1, V] after it.
+        """Run one text, and return the logits [1, V] after its last token.
 
-        The parameters are those of ``Rows.read``, with a batch of one: either ``tokens`` or ``prompts`` has one entry
-        and the other none. A prompt replaces the text. ``lengths`` must be the text's length in tokens if a token is
-        given.
+        The parameters are those of ``Rows.read`` for a batch of one: ``prompts[0]`` replaces the text, or ``tokens[0]``
+        is appended to it, whose length is ``lengths[0]``.
         """
         assert len(tokens) + len(prompts) == 1
         if prompts:
@@ -161,8 +175,8 @@ class OneRow:
 def allocate_rows(loaded: LoadedModel, num_rows: int, capacity: int) -> "Rows | OneRow":
     """Allocate KV caches for a batch of ``num_rows`` texts of at most ``capacity`` tokens each.
 
-    If the model does not support batching, return a cache of a single text. Before this call and while passes run, the
-    model's attention implementation must be ``SIDE_BY_SIDE``.
+    If the model does not support batching, a cache of one text is returned (``OneRow``, whose ``num_rows`` is 1).
+    Before this call and while passes run, the model's attention implementation must be ``SIDE_BY_SIDE``.
     """
     if loaded.outline.recurrence is not None:
         return OneRow(loaded, capacity)
@@ -190,8 +204,13 @@ def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
 ) -> tuple[Tensor, None]:
     """Attention function of transformers in which each token of a batch attends to its own text.
 
-    ``query`` is [1, Hq, N, D], ``key`` and ``value`` are [1, Hkv, N, D]. ``side_by_side`` has the texts' caches; None:
-    tree attention runs, since the model is called by a step. Return ([1, N, Hq, D of ``value``], None).
+    Args:
+        query: [1, Hq, N, D].
+        key, value: [1, Hkv, N, D].
+        side_by_side: the texts' caches; None: a step calls the model, and tree attention runs.
+
+    Returns:
+        (Outputs [1, N, Hq, D of ``value``], None)
     """
     if side_by_side is None:
         given = query, key, value, attention_mask, scaling, sliding_window, softcap, s_aux

@@ -42,11 +42,12 @@ class StepCache(Cache):
 
     @classmethod
     def over(cls, tensors: Sequence[Tensor], outline: Outline, offsets: Tensor, tree_mask: Tensor) -> "StepCache":
-        """Return the cache object of a step over ``tensors``: all keys, all values, then states of recurrent layers.
+        """Return the cache object of a step over ``tensors``, which begin with those of ``StaticCache.tensors``.
 
-        Further tensors are ignored. ``outline`` has the model's sizes; ``offsets`` [2] int64 are the context length and
-        the first slot written. ``tree_mask`` [W, T] bool gives the parents of the step's rows; T must be W with
-        recurrent layers.
+        Args:
+            outline: the model's sizes.
+            offsets: [2] int64: the context length and the first slot written.
+            tree_mask: [W, T] bool, which gives the parents of the step's rows; T must be W with recurrent layers.
         """
         count = len(outline.key_heads)
         keys, values = dict(enumerate(tensors[:count])), dict(enumerate(tensors[count : 2 * count]))
@@ -67,12 +68,15 @@ class StepCache(Cache):
 
     @property
     def parents(self) -> Tensor:
-        """Return the parent row of each row of the step, [W] int64; -1 for a row that has none."""
+        """Parent row of each row of the step, [W] int64; -1 for a row that has none. Only with recurrent layers."""
         assert self._parents is not None, "a step over recurrent states has the parents of its rows"
         return self._parents
 
     def own_states(self) -> Sequence[Tensor]:
-        """Return the state buffers of the recurrent layer that is running."""
+        """Return the state buffers of the recurrent layer that is running.
+
+        They are window, inputs and, with states, state, decays, strengths.
+        """
         return self._states[self._layer]
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
@@ -100,14 +104,19 @@ class StepCache(Cache):
         return [self.offsets] if self._parents is None else [self.offsets, self._parents]
 
     def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> "StepCache":
-        """Return a cache object with the tensors of one layer, ``own``, and those common to all layers, ``shared``."""
+        """Return a cache object with the tensors of one layer.
+
+        Args:
+            own: those of ``own_tensors``.
+            shared: those of ``shared_tensors``.
+        """
         offsets, *parents = shared
         count = 2 if self._attends(layer) else 0
         rows = [{layer: tensor} for tensor in own[:count]] or [{}, {}]
         return StepCache(rows[0], rows[1], offsets, {layer: own[count:]}, parents[0] if parents else None)
 
     def note_call(self, layer: int) -> None:
-        """Add ``layer`` to the layers that were called with this cache."""
+        """Add ``layer``, an index, to ``layers_read``, the layers that were called with this cache."""
         self.layers_read.add(layer)
 
     def _attends(self, layer: int) -> bool:

@@ -117,7 +117,7 @@ class TracedCall:
 
     @property
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """Return the model's decoder layers, in order; empty if some layers share keys and values of others."""
+        """The model's decoder layers, in order; empty if some layers share keys and values of others."""
         if getattr(self._loaded.model.config.get_text_config(), "num_kv_shared_layers", 0):
             return ()
         return tuple(decoder_layers(self._loaded.model))
@@ -162,10 +162,10 @@ class _Logits:
 
 
 def decoder_layers(model: "PreTrainedModel") -> nn.ModuleList:
-    """Return the list of the model's decoder layers, whatever the name of its attribute.
+    """Return the model's decoder layers, whatever the name of the attribute that lists them.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such list.
     """
     num_layers = model.config.get_text_config().num_hidden_layers
     for module in model.modules():

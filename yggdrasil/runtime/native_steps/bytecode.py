@@ -31,7 +31,7 @@ class Writer:
         self.numbers: list[float] = []
 
     def tensor(self, tensor: Tensor | None) -> int:
-        """Add a tensor that the layer's bytecode uses, and return its number there; ``NOTHING`` (-1) for None."""
+        """Add a tensor that the layer's bytecode uses, and return its tensor number; ``NOTHING`` (-1) for None."""
         if tensor is None:
             return NOTHING
         self.own.append(tensor)
@@ -72,15 +72,14 @@ class Writer:
         residual: int = NOTHING,
         scale: float = 1.0,
     ) -> list[int]:
-        """Write linear layers over the same input, and return the tensor number of each one's output.
+        """Write linear layers over the same input, and return the tensor number of each one's output, in order.
 
         Args:
             source: tensor number of the input.
-            norm: weight of an RMS norm applied to the input; None: no norm. ``norm_kind`` says how the weight is
-                applied.
-            gate: number of a tensor whose activation multiplies the input. ``activation`` is the number of the
-                function.
-            residual: number of a tensor that is added to the outputs.
+            norm: weight of an RMS norm applied to the input; None: no norm. ``norm_kind`` says how, as in ``norm``.
+            gate: number of a tensor whose activation multiplies the input; ``NOTHING``: none. ``activation`` is the
+                number of the function: 0 SiLU, 1 tanh-approximated GELU, 2 squared ReLU.
+            residual: number of a tensor that is added to the outputs; ``NOTHING``: none.
             scale: factor of the outputs before the addition.
         """
         given: dict[int, int] = {}
@@ -100,9 +99,13 @@ class Writer:
         return [given[i] for i in range(len(layers))]
 
     def norm(self, source: int, weight: Tensor, kind: int, eps: float, residual: int = NOTHING) -> int:
-        """Write an RMS norm of the tensor number ``source``, and return the number of its output.
+        """Write an RMS norm of the tensor number ``source``, and return the tensor number of its output.
 
-        ``kind`` says how the weight is applied. The tensor number ``residual`` is added to the output.
+        Args:
+            weight: of the norm.
+            kind: how the weight is applied: 0 after rounding to the rows' dtype, 1 as (1 + weight) in float32, 2 in
+                float32.
+            residual: number of a tensor that is added to the output; ``NOTHING``: none.
         """
         self._code.append(_NORM)
         self._add([source, self.tensor(weight)], [kind])
@@ -111,25 +114,33 @@ class Writer:
         return self._give()
 
     def attention(self, values: Sequence[int], plain: Sequence[int], numbers: Sequence[float]) -> int:
-        """Write tree attention over the tensor numbers ``values``, and return the number of its output.
+        """Write tree attention, and return the tensor number of its output.
 
-        ``plain`` are the window, the kinds of norms and of rotary embedding, and whether queries have gates.
-        ``numbers`` are the norms' eps, the scale of scores and their softcap.
+        Args:
+            values: tensor numbers: queries, keys, values, norms of query and key heads, cosines and sines, the key and
+                value caches, sinks, offsets, mask.
+            plain: the window, the kinds of norms and of rotary embedding, and whether queries have gates (0 or 1).
+            numbers: the norms' eps, the scale of scores and their softcap.
         """
         return self._stage(_ATTENTION, values, plain, numbers)
 
     def convolution(self, values: Sequence[int], *, is_silu: bool = False) -> int:
-        """Write a causal convolution along the tree's paths over the tensor numbers ``values``.
+        """Write a causal convolution along the tree's paths, and return the tensor number of its output.
 
-        Return the number of its output. ``is_silu`` applies SiLU to the output.
+        Args:
+            values: tensor numbers: inputs, two factors, weight, bias, window, the buffer of inputs, offsets, parents.
+            is_silu: apply SiLU to the output.
         """
         return self._stage(_CONVOLUTION, values, [int(is_silu)], [0.0] * 3)
 
     def recurrence(self, values: Sequence[int], numbers: Sequence[float], *, is_normed_first: bool = False) -> int:
-        """Write the recurrence and norm of a gated delta network or Mamba-2 over the tensor numbers ``values``.
+        """Write the recurrence and norm of a gated delta network or Mamba-2, and return its output's tensor number.
 
-        ``numbers`` are the norm's eps, and the least and greatest time step. ``is_normed_first`` applies the norm
-        before the gate. Return the number of the output.
+        Args:
+            values: tensor numbers: convolved inputs, decays, strengths, gate, bias, rates, skip weights, norm, state,
+                the buffers of decays and strengths, offsets, parents.
+            numbers: the norm's eps, and the least and greatest time step.
+            is_normed_first: apply the norm before the gate.
         """
         return self._stage(_RECURRENCE, values, [int(is_normed_first)], numbers)
 
@@ -141,13 +152,15 @@ class Writer:
         formats: Sequence[int],
         numbers: Sequence[float],
     ) -> int:
-        """Write a mixture of experts over the tensor numbers ``values``, and return the number of its output.
+        """Write a mixture of experts, and return the tensor number of its output.
 
         Args:
-            plain: whether shares are sigmoids, whether they add up to one, the number of experts of a row, the experts'
-                intermediate size, and the activation's number.
-            packed: tensor numbers of the experts' weights and biases.
-            formats: GGUF type numbers of the weights, -1 if not quantised.
+            values: tensor numbers: rows, the router's logits and correction, output and gate of the shared experts,
+                residual.
+            plain: the router's rule (0 softmax, 1 sigmoid, 2 sigmoid in float32), whether shares add up to one, the
+                number of experts of a row, the experts' intermediate size, and the activation's number.
+            packed: tensor numbers of the experts' gate, up and down, then of their biases.
+            formats: GGUF type numbers of gate, up and down; -1 if not quantised.
             numbers: factor of the experts' sum, limit and alpha of a clamped gate (0, 0: not clamped).
         """
         return self._stage(_EXPERTS, values, [*plain, *packed, *formats], numbers)

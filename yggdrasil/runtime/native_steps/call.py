@@ -43,10 +43,13 @@ def _plain_name(name: str, names: Mapping[str, str]) -> str:
 def native_call(
     loaded: LoadedModel, cache: StaticCache, vocab_size: int, hidden_layers: Sequence[int] = ()
 ) -> "NativeCall | None":
-    """Return a native pass of a model over ``cache``, which runs without transformers' code and without a compiler.
+    """Return a call that runs passes of a model over ``cache`` in the native library, without transformers' code.
 
-    Passes return logits of ``vocab_size`` tokens and the outputs of ``hidden_layers``. None on a GPU, without the
-    native library, or if the model's family or tensors are not covered.
+    None on a GPU, without the native library, or if the model's family or tensors are not covered.
+
+    Args:
+        vocab_size: number of logits that a pass returns.
+        hidden_layers: indices of layers whose outputs a pass returns; -1: the LM head's input.
     """
     described = describe(loaded.config) if is_native() and loaded.device.type == "cpu" else None
     if described is None:
@@ -196,8 +199,10 @@ def layer_program(
 ) -> Program:
     """Return the bytecode of the decoder layer ``name``, such as "model.layers.0", with its tensors.
 
-    ``shape`` has the layer's properties, and ``remembered`` its tensors of the cache: keys and values, then recurrent
-    states.
+    Args:
+        shape: the layer's properties.
+        weights: packed tensors by name.
+        remembered: its tensors of the cache, as ``StaticCache.of_layer`` returns them.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -273,9 +278,10 @@ class LayerStack:
     def run(self, rows: Tensor, shared: list[Tensor], kept: list[int]) -> list[Tensor]:
         """Run all layers on the hidden states ``rows`` [W, H], and return the outputs [W, H] of the layers ``kept``.
 
-        ``kept`` are layer numbers in ascending order; the number of layers stands for the final norm. ``shared`` are
-        the tree mask, the offsets, the cosines and sines of each rotary table, and the rows' parents if there are
-        recurrent layers.
+        Args:
+            shared: the tree mask, the offsets, cosines and sines of each rotary table, and, if there are recurrent
+                layers, the rows' parents.
+            kept: layer indices, ascending; the number of layers stands for the final norm.
         """
         outputs: list[Tensor] = torch.ops.yggdrasil.run_stack(self._number, rows, shared, kept, self._num_threads)
         return outputs
@@ -318,9 +324,10 @@ class RotaryTable:
         self._computed = 0
 
     def rows(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines, [W, D] each, of the positions [W] int64.
+        """Return the cosines and sines, [W, D] each, of ``positions`` [W] int64.
 
-        ``last`` is at least the largest position; the caller passes it to save a read of ``positions``.
+        Args:
+            last: at least the largest position; it saves a read of ``positions``.
         """
         if last >= self._computed:
             self._compute(max(last + 1, _FIRST_ROWS, 2 * self._computed))
@@ -338,9 +345,13 @@ class RotaryTable:
 
 
 def frequencies(rope: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
-    """Return the frequencies [D / 2] float32 of a rotary embedding, in radians per position, and a factor.
+    """Return the frequencies of a rotary embedding, [size / 2] float32 in radians per position, and a factor.
 
-    Cosines and sines are multiplied by the factor. ``rope`` are transformers' ``rope_parameters``, ``size`` is D.
+    Cosines and sines must be multiplied by the factor.
+
+    Args:
+        rope: transformers' ``rope_parameters``.
+        size: channels that are rotated.
     """
     theta, kind = float(rope["rope_theta"]), rope["rope_type"]
     shares = torch.arange(0, size, 2, dtype=torch.int64).float() / size

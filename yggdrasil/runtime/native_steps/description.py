@@ -94,7 +94,10 @@ class Description:
 def describe(config: Config) -> Description | None:
     """Return the sizes and layer properties of the model with the configuration ``config`` (config.json as a mapping).
 
-    None if native steps, the passes that our native library runs on a CPU, do not support the model.
+    None if native steps do not support the model.
+
+    Raises:
+        KeyError, TypeError or ValueError: a field is missing or invalid.
     """
     full = with_defaults(config)
     if full is None:

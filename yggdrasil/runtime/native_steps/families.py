@@ -75,7 +75,7 @@ def _smollm_types(config: Config) -> Sequence[str]:
 
 
 def rotary_layers(config: Config) -> Sequence[int]:
-    """Return 1 for every layer with rotary embeddings and 0 for every other, from a SmolLM3 configuration."""
+    """Return, for each layer of a SmolLM3 configuration, 1 if it has rotary embeddings, else 0."""
     every = config.get("no_rope_layer_interval", 4)
     return config.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
 
@@ -289,7 +289,10 @@ _OTHER_NAMES = {
 
 
 def names_of(config: Config) -> Mapping[str, str]:
-    """Return a mapping from parts of Llama's weight names to those of the model family, where they differ."""
+    """Return parts of Llama's weight names -> the model family's, where they differ; empty for Llama's own.
+
+    ``config`` is config.json as a mapping; its family must be covered.
+    """
     return FAMILIES[config["model_type"]].names
 
 

@@ -107,8 +107,11 @@ def load_described(
 ) -> LoadedModel | None:
     """Load and pack the model in ``source`` for native steps on a CPU, directly from its mapped file.
 
-    ``weights`` is "full", or "file" to keep a GGUF file's quantised blocks. ``build`` loads the transformers model if
-    it is needed later. None if the model cannot be loaded in this way.
+    None if the model cannot be loaded in this way.
+
+    Args:
+        weights: "full", or "file" to keep a GGUF file's quantised blocks; other formats give None.
+        build: loads the transformers model, should it be needed later.
 
     Raises:
         YggdrasilError: the checkpoint lacks weights of its model or holds others.

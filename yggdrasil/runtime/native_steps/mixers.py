@@ -33,10 +33,14 @@ def write_attention(
     norm: Tensor | None,
     caches: Sequence[Tensor],
 ) -> Mixed:
-    """Write the bytecode of the attention layer ``name``, and return its output projection, which the caller writes.
+    """Write the bytecode of the attention layer ``name`` up to its output projection.
 
-    ``norm`` [H] is the weight of the RMS norm of the layer's input, None without one. ``caches`` are the layer's keys
-    and values, [Hkv, S, D] each: the pass's rows are written to them, and all are read.
+    Returns that projection and its input, which the caller writes, fused with what follows.
+
+    Args:
+        name: in the checkpoint, such as "model.layers.0.self_attn".
+        norm: [H], the weight of the RMS norm of the layer's input; None without one.
+        caches: the layer's keys and values, [Hkv, S, D] each: the pass's rows are written to them, and all are read.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -86,13 +90,12 @@ def _turn_of(model: Description, rope: str) -> list[int]:
 def write_short_convolution(
     writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the bytecode (for the native CPU interpreter) of LFM2's gated short convolution, and return its projection.
+    """Write the bytecode of LFM2's gated short convolution ``name`` up to its output projection.
 
-    The output projection is not written: the caller writes it, and fuses it with what follows.
+    Returns that projection and its input, which the caller writes, fused with what follows.
 
     Args:
-        writer: receives the bytecode.
-        name: of the layer in the checkpoint, such as "model.layers.0.conv".
+        name: in the checkpoint, such as "model.layers.0.conv".
         norm: [H], the weight of the RMS norm of the layer's input; None without one.
         states: the layer's buffers: the window [K - 1, C] of the text's last inputs, which is read, and [M, C], to
             which the inputs of the pass's rows are written.
@@ -110,10 +113,15 @@ def write_short_convolution(
 def write_gated_delta(
     writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the bytecode of the gated delta net ``name``, and return its output projection, which the caller writes.
+    """Write the bytecode of the gated delta net ``name`` up to its output projection.
 
-    ``norm`` [H] is the weight of the RMS norm of the layer's input, None without one. ``states`` are the layer's seven
-    buffers in the order of ``StateBuffers``; the convolution's weight is written to the last two.
+    Returns that projection and its input, which the caller writes, fused with what follows.
+
+    Args:
+        name: in the checkpoint, such as "model.layers.0.linear_attn".
+        norm: [H], the weight of the RMS norm of the layer's input; None without one.
+        states: the layer's buffers as ``StateBuffers.of_layer`` returns them; the convolution's weight and bias are
+            written to the last two.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -137,10 +145,15 @@ def write_gated_delta(
 def write_state_space(
     writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the bytecode of the Mamba-2 layer ``name``, and return its output projection, which the caller writes.
+    """Write the bytecode of the Mamba-2 layer ``name`` up to its output projection.
 
-    ``norm`` [H] is the weight of the RMS norm of the layer's input, None without one. ``states`` are the layer's seven
-    buffers in the order of ``StateBuffers``; the convolution's weight is written to the last two.
+    Returns that projection and its input, which the caller writes, fused with what follows.
+
+    Args:
+        name: in the checkpoint, such as "model.layers.0.mamba".
+        norm: [H], the weight of the RMS norm of the layer's input; None without one.
+        states: the layer's buffers as ``StateBuffers.of_layer`` returns them; the convolution's weight and bias are
+            written to the last two.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -177,10 +190,14 @@ def write_state_space(
 def write_mlp(
     writer: Writer, model: Description, weights: Weights, name: str, source: int, norm: Tensor | None
 ) -> Mixed:
-    """Write the bytecode of the MLP ``name``, and return its down projection, which the caller writes.
+    """Write the bytecode of the MLP ``name`` up to its down projection.
 
-    ``source`` is the bytecode's number of the input tensor. ``norm`` [H] is the weight of the RMS norm of this input,
-    None without one.
+    Returns that projection and its input, which the caller writes, fused with what follows.
+
+    Args:
+        name: in the checkpoint, such as "model.layers.0.mlp".
+        source: tensor number of the input in the bytecode.
+        norm: [H], the weight of the RMS norm of this input; None without one.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
@@ -229,6 +246,6 @@ def _taps(
 def parents_tensor(model: Description) -> int:
     """Return the number, in a layer's bytecode, of the tensor [W] int64 with each row's parent row in the tree.
 
-    Only models with recurrent layers have this tensor.
+    ``model`` must have recurrent layers; others lack this tensor.
     """
     return FIRST_TURN + 2 * len(model.ropes)

@@ -43,7 +43,8 @@ class Mixture:
     def of(cls, full: Mapping[str, Any]) -> "Mixture | None":
         """Return the properties of the mixtures of experts in a configuration; None if it has none.
 
-        ``full`` is the configuration with missing fields filled by defaults.
+        Args:
+            full: config.json as a mapping, with missing fields filled by ``with_defaults``.
         """
         if not any(full.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
             return None
@@ -70,7 +71,10 @@ def write_mixture(
 ) -> int:
     """Write the bytecode of the mixture of experts ``name``: ``residual`` + ``scale`` * its output over ``rows``.
 
-    ``rows`` and ``residual`` are tensor numbers; the rows are already normalised. Return the number of the sum.
+    Returns the tensor number of the sum in the bytecode.
+
+    Args:
+        rows, residual: tensor numbers; the rows are already normalised.
 
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.

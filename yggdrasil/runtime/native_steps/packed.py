@@ -31,11 +31,11 @@ class Weights:
         self.tensors, self._formats = tensors, formats
 
     def has(self, name: str) -> bool:
-        """Return whether the model has a tensor called ``name``, suffixes such as ".packed" included."""
+        """Return whether there is a tensor called ``name``, with its suffix such as ".packed" or ".weight"."""
         return name in self.tensors
 
     def linear(self, name: str, outputs: int) -> Linear:
-        """Return the packed linear layer ``name`` (without ".packed"), which has ``outputs`` output features.
+        """Return the packed linear layer ``name`` (without ".packed"), which has ``outputs`` outputs.
 
         Raises:
             NotCoveredError: it is not packed.
@@ -47,7 +47,10 @@ class Weights:
         return Linear(packed, None if bias is None else bias.float(), outputs, self._formats.get(name, -1))
 
     def joined(self, name: str, sizes: Sequence[int]) -> list[Linear]:
-        """Split the packed linear layer ``name``, a concatenation of layers with ``sizes`` outputs, into these layers.
+        """Split the packed linear layer ``name``, a concatenation of layers, into these layers, in order.
+
+        Args:
+            sizes: number of outputs of each layer.
 
         Raises:
             NotCoveredError: it is not packed, or a boundary is within a block of packed weights.

@@ -16,7 +16,10 @@ _NORMS = {
 
 
 def is_tied(config: Config) -> bool:
-    """Return whether a model whose checkpoint has no LM head uses its embedding as LM head."""
+    """Return whether the model uses its embedding as LM head if its checkpoint has none.
+
+    False for families that native steps do not cover.
+    """
     full = with_defaults(config)
     return bool(full and full["tie_word_embeddings"])
 
@@ -75,9 +78,10 @@ def _head_norms(family: Family, of: Description) -> dict[str, tuple[int, ...]]:
 
 
 def checkpoint_name(name: str, names: Mapping[str, str]) -> str:
-    """Return the name in checkpoints of a weight that Llama calls ``name``.
+    """Return the name in checkpoints of the weight that Llama calls ``name``.
 
-    ``names`` maps parts of Llama's names to those of the model family, where they differ.
+    Args:
+        names: parts of Llama's names -> the model family's, where they differ (``names_of``).
     """
     for ours, theirs in names.items():
         name = name.replace(ours, theirs)

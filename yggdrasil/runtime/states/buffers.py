@@ -44,8 +44,9 @@ class StateBuffers:
     ) -> "StateBuffers":
         """Allocate zeros for the states of all recurrent layers and for the factors of ``num_slots`` rows.
 
-        ``recurrence`` has the layers' sizes. ``dtype`` is that of the convolution's inputs; the other buffers are
-        float32.
+        Args:
+            recurrence: the layers and their sizes.
+            dtype: of the convolutions' windows and inputs; the other buffers are float32.
         """
 
         def zeros(shape: tuple[int, ...], dtype: torch.dtype, *, exists: bool = True) -> list[Tensor]:
@@ -80,33 +81,44 @@ class StateBuffers:
     @staticmethod
     @torch.no_grad()
     def set_weights(taps: Tensor, bias: Tensor, weight: Tensor, own_bias: Tensor | None) -> None:
-        """Write the ``weight`` [K, C] and bias [C] of one layer's convolution to the layer's ``taps`` and ``bias``."""
+        """Write a convolution's ``weight`` [K, C] to ``taps``, and its bias ``own_bias`` [C] to ``bias``.
+
+        With ``own_bias`` None, ``bias`` keeps its values.
+        """
         taps.copy_(weight)
         if own_bias is not None:
             bias.copy_(own_bias)
 
     def tensors(self) -> list[Tensor]:
-        """Return the buffers that steps take, of all recurrent layers, layer by layer: all but the weights."""
+        """Return the buffers that steps take, layer by layer.
+
+        They are window, inputs and, with states, state, decays, strengths.
+        """
         count = 5 if self.states else 2
         return [tensor for layer in self.layers for tensor in self.of_layer(layer)[:count]]
 
     @property
     def node_share(self) -> float:
-        """Return the bytes that a row of a pass stores, over the bytes of the states and windows."""
+        """Bytes of the factors that a row of a pass stores, over the bytes of states and windows."""
         factors = (*self.inputs, *self.decays, *self.strengths)
         kept = sum(tensor.nbytes for tensor in (*self.windows, *self.states))
         return sum(tensor.nbytes for tensor in factors) / self.num_slots / kept
 
     def of_layer(self, layer: int) -> list[Tensor]:
-        """Return the buffers of the recurrent layer with this index in the model, in the order of the fields."""
+        """Return the buffers of the recurrent layer with this index in the model.
+
+        They are window, inputs and, with states, state, decays, strengths, taps, biases.
+        """
         number = self.layers.index(layer)
         parts = self.windows, self.inputs, self.states, self.decays, self.strengths, self.taps, self.biases
         return [part[number] for part in parts if part]
 
     def commit(self, start: int, rows: Sequence[int], num_threads: int) -> None:
-        """Update the recurrent states in place by the accepted ``rows`` of the pass that began at text index ``start``.
+        """Update the recurrent states in place by the accepted ``rows`` of the last pass, which may be done once.
 
-        ``rows`` are row numbers of the pass along a path of the tree, the root's first. A pass is committed once.
+        Args:
+            start: number of committed tokens before the pass.
+            rows: row indices of the pass along a path of the tree, the root's first.
         """
         slots = [(start + row) % self.num_slots for row in rows]
         torch.ops.yggdrasil.commit_states.default(
@@ -117,8 +129,12 @@ class StateBuffers:
     def commit_captured(self, start: Tensor, rows: Tensor, count: Tensor) -> None:
         """Update the recurrent states in place by a pass's accepted rows, within a CUDA graph.
 
-        ``start`` [1] is the text position of the pass; the first ``count`` [1] of ``rows`` [W] are accepted, along a
-        path of the tree. All are int64 tensors, since the host does not know their values.
+        All arguments are int64 tensors, since the host does not know their values.
+
+        Args:
+            start: [1], number of committed tokens before the pass.
+            rows: [W] row indices of the pass; the first ``count`` are accepted, along a path of the tree.
+            count: [1].
         """
         slots = (start + rows) % self.num_slots
         places = torch.arange(slots.shape[0], device=slots.device)
@@ -136,7 +152,7 @@ class StateBuffers:
             tensor.zero_()
 
     def save(self) -> SavedState:
-        """Return a copy of the recurrent states and convolution windows after the committed text."""
+        """Return copies of the convolution windows of all layers, then of their states."""
         return tuple(tensor.clone() for tensor in (*self.windows, *self.states))
 
     def load(self, saved: SavedState) -> None:
@@ -146,10 +162,11 @@ class StateBuffers:
 
 
 def parents_of(tree_mask: Tensor) -> Tensor:
-    """Return the parent row of each of the W rows of a pass, [W] int64; -1 for a row that has none.
+    """Return the parent row of each of the W rows of a pass, [W] int64; -1 for a row that has none in the pass.
 
-    ``tree_mask`` [W, W] bool: whether row i attends to row j. It usually attends to itself too, which is ignored. The
-    rows before i that it attends to are its ancestors in the tree, and the last of them is its parent.
+    Args:
+        tree_mask: [W, W] bool: whether row i attends to row j. The rows before i that it attends to are its ancestors
+            in the tree, and the last of them is its parent; other entries are ignored.
     """
     rows = torch.arange(1, tree_mask.shape[0] + 1, device=tree_mask.device)
     # NOTE: no ``tril``, whose OpenMP threads wait awake after it and slow down the native threads of the pass.

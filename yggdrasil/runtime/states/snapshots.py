@@ -16,7 +16,7 @@ class KeptStates:
         self.kept = kept
 
     def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which a text can continue: 0, and those with copied states."""
+        """Return the numbers of tokens after which a text can continue: 0, and those after which states were copied."""
         return {0, *self.kept}
 
     def begin(self, num_rows: int) -> None:
@@ -29,7 +29,7 @@ class KeptStates:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of all copies of states in bytes."""
+        """Size of all copies of states in bytes."""
         return sum(tensor.nbytes for saved in self.kept.values() for tensor in saved)
 
 
@@ -43,15 +43,21 @@ class TextStates(KeptStates):
 
     @property
     def widest(self) -> int:
-        """Return the largest number of rows of a pass for which the state buffers have room."""
+        """The largest number of rows of a pass for which the state buffers have room."""
         return self._buffers.num_slots
 
     def resume_points(self) -> Collection[int]:
-        """Return after how many tokens the text can continue: 0, those with copied states, and the present number."""
+        """Return the numbers of tokens after which the text can continue without running them again.
+
+        They are 0, those that a copy of the states includes, and the present number, unless an update was interrupted.
+        """
         return {0, *self.kept} if self._num_read is None else {0, self._num_read, *self.kept}
 
     def begin(self, num_rows: int) -> None:
-        """Set the recurrent states to those after the first ``num_rows`` tokens, one of ``resume_points``."""
+        """Set the recurrent states to those after the first ``num_rows`` tokens, one of ``resume_points``.
+
+        Copies that include more tokens are dropped.
+        """
         if num_rows == self._num_read:
             self.keep()  # a request begins here, and its tokens may be dropped later
             super().begin(num_rows)
@@ -66,28 +72,31 @@ class TextStates(KeptStates):
         self._num_read = num_rows
 
     def commit(self, start: int, rows: Sequence[int]) -> None:
-        """Update the recurrent states by the accepted ``rows`` of the pass that began at text position ``start``.
+        """Update the recurrent states by the accepted ``rows`` of the last pass.
 
-        ``rows`` are row numbers of the pass along a path of the tree, the root's first.
+        Args:
+            start: number of committed tokens before the pass.
+            rows: row indices of the pass along a path of the tree, the root's first.
         """
         self.mark_updating()
         self._buffers.commit(start, rows, self._num_threads)
         self.mark_updated(start + len(rows))
 
     def mark_updating(self) -> None:
-        """Mark the states as being updated: if the update is interrupted, they belong to no position of the text."""
+        """Mark the states as being updated: if the update is interrupted, they count as those of no text."""
         self._num_read = None
 
     def mark_updated(self, num_rows: int) -> None:
-        """Mark the states as those after ``num_rows`` tokens. Every 16 tokens, copy them."""
+        """Mark the states as those after ``num_rows`` tokens; copy them if the last copy is 16 or more tokens back."""
         self._num_read = num_rows
         if self._num_read - max(self.kept, default=0) >= _APART:
             self.keep()
 
     def keep(self) -> None:
-        """Copy the present recurrent states, so that the text can resume here. With more than 4 copies, drop one.
+        """Copy the present recurrent states, so that the text can resume here.
 
-        The copy dropped is the closest after another.
+        Of more than 4 copies, the one that has the fewest tokens more than its predecessor is dropped, but never the
+        newest.
         """
         if self._num_read:
             self.kept.setdefault(self._num_read, self._buffers.save())
@@ -104,7 +113,7 @@ class TextStates(KeptStates):
     def copy(self) -> KeptStates:
         """Return copies of the recurrent states at all resume points, the present one included.
 
-        Later commits do not change them.
+        Later passes do not change them.
         """
         return KeptStates({**self.kept, self._num_read: self._buffers.save()} if self._num_read else dict(self.kept))
 
