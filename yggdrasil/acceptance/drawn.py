@@ -65,6 +65,7 @@ def accept_drawn(target: FloatArray, draws: NodeDraws, kind: DrawKind, coins: Co
     Args:
         target: [V] float64, the target's processed distribution at the node.
         draws: the children in the order drawn, and the distribution they were drawn from.
+        kind: how they were drawn, as in ``draw_children``.
     """
     law, weights = target, draws.weights
     for token in draws.tokens:

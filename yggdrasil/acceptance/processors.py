@@ -105,7 +105,10 @@ def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenize
 
 
 def completing_tokens(words: Sequence[Sequence[int]], text: Sequence[int]) -> list[int]:
-    """Return the last token of each of ``words``, token sequences, whose other tokens are the last ones of ``text``."""
+    """Return the tokens that would complete one of ``words``, token sequences, if they followed the tokens ``text``.
+
+    They are in the order of ``words``; a word of one token always gives it.
+    """
     return [word[-1] for word in words if list(word[:-1]) == list(text[len(text) - len(word) + 1 :])]
 
 

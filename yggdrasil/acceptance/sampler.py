@@ -159,7 +159,8 @@ class Sampler:
         """Return for each row of a tree pass which tokens the grammar and the bad words allow after it.
 
         Args:
-            layout: four columns with one entry per row: node, token, parent's row, and 1 if the row is no padding.
+            layout: four columns with one entry per row: node, token, parent's row, and 1 if the row is no padding. Row
+                0 is the root, the last committed token.
 
         Returns:
             A [ceil(V / 8)] uint8 array per row. Bit t % 8 of byte t // 8 is set if token t is allowed.

@@ -53,6 +53,7 @@ def costs_from(samples: Iterable[Sample], shapes: Shapes) -> list[Costs]:
     If the cores were slower too, this underestimates wide passes; the latency scales correct that during decoding.
 
     Args:
+        samples: passes ("pass") and draft steps ("grow") of every width and context, and timed iterations if there are.
         shapes: widths to give costs of.
     """
     ordered = sorted(samples, key=attrgetter("context"))

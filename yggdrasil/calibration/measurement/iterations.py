@@ -122,6 +122,7 @@ def measure_iterations(
     Args:
         stream: makes the text stream of a request.
         text: token ids of the prompt.
+        policies: the policies to decode with, such as ``measured_policies`` returns.
         samples: the most iterations timed of a request, after ``WARM_UP`` untimed ones.
         turns: number of turns.
         progress: takes the fraction done, 0 to 1.
