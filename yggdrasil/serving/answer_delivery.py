@@ -49,9 +49,9 @@ class AnswerDelivery:
         self._emit(text, is_begin=is_begin)
 
     def end(self, result: Generation) -> None:
-        """Pass ``result`` to the HTTP route that waits for it.
+        """Emit the last event of the answer, with ``result``.
 
-        Of a streamed answer, the text, log-probabilities and trees that were not passed yet go first.
+        Of a streamed answer, the text, log-probabilities and trees that were not emitted yet go first.
         """
         if self._job.is_streamed:
             self._logprobs += (result.logprobs or [])[self._num_logprobs :]

@@ -13,7 +13,11 @@ from yggdrasil.serving.usage import timings_of, usage_of
 
 
 def shown_tree(texts: Texts, tree: IterationTree) -> dict[str, Any]:
-    """Return the JSON object of one iteration's token tree, its tokens as text. Node 0 is the root."""
+    """Return the JSON object of one iteration's token tree: its tokens as text, node 0 the root.
+
+    Keys: drafter, drafted (number of nodes of the drafter), tokens, parents, verified and accepted (node indices),
+    bonus.
+    """
     return {
         "drafter": tree.drafter,
         "drafted": tree.drafted,
@@ -46,11 +50,12 @@ class ChunkWriter:
         return {**self.identity._asdict(), "object": self.kind, "choices": choices, **usage, **more}
 
     def end(self, choice: dict[str, Any], results: list[Generation], number: int) -> dict[str, Any]:
-        """Return the last chunk of one answer; that of the last of ``number`` answers has timings and warnings.
+        """Return the last chunk of one answer; if all ``number`` answers have ended, it has timings and warnings.
 
         Args:
             choice: the chunk's choice, with the finish reason.
             results: the answers that have ended, this one included.
+            number: number of answers of the request.
         """
         if len(results) < number:
             return self.chunk([choice])
@@ -58,9 +63,10 @@ class ChunkWriter:
         return self.chunk([choice], timings=timings_of(results, self.plan).model_dump(), **warnings)
 
     def usage(self, results: list[Generation], answers: int) -> dict[str, Any]:
-        """Return the final usage chunk of a stream, with timings as llama.cpp sends.
+        """Return the final usage chunk of a stream, without choices, and with timings as llama.cpp sends.
 
         Args:
+            results: all answers of the request.
             answers: number of answers per prompt.
         """
         usage, timings = usage_of(results, answers), timings_of(results, self.plan)

@@ -81,8 +81,11 @@ def options_of(
 def with_recommended_sampling(body: Body, own: SamplingParams) -> Body:
     """Return a copy of a request in which unset sampling fields have the values of ``own``.
 
-    ``own`` has the parameters that the model's files recommend. The fields are those from temperature to
-    repetition_penalty. ``body`` itself is returned if its temperature is 0 or ``own`` is greedy.
+    The fields are temperature, top_k, top_p, min_p, typical_p and repetition_penalty. ``body`` itself is returned if
+    its temperature is 0 or ``own`` is greedy.
+
+    Args:
+        own: the parameters that the model's files recommend.
     """
     if own.is_greedy or body.temperature == 0:
         return body
@@ -104,7 +107,9 @@ def _same(body: DecodingFields) -> dict[str, Any]:
 
 
 def constraint_of(body: DecodingFields) -> Constraint | None:
-    """Return the constraint that a request sets by response_format, regex, grammar or choice; None if none.
+    """Return the constraint that a request sets by response_format, regex, grammar or choice; None if it sets none.
+
+    A response_format of type "text" is none.
 
     Raises:
         Fault: more than one of them is set, or one is incomplete.

@@ -67,7 +67,7 @@ class ClientGone(Exception):
 
 
 def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> Fault:
-    """Return the error reply for a prompt that is too long for a context of ``limit`` tokens.
+    """Return, not raise, the error reply (400) for a prompt that is too long for a context of ``limit`` tokens.
 
     Args:
         prompt_tokens: length of the prompt; a lower bound of it if not ``is_whole``.
@@ -82,7 +82,10 @@ def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> F
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the error reply for an exception: the message of a YggdrasilError, for others a general one."""
+    """Return the error reply for an exception: a ``Fault`` itself, a YggdrasilError's message, else a general text.
+
+    The status is 400 for a YggdrasilError, but 500 for one about non-finite logits or a fault of ours, and for others.
+    """
     if isinstance(error, Fault):
         return error
     if isinstance(error, YggdrasilError):
@@ -120,10 +123,10 @@ def _fit(each: dict[str, Any]) -> tuple[int, bool, tuple[int, ...]]:
 
 
 def as_if_sent(kind: type[Sent], fields: dict[str, Any]) -> Sent:
-    """Build a request model of class ``kind`` from fields that were translated from another API.
+    """Build a request model of class ``kind`` from ``fields`` that were translated from another API.
 
     Raises:
-        RequestValidationError: a field is invalid, as if the client had sent ``fields``.
+        RequestValidationError: a field is invalid; the client is told as if it had sent ``fields``.
     """
     try:
         return kind.model_validate(fields)

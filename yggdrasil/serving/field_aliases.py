@@ -27,10 +27,10 @@ _HARMLESS = {
 
 
 def translated(body: Any) -> Any:
-    """Return the fields of a request with names of vLLM and llama.cpp replaced by this server's names.
+    """Return a request's body with field names of vLLM and llama.cpp replaced by this server's; a non-mapping as it is.
 
     Raises:
-        PydanticCustomError: a field is given under two names with two values.
+        PydanticCustomError: a field is given under two names with two values, or guided_json is text but no JSON.
     """
     if not isinstance(body, Mapping):
         return body

@@ -72,6 +72,6 @@ class QueuedRequest:
     since: float = field(default_factory=monotonic)
 
     def fail(self, fault: Fault) -> None:
-        """Emit ``fault`` as the result of every answer that the worker has not begun."""
+        """Emit ``fault`` to every answer that the worker has not taken, and remove these answers."""
         while self.jobs:
             self.jobs.pop(0).emit(Failed(fault))

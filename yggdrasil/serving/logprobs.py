@@ -38,7 +38,11 @@ class CompletionLogprobsWriter:
         self._is_first = has_prompt
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """Return the ``logprobs`` lists of further tokens of a completion. Each top list includes the token itself."""
+        """Return the ``logprobs`` lists of the next tokens of the completion, with one item per token.
+
+        They are tokens, log-probabilities, top lists and offsets. Each top list (text -> log-probability) includes the
+        token itself. Offsets are characters from the start of the reply's text.
+        """
         names = [self._texts.token_text(entry.token) for entry in entries]
         tops: list[dict[str, float] | None] = []
         values: list[float | None] = []

@@ -30,7 +30,10 @@ class EventChannel:
         self._alarm: asyncio.Future[None] | None = None
 
     def put(self, number: int, event: Event) -> None:
-        """Add an event of answer ``number``, or send its text through the socket writer; never blocks."""
+        """Add an event of the answer with index ``number``, or send its text through the socket writer; never blocks.
+
+        Any thread may call it.
+        """
         with self._lock:
             self._events.append((number, event))
             if not isinstance(event, Piece):

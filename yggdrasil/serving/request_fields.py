@@ -232,7 +232,7 @@ class ChatRequest(DecodingFields):
 
     @property
     def continues(self) -> bool:
-        """Whether the answer continues the last message instead of starting a new one."""
+        """Whether the answer continues the last message, an assistant's with text, instead of starting a new one."""
         last = self.messages[-1]
         is_begun = last.role == "assistant" and bool(last.text) and not last.tool_calls
         return is_begun and self.continue_final_message is not False and not self.add_generation_prompt

@@ -51,16 +51,16 @@ class RequestQueue:
             return position
 
     def is_quiet(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` for a request, and return whether the queue is open and still empty."""
+        """Wait up to ``seconds`` for a request, and return True if the queue is open and still empty."""
         with self._changed:
             if not self._clients and not self._is_closed:
                 self._changed.wait(seconds)
             return not self._clients and not self._is_closed
 
     def take(self) -> tuple[QueuedRequest, Job] | None:
-        """Wait for the next answer to decode and remove it; None once the queue is closed and empty.
+        """Wait for the next answer to decode, and return it with its request; None once the queue is closed and empty.
 
-        The client, if it has more answers, moves to the end of the round-robin.
+        The answer is removed. Its client, if it has more answers, moves to the end of the round-robin.
         """
         with self._changed:
             while not self._clients and not self._is_closed:
@@ -103,5 +103,5 @@ class RequestQueue:
 
 
 def closing_fault() -> Fault:
-    """Return the error reply for requests while the server shuts down."""
+    """Return, not raise, the error reply (503) for requests while the server shuts down."""
     return Fault(503, "the server is shutting down; try again when it is back", headers={"Retry-After": "10"})

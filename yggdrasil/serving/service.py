@@ -82,7 +82,10 @@ class Service:
         return f"b{__version__}" if plan is None else f"b{__version__}-{plan.target.fingerprint}"
 
     def check_constraint(self, jobs: Sequence[JobRequest]) -> None:
-        """Compile a request's constraint on trial before it is queued, while other requests are answered.
+        """Compile the constraint of a request, if it has one, before it is queued, while other requests are answered.
+
+        Args:
+            jobs: the answers of one request, which share the constraint.
 
         Raises:
             YggdrasilError: compiling the constraint takes too long or too much memory.
@@ -92,10 +95,13 @@ class Service:
             self.decoder.check_constraint(sampling.constraint)
 
     def identify(self, kind: str, model: str | None) -> Identity:
-        """Return id, time, model name and fingerprint of a new reply. Its id begins with ``kind``.
+        """Return id, time, model name and fingerprint of a new reply. The id begins with ``kind``.
+
+        Args:
+            model: name in the request; None: the request names none.
 
         Raises:
-            Fault: ``model`` is not the served model, and the server was started without ``--any-model``.
+            Fault: ``model`` is not the served model (status 404), and the server was started without ``--any-model``.
         """
         if model is not None and model != self.model and not self.settings.any_model:
             raise Fault(

@@ -99,7 +99,7 @@ class Texts:
             size *= 2
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Tokenise a text that continues another one: without the leading space that some tokenizers add."""
+        """Return the token ids of a text that continues another one: without BOS or an added leading space."""
         before = self.encode(_BEFORE, special=False)
         if not "".join(self.tokenizer.convert_ids_to_tokens(before)).startswith(_SPACE):
             return self.encode(text, special=False)
@@ -159,7 +159,7 @@ class Texts:
             return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that one token adds to a text. They may be part of a UTF-8 character."""
+        """Return the bytes that the token id ``token`` adds to a text. They may be part of a UTF-8 character."""
         with self._lock:
             return self._token_bytes(token)
 
@@ -173,7 +173,15 @@ class Texts:
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return chat messages as dictionaries for chat templates: role, content, and tool calls if there are any."""
+    """Return chat messages as dictionaries for chat templates, with role, content and what else is set.
+
+    Role "developer" becomes "system". The other keys are name, tool_call_id and tool_calls, the latter's arguments
+    parsed from JSON.
+
+    Raises:
+        Fault: a message has neither content nor tool calls.
+        YggdrasilError: a text is not valid Unicode.
+    """
     return [_turn(number, message) for number, message in enumerate(messages)]
 
 

@@ -42,9 +42,9 @@ class ToolFormat:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ToolFormat | None":
-        """Return the form of tool calls in the tokenizer's chat template, found by rendering a chat with a call.
+        """Return the format of tool calls in the tokenizer's chat template, found by rendering a chat with a call.
 
-        None if the template takes no tools or writes calls in another form than JSON.
+        None if the template fails, takes no tools or writes calls in another form than JSON.
         """
         function = {"name": _NAME, "description": "d", "parameters": _PARAMETERS}
         tools: list[Any] = [{"type": "function", "function": function}]
@@ -117,7 +117,10 @@ class ToolFormat:
         return self._shown(text) if self.reads_special else text
 
     def decided(self, text: str) -> str:
-        """Return the prefix of the unfinished answer ``text`` that can be streamed: it cannot belong to a tool call."""
+        """Return the beginning of the unfinished answer ``text`` that cannot belong to a tool call and can be streamed.
+
+        It has no special tokens, and is "" as long as a call may begin at once.
+        """
         return self._visible(text[: self._num_decided(text)])
 
     def _num_decided(self, text: str) -> int:
@@ -135,7 +138,9 @@ class ToolFormat:
         return 0 if lead and text[:place].rstrip() == lead.rstrip() else place
 
     def parse(self, text: str, names: Collection[str]) -> Parsed:
-        """Split the text of a finished answer into content and tool calls.
+        """Split the text of a finished answer into content, special tokens removed, and tool calls.
+
+        Without calls, the content is the whole text.
 
         Args:
             text: the answer, with special tokens if ``reads_special``.

@@ -16,7 +16,12 @@ def finish_reason(result: Generation) -> FinishReason:
 
 
 def usage_of(results: Sequence[Generation], choices: int) -> Usage:
-    """Return the token counts of a request with ``choices`` answers per prompt. Each prompt counts once."""
+    """Return the token counts of a request; each prompt counts once.
+
+    Args:
+        results: all answers, those to one prompt one after another.
+        choices: number of answers per prompt.
+    """
     prompts = results[::choices]
     read, written = sum(each.prompt_tokens for each in prompts), sum(len(each.tokens) for each in results)
     cached = sum(each.metrics.reused_tokens for each in prompts)
@@ -57,7 +62,7 @@ def timings_of(results: Sequence[Generation], plan: Plan | None) -> Timings:
 
 
 def plain_ms(result: Generation, plan: Plan | None) -> float | None:
-    """Estimate the milliseconds of the tokens after the first without speculation; None without a plan.
+    """Estimate the milliseconds of an answer's tokens after the first without speculation; None without a plan.
 
     The plan's cost of a plain step is interpolated at the context length of each token.
     """

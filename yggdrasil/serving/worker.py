@@ -56,7 +56,7 @@ class Worker:
 
     @property
     def is_opening(self) -> bool:
-        """Whether the decoder is still being opened."""
+        """Whether the decoder is still being opened; False before ``start`` and after opening has failed."""
         return self.decoder is None and self.is_at_work
 
     def submit(self, ask: QueuedRequest) -> None:
@@ -73,7 +73,7 @@ class Worker:
             raise
 
     def cancel(self, ask: QueuedRequest) -> None:
-        """Remove a request from the queue, or end its running answer after the current iteration."""
+        """Remove a request from the queue; if one of its answers is running, end that after the current iteration."""
         ask.gone.set()
         self.line.leave(ask)
 
@@ -82,7 +82,7 @@ class Worker:
         self.line.close()
 
     def give_up(self) -> None:
-        """Reject all requests and end the running answer, with an error, after its current iteration."""
+        """Reject all requests, and end the running answer after its current iteration; all get an error."""
         self._is_ending = True  # set first: a job that is being taken is neither queued nor running
         self.line.close(ends_begun=True)
 

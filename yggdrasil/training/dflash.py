@@ -66,7 +66,10 @@ class DFlashRecipe:
         return head
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
-        """Yield the logits of the first ``count`` rows behind the anchors, at the trained tokens that each reaches."""
+        """Yield, for steps 1 to ``count`` (at most 7), the logits of the rows that many positions behind the anchors.
+
+        A trained token is reached by a step if an anchor is so many positions before it.
+        """
         assert isinstance(model, BlockHead)
         anchors, exists = choose_anchors(batch.learned)
         outputs = block_outputs(model, self._embedding, batch, anchors)
@@ -89,10 +92,14 @@ class DFlashRecipe:
 
 
 def choose_anchors(learned: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose a quarter of the trained tokens ``learned`` [B, T] at random as anchors, while evaluating always the same.
+    """Choose a quarter of the trained tokens at random as anchors; without gradients, always the same ones.
+
+    Args:
+        learned: [B, T] bool, the trained tokens.
 
     Returns:
-        Positions of the anchors, [B, N] int64, and whether each exists, since windows have different numbers of them.
+        Positions of the anchors, [B, N] int64, and whether each exists, [B, N] bool, since windows have different
+            numbers.
     """
     generator = None if torch.is_grad_enabled() else torch.Generator().manual_seed(0)
     order = torch.rand(learned.shape, generator=generator).to(learned.device).masked_fill(~learned, -1.0)
@@ -101,11 +108,12 @@ def choose_anchors(learned: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def block_outputs(head: BlockHead, embedding: Tensor, batch: Batch, anchors: Tensor) -> Tensor:
-    """Return the normalised outputs of the blocks of all ``anchors`` [B, N], [B, N, K, H].
+    """Return the outputs of the blocks of all anchors after the last norm, [B, N, K, H].
 
     Args:
         embedding: [V, H] token embedding of the target.
         batch: windows of training text.
+        anchors: [B, N] int64 positions in the windows.
     """
     size, device = head.settings.block_size, anchors.device
     tokens = torch.full((*anchors.shape, size), head.settings.mask_token, device=device)

@@ -35,7 +35,7 @@ class EagleRecipe:
         return initial_head(self._loaded, self._settings, self.vocabulary)
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
-        """Yield the logits of ``count`` draft steps of the head on a batch of training text."""
+        """Yield the logits of ``count`` draft steps of the head at the trained tokens of a batch, see ``unroll``."""
         assert isinstance(model, EagleHead)
         return unroll(model, self._embedding, batch, count)
 

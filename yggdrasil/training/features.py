@@ -39,9 +39,9 @@ class Kept(NamedTuple):
 
 
 def shards(windows: Sequence[Window]) -> list[list[Window]]:
-    """Split training windows into shards of at most 64, dealt out over stretches of the text.
+    """Split training windows into shards of at most 64; consecutive windows go to different ones of 16 shards.
 
-    More windows at the end leave the full stretches' shards unchanged.
+    More windows at the end leave the shards of full stretches (1,024 windows) unchanged.
     """
     found = []
     for start in range(0, len(windows), SHARD * _MIXED):
@@ -61,9 +61,10 @@ class Features:
         return self._file(name, windows).exists()
 
     def load_or_compute(self, name: str, windows: Sequence[Window]) -> list[Kept]:
-        """Return the target's hidden states over ``windows``, from disk, or computed and stored there.
+        """Return the target's hidden states over ``windows``, in order, from disk, or computed and stored there.
 
-        The file's name has ``name``, the number of windows and their total length.
+        If the disk lacks room, they are not stored. The file's name has ``name``, the number of windows and their total
+        length.
         """
         file = self._file(name, windows)
         kept: dict[str, Tensor] | None = None
@@ -139,10 +140,10 @@ def _note(module: nn.Module, captured: dict[int, Tensor], layer: int) -> Any:
 
 
 def stack_windows(items: Sequence[Kept], *, learns_prompts: bool = False) -> Batch:
-    """Stack windows into one batch, padded on the right.
+    """Stack windows into one batch, padded on the right to the longest.
 
     Args:
-        learns_prompts: also train on the stored prompt tokens.
+        learns_prompts: train also on the stored prompt tokens, from the third on; False: on answers alone.
     """
     longest = max(len(item.tokens) for item in items)
 

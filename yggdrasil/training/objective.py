@@ -32,7 +32,7 @@ class Teacher:
         return cls(target_head(loaded).restricted_to(vocabulary), vocabulary, loaded.vocab_size)
 
     def probabilities(self, batch: Batch) -> Tensor:
-        """Return the target's probabilities at each trained token, over the draft vocabulary alone, [A, Vd]."""
+        """Return the target's probabilities at each trained token, [A, Vd], normalised over the draft vocabulary."""
         windows, positions = batch.places
         return self._head.logits(batch.last[windows, positions]).softmax(-1)
 
@@ -85,9 +85,9 @@ def loss_of(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch) -> Tens
 
 @torch.no_grad()
 def count_hits(steps: Iterable[StepOutput], teacher: Teacher, batch: Batch, best: int = 4) -> Tensor:
-    """Count agreement with the target per draft step, [steps, 3] float32.
+    """Count agreement with the target per draft step, [steps, 3] float32, over the trained tokens that a step reaches.
 
-    Columns: argmax tokens equal to the target's, target tokens in the top ``best``, all tokens.
+    Columns: argmax tokens equal to the text's, text tokens in the top ``best``, all tokens.
     """
     choices = teacher.choices(batch)
     rows = []

@@ -114,7 +114,9 @@ class TrainingRun:
         return drafter * _DRAFTER / read
 
     def train_until(self, deadline: float) -> None:
-        """Train until ``deadline`` (seconds of ``monotonic``) or until nothing improves.
+        """Train until ``deadline`` (seconds of ``time.monotonic``) or until nothing improves.
+
+        The drafter of the last evaluation is published.
 
         Raises:
             KeyboardInterrupt: the run was interrupted; its state is saved first.

@@ -27,7 +27,13 @@ _NORMS = {"hidden_norm": "input_layernorm", "post_attention_layernorm": "post_at
 
 
 def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
-    """Return the settings of an EAGLE-3 head with the target's hidden size, attention heads and rotary embedding."""
+    """Return the settings of an EAGLE-3 head with the target's hidden size, attention heads and rotary embedding.
+
+    A rotary embedding or activation that heads do not support is replaced by the default.
+
+    Args:
+        draft_vocab_size: number of tokens that the head drafts.
+    """
     text = loaded.model.config.get_text_config()
     key_heads, head_size = loaded.outline.attention
     activation = getattr(text, "hidden_act", None)
@@ -56,7 +62,9 @@ def _rope_for(target: Mapping[str, Any], head_size: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor) -> EagleHead:
-    """Return an EAGLE-3 head in float32, initialised from the target; parts of another shape are initialised at random.
+    """Return an EAGLE-3 head in float32, its weights copied from the target's last layer, final norm and LM head.
+
+    Parts of another shape are initialised at random, always the same.
 
     Args:
         vocabulary: [Vd] int64 token ids that the head drafts.
@@ -108,10 +116,11 @@ def _unlike(found: HeadSettings, wanted: HeadSettings) -> list[str]:
 
 
 def copy_layer(middle: Any, layer: Any, hidden: int, norms: Mapping[str, str]) -> None:
-    """Copy the weights of the target's decoder layer ``layer`` that fit to ``middle``, a head's layer.
+    """Copy the weights of the target's decoder layer ``layer`` to ``middle``, a head's layer, where they fit.
 
     Args:
-        norms: names of the norms in both layers, by the head's.
+        hidden: the target's hidden size.
+        norms: the head's names of norms -> the target's.
     """
     for ours, theirs in norms.items():
         copy_norm(getattr(middle, ours), getattr(layer, theirs, None), hidden)
@@ -128,7 +137,10 @@ def copy_layer(middle: Any, layer: Any, hidden: int, norms: Mapping[str, str]) -
 
 
 def copy_norm(ours: Norm, theirs: nn.Module | None, size: int) -> None:
-    """Copy the factor of the target's norm, whatever its parametrisation: its output for a row of ones."""
+    """Copy the factors of the target's norm ``theirs`` (None: nothing) to ``ours``, whatever its parametrisation.
+
+    They are its output for ``size`` ones.
+    """
     if theirs is not None:
         weight = getattr(theirs, "weight", torch.ones(1))
         ours.weight.copy_(theirs(torch.ones(1, size, dtype=weight.dtype, device=weight.device))[0])

@@ -73,9 +73,10 @@ class Training:
 
     @torch.no_grad()
     def result(self) -> nn.Module:
-        """Return the drafter to publish: the moving average of the weights, or its mean with the initial drafter.
+        """Return the drafter to publish: the moving average of the weights.
 
-        The mean keeps more of what the initial drafter had learned from other text (arXiv 2109.01903).
+        If training started from another drafter, return its mean with that drafter's weights, which keeps more of what
+        these had learned from other text (arXiv 2109.01903).
         """
         if not self.begun:
             return self.average
@@ -91,7 +92,10 @@ class Training:
         torch._foreach_lerp_(list(self.average.parameters()), list(self.head.parameters()), share)
 
     def save(self, work: Path, progress: Progress) -> None:
-        """Write weights, optimiser and progress to the folder ``work``, so that training can resume."""
+        """Write weights, optimiser and ``progress`` to the folder ``work``, replacing an earlier state.
+
+        Training can resume from it.
+        """
         tensors: dict[str, Tensor] = {}
         for prefix, module in (("head", self.head), ("average", self.average)):
             tensors |= {f"{prefix}.{name}": tensor for name, tensor in _own(module).items()}

@@ -21,7 +21,7 @@ class TargetHead(NamedTuple):
     bound: float = inf  # soft cap: logits become bound * tanh(logits / bound); inf: none
 
     def restricted_to(self, tokens: Tensor) -> Self:
-        """Return the LM head with the rows of ``tokens`` [Vd] only, in float32."""
+        """Return a copy of the LM head with the rows of ``tokens`` ([Vd] int64 token ids) only, in float32."""
         bias = None if self.bias is None else self.bias[tokens].float()
         return type(self)(self.rows[tokens].float(), bias, self.bound)
 

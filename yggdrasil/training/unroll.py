@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
     @property
     def places(self) -> tuple[Tensor, Tensor]:
-        """Window and position of the token before each trained token, [A] int64 each."""
+        """Window index and position of the token before each trained token, [A] int64 each."""
         windows, positions = self.learned.nonzero(as_tuple=True)
         return windows, positions
 

@@ -35,16 +35,16 @@ class Split(NamedTuple):
 
 
 def window_of(document: Document) -> Window:
-    """Return the training window of a document: its answer and at most ``CONTEXT`` tokens of its prompt."""
+    """Return the training window of a document: its answer and at most the last 192 tokens of its prompt."""
     prompt, answer = document
     start = max(0, len(prompt) - CONTEXT)
     return Window([*prompt, *answer], start, len(prompt) - start)
 
 
 def split(documents: Sequence[Document], judges: Collection[tuple[int, ...]] = ()) -> Split:
-    """Split documents into training and held-out windows; equal prompts go to the same side.
+    """Split documents into training and held-out windows, one of 32 held out; equal prompts go to the same side.
 
-    Documents with an answer of one token are left out.
+    Documents with an answer of less than two tokens are left out.
 
     Args:
         judges: keys of prompts (``prompt_key``) on which drafters are evaluated, whose documents are left out.

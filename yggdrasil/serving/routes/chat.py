@@ -97,7 +97,7 @@ class Chat:
         return cls(body, service, identity, jobs, read)
 
     def reply(self, results: list[Generation]) -> ChatCompletion:
-        """Return the reply to a chat request with all its answers."""
+        """Return the reply to a chat request; ``results`` are all its answers, in the order of their indices."""
         return ChatCompletion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(results)],
             usage=usage_of(results, len(self.jobs)), timings=timings_of(results, self.service.decoder.plan),
@@ -121,7 +121,10 @@ class Chat:
         return told
 
     def parse(self, text: str) -> Parsed:
-        """Split the text of a finished answer into content and tool calls."""
+        """Split the text of a finished answer into content and tool calls.
+
+        All of it is content if the answer cannot have calls.
+        """
         return Parsed(text, []) if self.tools is None else self.tools.parse(text, self._names)
 
     @property
@@ -166,7 +169,10 @@ class AnswerStream:
         self._has_begun = False
 
     def deltas(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Yield the choices of the chunks that one event of a streamed answer gives."""
+        """Yield the choices of the chunks that ``event`` of the answer gives, in order; there may be none.
+
+        The first event gives the role. Text that may be part of a tool call is held back.
+        """
         if not self._has_begun:
             self._has_begun = True
             yield _choice(self._index, {"role": "assistant", "content": ""})

@@ -74,7 +74,7 @@ class _Completion:
         return cls(body, service, identity, jobs)
 
     def reply(self, finished: list[Finished]) -> Completion:
-        """Return the reply to a completion request with all its answers."""
+        """Return the reply to a completion request; ``finished`` are all its answers, in the order of their indices."""
         results = [self._kept(each.result) for each in finished]
         return Completion(
             **self.identity._asdict(), choices=[self._choice(i, each) for i, each in enumerate(finished)],

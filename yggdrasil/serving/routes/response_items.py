@@ -43,7 +43,7 @@ def chat_of(body: ResponseRequest) -> ChatRequest:
     """Translate a request of ``/v1/responses`` to a chat request.
 
     Raises:
-        Fault: an item or a tool is of an unsupported type.
+        Fault: an item or a tool is of an unsupported type, or ``previous_response_id`` is set.
         RequestValidationError: a field is invalid.
     """
     if body.previous_response_id is not None:
