@@ -84,7 +84,7 @@ def _truncating(params: SamplingParams) -> list[Process]:
 
 
 def tokenize_bad_words(words: Sequence[str | Sequence[int]], tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
-    """Return the token sequences of ``words``, without repetitions.
+    """Return the token sequences of ``words``, in their order and without repetitions.
 
     A string gives two, itself and with a leading space, both without special tokens. Token sequences are kept.
 

@@ -69,7 +69,9 @@ def text_file(fingerprint: str, weights: str) -> Path:
 
 
 def read_documents(file: Path, vocab_size: int = 2**31) -> list[Document]:
-    """Load a target's generated text: prompts with answers. Damaged lines and lines with invalid token ids are skipped.
+    """Load a target's generated text, prompts with answers, in the order of the file.
+
+    Damaged lines and lines with invalid token ids are skipped.
 
     Args:
         file: JSON lines with the fields prompt and answer, token ids. A missing file has no documents.

@@ -34,7 +34,7 @@ class LayerCache(Protocol):
         """Return the cache tensors that only this decoder layer reads and writes: keys, values, recurrent states."""
 
     def shared_tensors(self) -> list[Tensor]:
-        """Return the cache tensors that every layer reads, such as positions."""
+        """Return the cache tensors that all layers have in common, such as the offsets of a pass."""
 
     def of_layer(self, layer: int, own: Sequence[Tensor], shared: Sequence[Tensor]) -> Any:
         """Return a cache object of the same class that has these tensors in place of its own.

@@ -123,7 +123,8 @@ def measure_iterations(
         stream: makes the text stream of a request.
         text: token ids of the prompt.
         policies: the policies to decode with, such as ``measured_policies`` returns.
-        samples: the most iterations timed of a request, after ``WARM_UP`` untimed ones.
+        samples: the most iterations timed of a request, after ``WARM_UP`` untimed ones; of a ``ModelFreePolicy`` only
+            those with drafts count, and the others have no samples of stages.
         turns: number of turns.
         progress: takes the fraction done, 0 to 1.
     """

@@ -31,7 +31,7 @@ SHALLOW = 2  # the other measured depth is ``max_depth``
 def measured_shapes(shapes: Shapes) -> list[TreeShape]:
     """Return the tree shapes to time: every verify width and every draft width, at a shallow and at the full depth.
 
-    Not every pair of widths is among them. ``shapes`` must have a draft width.
+    The shallow ones come first. Not every pair of widths is among them. ``shapes`` must have a draft width.
 
     Raises:
         YggdrasilError: the only verify width is 1.
