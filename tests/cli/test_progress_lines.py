@@ -2,8 +2,12 @@
 
 import threading
 import time
+from dataclasses import replace
 
-from yggdrasil.cli.progress import ProgressLines
+from tiny_pair import SHAPES, TEXT
+
+from yggdrasil.cli.progress import ProgressLines, with_progress
+from yggdrasil.policy.fixed import PLAIN_POLICY
 
 
 def test_a_long_phase_writes_a_line_now_and_then_and_a_short_one_none(capsys):
@@ -33,3 +37,33 @@ def test_lines_are_as_far_apart_as_they_are_to_be():
     lines._last = 1.5
     assert not lines._is_due(11.0)
     assert lines._is_due(11.6)
+
+
+def test_reading_a_long_prompt_writes_lines_until_text_begins(pair, monkeypatch, capsys):
+    """Lines tell how much is read; none follows the first token."""
+    monkeypatch.setattr("yggdrasil.cli.progress.ProgressLines", _AtOnce)
+    decoder = pair.decoder(PLAIN_POLICY, replace(SHAPES, prefill_widths=(4,)))
+    request, lines = decoder.start(TEXT[:15], max_new_tokens=8), []
+    for _ in with_progress(request):
+        lines.append(capsys.readouterr().err)
+
+    said = [line.strip() for line in lines if line]
+    assert said == [f"yggdrasil: reading the prompt: 0 s, {part}%" for part in (27, 53, 80, 100)]
+    assert len(request.tokens) == 8
+
+
+class _AtOnce(ProgressLines):
+    """Writes a line at each report, without a thread, while a phase lasts."""
+
+    def phase(self, title):
+        self._title, self._is_open = title, True
+
+        def report(fraction):
+            self._fraction = fraction
+            if self._is_open:
+                self._write(0.0)
+
+        return report
+
+    def close(self):
+        self._is_open = False

@@ -34,6 +34,7 @@ from yggdrasil.calibration.measurement.iterations import (
     measure_reading,
     measured_policies,
     on_device_clock,
+    read_text,
 )
 from yggdrasil.calibration.measurement.steps import COLUMNS, Sample, measure_steps
 from yggdrasil.calibration.measurement.threads import COLUMNS as thread_columns
@@ -236,12 +237,13 @@ def _samples_at(job: Job, text: Sequence[int], report: Callable[[float], None]) 
     assembly, stream = job.assembly, partial(open_ended_stream, job.tokenizer)
     timer, policies = timer_for(assembly.target.loaded.device), measured_policies(assembly)
     each = -(-job.settings.effort.samples // ITERATION_TURNS)
-    samples = measure_steps(assembly, len(text), STEP_TURNS, lambda part: report(0.5 * part), timer)
+    samples = measure_steps(assembly, len(text), STEP_TURNS, lambda part: report(0.4 * part), timer)
     with on_device_clock(assembly):
+        read_text(assembly, stream, text, lambda part: report(0.4 + 0.2 * part))
         samples += measure_iterations(
-            assembly, stream, text, policies, each, ITERATION_TURNS, lambda part: report(0.5 + 0.5 * part)
+            assembly, stream, text, policies, each, ITERATION_TURNS, lambda part: report(0.6 + 0.2 * part)
         )
-        samples += measure_reading(assembly, stream, text)
+        samples += measure_reading(assembly, stream, text, lambda part: report(0.8 + 0.2 * part))
     assembly.forget()
     return samples
 

@@ -222,6 +222,8 @@ class Conversation:
 
     def _ask(self, question: str) -> None:
         """Print and store the answer. An interruption stores the text so far and is raised again."""
+        from yggdrasil.cli.progress import with_progress
+
         settings, request = self._settings, None
         tokens = self._encoded(question)
         try:
@@ -229,7 +231,7 @@ class Conversation:
                 tokens, max_new_tokens=settings.max_new_tokens,
                 stop=settings.stop, speculation=settings.speculation, sampling=settings.sampling, begins_turn=True,
             )  # fmt: skip
-            for piece in request:
+            for piece in with_progress(request):
                 print(piece, end="", flush=True)
         except KeyboardInterrupt:
             print(flush=True)

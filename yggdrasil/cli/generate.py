@@ -123,6 +123,7 @@ class _Printer:
         Raises:
             YggdrasilError: the prompt cannot be decoded.
         """
+        from yggdrasil.cli.progress import with_progress
         from yggdrasil.prompts import encode_prompt
 
         settings = self._settings
@@ -132,14 +133,14 @@ class _Printer:
             sampling=settings.sampling, begins_turn=item.messages is not None,
         )  # fmt: skip
         if self._as_json:
-            for _ in request:
+            for _ in with_progress(request):
                 pass
             print(json.dumps(self._record(item.id, request.result()), ensure_ascii=False), flush=True)
             return
         if not self._is_alone:
             print(f"== {item.id} ==")
         try:
-            for piece in request:
+            for piece in with_progress(request):
                 print(piece, end="", flush=True)
         finally:
             print(flush=True)  # further output, also an error message, begins a new line

@@ -1,7 +1,7 @@
 """Progress and tables on the terminal. Rich is imported when something is shown by it, since that takes long."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from threading import Event, Thread
 from time import monotonic
@@ -64,6 +64,20 @@ class ProgressLines:
         print(f"yggdrasil: {self._title}: {seconds:.0f} s{done}", file=sys.stderr, flush=True)
 
 
+def with_progress(request: "Request") -> Iterator[str]:
+    """Yield the pieces of a request's text. If its prompt takes long to read, print lines on that until text begins."""
+    lines = ProgressLines()
+    report = lines.phase("reading the prompt")
+    try:
+        for piece in request:
+            if request.tokens:
+                lines.close()
+            report(request.share_read)
+            yield piece
+    finally:
+        lines.close()
+
+
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
@@ -71,6 +85,7 @@ if TYPE_CHECKING:
 
     from yggdrasil.bench.compare import Comparison
     from yggdrasil.bench.memory import MemoryUse
+    from yggdrasil.engine.request import Request
 
 
 @cache

@@ -122,6 +122,11 @@ class Request:
         """Token ids generated so far, without the prompt."""
         return self._stream.tokens
 
+    @property
+    def share_read(self) -> float:
+        """Return the fraction of the prompt that is prefilled, 0 to 1, of a request that has begun."""
+        return min(1.0, self._prepared.engine.target.length / len(self._prompt))
+
     def logprobs(self, start: int = 0) -> list[TokenLogprobs]:
         """Return log-probabilities of the generated tokens from index ``start`` on; an empty list if not requested."""
         sampler = self._prepared.sampler

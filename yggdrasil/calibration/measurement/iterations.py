@@ -38,18 +38,24 @@ class TimedIteration(NamedTuple):
 
 
 def timed_iterations(
-    engine: Engine, text: Sequence[int], stream: TextStream, policy: Policy
+    engine: Engine,
+    text: Sequence[int],
+    stream: TextStream,
+    policy: Policy,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> Generator[TimedIteration]:
     """Decode after the prompt ``text`` (token ids) and yield the time of each iteration until ``stream`` has ended.
 
-    The prefill and its token are no iteration. Closing the generator ends the request.
+    The prefill and its token are no iteration; ``progress`` takes the fraction of ``text`` that is prefilled, 0 to 1.
+    Closing the generator ends the request.
     """
     trace = Trace()
     request = engine.decode(text, stream, policy, trace)
     next(request)
     seen, seen_ns, counted = dict(trace.stage_ns), 0, 0
     for _ in request:
-        if trace.iterations == counted:  # the end of the text is no iteration
+        if trace.iterations == counted:  # neither a chunk of the prefill nor the end of the text is an iteration
+            progress(min(1.0, engine.target.length / len(text)))
             continue
         counted = trace.iterations
         stages = {name: (ns - seen.get(name, 0)) / 1e6 for name, ns in trace.stage_ns.items()}
@@ -105,6 +111,15 @@ def measured_policies(assembly: Assembly) -> list[FixedPolicy]:
     return policies
 
 
+def read_text(
+    assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int], progress: Callable[[float], None]
+) -> None:
+    """Prefill ``text``, so that iterations behind it begin at once. The arguments are as in ``measure_iterations``."""
+    request = timed_iterations(assembly.engine, text, stream(), FixedPolicy(PLAIN_STEP), progress)
+    next(request)
+    request.close()
+
+
 def measure_iterations(
     assembly: Assembly,
     stream: Callable[[], TextStream],
@@ -149,7 +164,9 @@ def measure_iterations(
     return rows
 
 
-def measure_reading(assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int]) -> list[Sample]:
+def measure_reading(
+    assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int], progress: Callable[[float], None]
+) -> list[Sample]:
     """Time how long the drafter reads a prompt: ``READ`` samples of the stage "reading", milliseconds per token.
 
     It is the time of a request's first head draft beyond the median of the following ones. The text is rotated because
@@ -158,6 +175,7 @@ def measure_reading(assembly: Assembly, stream: Callable[[], TextStream], text: 
     Args:
         stream: makes the text stream of a request.
         text: token ids of the prompt.
+        progress: takes the fraction done, 0 to 1.
     """
     shapes, found = assembly.shapes, list[Sample]()
     if not shapes.draft_widths:
@@ -165,7 +183,10 @@ def measure_reading(assembly: Assembly, stream: Callable[[], TextStream], text: 
     policy = FixedPolicy(TreeShape(shapes.draft_widths[0], 1, wide_widths(shapes)[0]))
     for number in range(1, READ + 1):
         first = number * len(text) // (READ + 1)
-        request = timed_iterations(assembly.engine, [*text[first:], *text[:first]], stream(), policy)
+        request = timed_iterations(
+            assembly.engine, [*text[first:], *text[:first]], stream(), policy,
+            lambda part, done=number - 1: progress((done + part) / READ),
+        )  # fmt: skip
         heads = [each.stages["head_draft"] for each in islice(request, 1 + USUAL)]
         request.close()
         ms = (heads[0] - float(np.median(heads[1:]))) / len(text)
