@@ -45,10 +45,7 @@ START_SECONDS = 120
 OUT_TYPES = {"bfloat16": "bf16", "float32": "f32"}
 # Its caches are float16 unless told otherwise; in float32 they must not be what rounds.
 CACHE_OPTIONS = {"bfloat16": [], "float32": ["--cache-type-k", "f32", "--cache-type-v", "f32"]}
-DRAFT_CACHE_OPTIONS = {
-    "bfloat16": [],
-    "float32": ["--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"],
-}
+DRAFT_CACHE_OPTIONS = {"bfloat16": [], "float32": ["--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"]}
 
 
 class LlamaCpp:

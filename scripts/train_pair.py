@@ -237,8 +237,7 @@ def main(  # noqa: PLR0913
         typer.Option(help="Go on from this pair, made earlier by this script.", exists=True, file_okay=False),
     ] = None,
     teacher: Annotated[
-        Path | None,
-        typer.Option(help="A pair whose target teaches a smaller one.", exists=True, file_okay=False),
+        Path | None, typer.Option(help="A pair whose target teaches a smaller one.", exists=True, file_okay=False)
     ] = None,
     joint_minutes: Annotated[float, typer.Option(min=0.0, callback=checks.finite)] = Recipe.joint_minutes,
     device: str = "cpu",

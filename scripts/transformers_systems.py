@@ -7,13 +7,7 @@ from typing import Any
 
 import torch
 from bench_systems import Continuation, System
-from transformers import (
-    AutoModelForCausalLM,
-    CompileConfig,
-    GenerationConfig,
-    PreTrainedModel,
-    StaticCache,
-)
+from transformers import AutoModelForCausalLM, CompileConfig, GenerationConfig, PreTrainedModel, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
 from yggdrasil.checkpoints.families import cache_name

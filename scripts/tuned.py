@@ -102,9 +102,7 @@ NOT_PLAYED = {  # what else has a number there
         "LEAST_BYTES": "concerns smaller models than those recorded",
         "_PIECE": "a size of text pieces",
     },
-    "drafters.statistics.table_files": {
-        "NICENESS": "a process priority",
-    },
+    "drafters.statistics.table_files": {"NICENESS": "a process priority"},
     "drafters.statistics.best_first": {"_ROUNDING": "the rounding of float32 scores"},
     "policy.policy": {"LatencyScales.FARTHEST": "a limit of the first step's effect"},
     "policy.costs": {"_OVER_PARTS": "traces have no pass times"},

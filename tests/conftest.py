@@ -23,10 +23,7 @@ torch.set_num_threads(1)
 # takes up to five minutes. pytest --hypothesis-profile=shrinking looks for the smallest example.
 settings.register_profile("shrinking", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
-    "usual",
-    settings.get_profile("shrinking"),
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    max_examples=USUAL,
+    "usual", settings.get_profile("shrinking"), phases=[Phase.explicit, Phase.reuse, Phase.generate], max_examples=USUAL
 )
 settings.load_profile("usual")
 

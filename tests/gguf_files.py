@@ -17,11 +17,7 @@ NAMES = {
 # What files do not say, where llama.cpp knows no other kind.
 _ALWAYS = {
     "qwen3_moe": {"norm_topk_prob": True},
-    "smollm3": {
-        "num_hidden_layers": 4,
-        "no_rope_layers": [1, 1, 1, 0],
-        "layer_types": ["full_attention"] * 4,
-    },
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4},
 }
 _PLAIN = ("mlp.gate.weight", "mlp.router.weight", ".bias")  # what the converter leaves in float32
 _PERMUTED = ("llama", "smollm3", "granite")

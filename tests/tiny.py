@@ -30,14 +30,8 @@ FAMILIES = {
         {**_SHAPE, **_WINDOWED_GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "phi3": ("Phi3Config", {**_SHAPE, "pad_token_id": 0, "sliding_window": None}),
-    "gpt2": (
-        "GPT2Config",
-        {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
-    ),
-    "gpt_neox": (
-        "GPTNeoXConfig",
-        {key: value for key, value in _SHAPE.items() if key != "num_key_value_heads"},
-    ),
+    "gpt2": ("GPT2Config", {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "gpt_neox": ("GPTNeoXConfig", {key: value for key, value in _SHAPE.items() if key != "num_key_value_heads"}),
     "olmo2": ("Olmo2Config", _SHAPE),
     "olmo3": ("Olmo3Config", {**_SHAPE, "sliding_window": 6}),
     "smollm3": ("SmolLM3Config", {**_SHAPE, "pad_token_id": 0, "no_rope_layer_interval": 2}),

@@ -65,11 +65,7 @@ class FigureContext:
     """Measurements of one plan; each is stored in ``out/data`` and reused."""
 
     def __init__(
-        self,
-        decoder: Decoder,
-        texts: Mapping[str, Mapping[str, Sequence[int]]],
-        out: Path,
-        effort: Effort,
+        self, decoder: Decoder, texts: Mapping[str, Mapping[str, Sequence[int]]], out: Path, effort: Effort
     ) -> None:
         """Take a ``decoder`` with a plan, and ``texts``: set name -> prompt id -> tokens.
 

@@ -90,10 +90,7 @@ class TreeBench:
         self.decoder = Decoder(replace(assembly, engine=engine), decoder.tokenizer, PLAIN_POLICY, decoder.eos_tokens)
 
     def calibrate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_tokens: int = CALIBRATION_TOKENS,
-        sampling: SamplingParams = GREEDY,
+        self, prompts: Sequence[Sequence[int]], num_tokens: int = CALIBRATION_TOKENS, sampling: SamplingParams = GREEDY
     ) -> tuple[float, ...]:
         """Measure the acceptance by candidate rank, [K], that static trees need, on text that is not evaluated."""
         hits, num_generated = np.zeros(self.candidates, dtype=np.int64), 0

@@ -34,15 +34,7 @@ def test_a_home_is_put_in_the_place_of_its_sign(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    "use",
-    [
-        expanded,
-        Source.find,
-        is_plan,
-        plan_name,
-        is_head,
-        lambda path: resolve_plan(path, current_machine()),
-    ],
+    "use", [expanded, Source.find, is_plan, plan_name, is_head, lambda path: resolve_plan(path, current_machine())]
 )
 def test_a_user_that_is_not_there_is_named(use) -> None:
     with pytest.raises(ArtifactError, match=rf"^{NOBODY}: there is no user no-such-user; .* is \./{NOBODY}$"):

@@ -36,13 +36,7 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd bf16 sve i8mm\nCPU implementer\t: 0x
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"cpu": "AMD EPYC 2"},
-        {"cpu_family": "25.1"},
-        {"isa": ("avx2",)},
-        {"cores": 4},
-        {"accelerator": "NVIDIA H200"},
-    ],
+    [{"cpu": "AMD EPYC 2"}, {"cpu_family": "25.1"}, {"isa": ("avx2",)}, {"cores": 4}, {"accelerator": "NVIDIA H200"}],
 )
 def test_fingerprint_follows_what_changes_timings(change: dict[str, object]) -> None:
     assert dataclasses.replace(MACHINE, **change).fingerprint != MACHINE.fingerprint  # type: ignore[arg-type]

@@ -146,8 +146,7 @@ def test_three_percent_are_asked_of_a_drafter():
 
 
 @pytest.mark.parametrize(
-    ("over", "under", "error"),
-    [((1.0, 3.0), (2.0, 2.0), 0.5), ((3.0, 6.0), (1.0, 2.0), 0.0), ((4.0,), (2.0,), 0.0)],
+    ("over", "under", "error"), [((1.0, 3.0), (2.0, 2.0), 0.5), ((3.0, 6.0), (1.0, 2.0), 0.0), ((4.0,), (2.0,), 0.0)]
 )
 def test_the_error_of_a_ratio_by_hand(over, under, error):
     """1 and 3 are each off by 1 from 2 and 2: 2 ** .5 a document, of two, of 4 in all. One document tells of none."""

@@ -74,11 +74,7 @@ def gemma(family, **changes):
         ("gemma2", {}, {}),
         ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}, {}),
         ("gemma3", {}, {}),
-        (
-            "gemma3",
-            {"linear": 8.0},
-            {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0},
-        ),
+        ("gemma3", {"linear": 8.0}, {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}),
         ("gemma3", {"near": 2000.0}, {"gemma3.rope.freq_base_swa": 2000.0}),
     ],
     ids=["gemma2", "gemma2 with other bounds", "gemma3", "gemma3 stretched", "gemma3 with other near positions"],

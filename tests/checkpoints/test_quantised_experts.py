@@ -5,14 +5,7 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Q
 from gguf import quants
-from test_experts import (
-    assert_rows_keep_to_themselves,
-    check_widths,
-    choices,
-    native_only,
-    new_experts,
-    reader,
-)
+from test_experts import assert_rows_keep_to_themselves, check_widths, choices, native_only, new_experts, reader
 from test_formats import DTYPES, EVERY_FORMAT, as_numbers, random_rows, rounded
 from tiny import new_model
 from torch import nn

@@ -1,14 +1,12 @@
 """A comparison that is interrupted shows and keeps what it has, marked."""
 
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
 
 from yggdrasil.bench import compare as bench
 from yggdrasil.cli import bench_output as compare
-from yggdrasil.cli import main
 from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.prompts import Prompt
@@ -88,7 +86,7 @@ def test_plans_beside_it_are_kept_with_every_sample(pair, decoder, tmp_path):
     assert "memory_mb" in one
 
 
-def test_the_command_opens_the_plans_beside_it(decoder, monkeypatch, tmp_path):
+def test_the_command_opens_the_plans_beside_it(program, monkeypatch, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}')
     opened, compared = [], {}
 
@@ -100,11 +98,8 @@ def test_the_command_opens_the_plans_beside_it(decoder, monkeypatch, tmp_path):
     monkeypatch.setattr(compare, "open_decoder", open_decoder)
     monkeypatch.setattr(compare, "compare_with_plain", lambda *_, **options: compared.update(options))
     words = ["bench", "a", "--beside", "b", "--beside", "c", "--dtype", "float32", "--force-machine"]
-    monkeypatch.setattr(sys, "argv", ["yggdrasil", *words, "--prompts", str(tmp_path / "prompts.jsonl")])
-    with pytest.raises(SystemExit) as ended:
-        main()
 
-    assert ended.value.code == 0
+    assert program(*words, "--prompts", tmp_path / "prompts.jsonl")[0] == 0
     assert opened == [(name, "float32", True) for name in "abc"]
     assert list(compared["beside"]) == ["plan b", "plan c"]
 

@@ -8,7 +8,6 @@ from tiny_pair import byte_tokenizer, chat_tokenizer
 
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.cli import chat as command
-from yggdrasil.cli import main
 from yggdrasil.cli.chat import Conversation
 from yggdrasil.engine.recommended_sampling import RecommendedSampling
 from yggdrasil.engine.request_options import RequestSettings
@@ -28,19 +27,13 @@ def decoder(pair):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, decoder):
+def run(monkeypatch, program, decoder):
     """Chat with these lines on a pipe; returns (exit code, stdout, stderr)."""
     monkeypatch.setattr(command, "open_decoder", lambda *_, **__: decoder)
 
     def run(*lines, options=(), stdin=None, law=("--greedy",)):
         monkeypatch.setattr(sys, "stdin", stdin or io.StringIO("".join(f"{line}\n" for line in lines)))
-        arguments = ["yggdrasil", "chat", "tiny", "--max-new-tokens", COUNT, *law, *options]
-        monkeypatch.setattr(sys, "argv", [str(argument) for argument in arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        output = capsys.readouterr()
-        assert "Traceback" not in output.err
-        return ended.value.code, output.out, output.err
+        return program("chat", "tiny", "--max-new-tokens", COUNT, *law, *options)
 
     return run
 

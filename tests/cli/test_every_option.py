@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from made_up import write_artifacts
 from options import absurd_options, prompt_commands
 
-from yggdrasil.cli import main
 from yggdrasil.cli.app import make_app
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.errors import YggdrasilError
@@ -36,40 +35,29 @@ def folder(tmp_path_factory):
 def test_the_walk_finds_every_command_and_option():
     words = {word for case in ABSURD for word in case.arguments[:2]}
 
-    assert {
-        "calibrate",
-        "generate",
-        "chat",
-        "bench",
-        "search",
-        "report",
-        "parity",
-    } <= words
+    assert {"calibrate", "generate", "chat", "bench", "search", "report", "parity"} <= words
     assert {"--limit", "--temperature", "--max-new-tokens", "--draft-widths", "--json"} <= {
         case.option for case in ABSURD
     }
 
 
 @pytest.mark.parametrize("option", sorted({case.option for case in ABSURD}))
-def test_absurd_values_are_refused_before_a_model_is_loaded(folder, option, monkeypatch, capsys):
+def test_absurd_values_are_refused_before_a_model_is_loaded(folder, option, monkeypatch, program):
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     wrong = []
     for case in (case for case in ABSURD if case.option == option):
-        monkeypatch.setattr(sys, "argv", ["yggdrasil", *case.arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr().err
+        code, _, said = program(*case.arguments)
         is_named = any(name in said for name in case.names)
-        if ended.value.code != 2 or not said.startswith("yggdrasil: ") or not is_named:
-            wrong.append(f"{' '.join(case.arguments)[:150]}: {ended.value.code}, {said.strip()[:150]}")
+        if code != 2 or not said.startswith("yggdrasil: ") or not is_named:
+            wrong.append(f"{' '.join(case.arguments)[:150]}: {code}, {said.strip()[:150]}")
 
     assert wrong == []
     assert sorted(folder.rglob("*")) == before
 
 
 @pytest.mark.parametrize("arguments", TAKES_PROMPTS, ids=lambda arguments: " ".join(arguments[:2]))
-def test_prompts_are_read_before_a_model_is_loaded(folder, arguments, monkeypatch, capsys):
+def test_prompts_are_read_before_a_model_is_loaded(folder, arguments, monkeypatch, program):
     """The plan's models are nowhere, and whoever loads a target says so."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr("yggdrasil.runtime.loading.load_model", loading)
@@ -78,13 +66,11 @@ def test_prompts_are_read_before_a_model_is_loaded(folder, arguments, monkeypatc
     if arguments[0] == "export":
         arguments = ["export", "counted", "--to", "llama-server", "--url", "http://127.0.0.1:1", "--prompts"]
     more = ["--text"] if arguments[0] == "report" else []
-    monkeypatch.setattr(sys, "argv", ["yggdrasil", *arguments, "bad.jsonl", *more])
 
-    with pytest.raises(SystemExit) as ended:
-        main()
+    code, _, err = program(*arguments, "bad.jsonl", *more)
 
-    assert ended.value.code == 2
-    assert "bad.jsonl, line 1" in capsys.readouterr().err
+    assert code == 2
+    assert "bad.jsonl, line 1" in err
 
 
 def loading(*arguments, **options):

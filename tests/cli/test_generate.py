@@ -1,13 +1,12 @@
 """``yggdrasil generate`` on a tiny pair: prompts told apart, bad ones passed over, ends explained."""
 
 import json
-import sys
+from functools import partial
 
 import pytest
 from tiny_pair import byte_tokenizer, chat_tokenizer
 
 from yggdrasil.cli import generate as command
-from yggdrasil.cli import main
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.tree.shape import TreeShape
@@ -23,20 +22,11 @@ def decoder(pair):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path, decoder):
+def run(monkeypatch, program, tmp_path, decoder):
     """Run the command in an empty folder; returns (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "open_decoder", lambda *_, **__: decoder)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["yggdrasil", "generate", "tiny", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        output = capsys.readouterr()
-        assert "Traceback" not in output.err
-        return ended.value.code, output.out, output.err
-
-    return run
+    return partial(program, "generate", "tiny")
 
 
 def written(folder, *lines):

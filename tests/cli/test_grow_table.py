@@ -1,12 +1,10 @@
 """``--grow-table`` reaches the decoder from every command that has it; without it nothing grows in ``serve``."""
 
 import importlib
-import sys
 
 import pytest
 
 from yggdrasil import pretrained
-from yggdrasil.cli import main
 from yggdrasil.cli import open_decoder as opening
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.serving import process
@@ -33,7 +31,7 @@ def test_a_decoder_grows_where_it_is_opened_so(monkeypatch, grows, has_table, ex
 
 @pytest.mark.parametrize("grows", [True, False, None])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_commands_pass_it_on(monkeypatch, capsys, name, grows):
+def test_commands_pass_it_on(monkeypatch, program, name, grows):
     asked = []
 
     def open_decoder(*_, **options):
@@ -42,20 +40,9 @@ def test_commands_pass_it_on(monkeypatch, capsys, name, grows):
 
     monkeypatch.setattr(importlib.import_module(f"yggdrasil.cli.{name}"), "open_decoder", open_decoder)
     monkeypatch.setattr(process, "run_server", lambda opening, *_: opening())
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "yggdrasil",
-            name,
-            "a/model",
-            *COMMANDS[name],
-            *([] if grows is None else [f"--{'' if grows else 'no-'}grow-table"]),
-        ],
-    )
-    with pytest.raises(SystemExit) as ended:
-        main()
+    option = () if grows is None else (f"--{'' if grows else 'no-'}grow-table",)
+    code, _, err = program(name, "a/model", *COMMANDS[name], *option)
 
     assert asked == [False if grows is None and name == "serve" else grows]
-    assert ended.value.code == 2
-    assert "enough was seen" in capsys.readouterr().err
+    assert code == 2
+    assert "enough was seen" in err

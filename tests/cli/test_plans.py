@@ -1,18 +1,16 @@
 """``yggdrasil plans``: short names of this machine's plans, what is wrong with a name, and how models are named."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 from made_up import write_artifacts
 
 from yggdrasil.artifacts import current_machine
-from yggdrasil.cli import main
 from yggdrasil.scheduling.plan import ModelRef, Plan
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(monkeypatch, program, tmp_path):
     """Run the program where two plans are; returns (exit code, stdout, stderr)."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("YGGDRASIL_CACHE", raising=False)
@@ -23,15 +21,7 @@ def run(monkeypatch, capsys, tmp_path):
     other = replace(Plan.load(path), name="theirs", machine=replace(current_machine(), cores=99))
     (tmp_path / "plans" / "theirs").mkdir()
     other.save(tmp_path / "plans" / "theirs" / f"{other.machine.slug}.yaml")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["yggdrasil", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        output = capsys.readouterr()
-        return ended.value.code, output.out, output.err
-
-    return run
+    return program
 
 
 def test_plans_are_a_table_of_short_names(run):

@@ -387,10 +387,7 @@ def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, docum
     table = Table.of(documents) if documents else None
     native, portable = (
         filled(
-            StatisticsDrafter(SCORER, table, native=is_wanted),
-            text,
-            drafted_tree(text, guesses, offers=offers),
-            depth,
+            StatisticsDrafter(SCORER, table, native=is_wanted), text, drafted_tree(text, guesses, offers=offers), depth
         )
         for is_wanted in (True, False)
     )

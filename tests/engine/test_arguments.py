@@ -172,10 +172,7 @@ def test_speculation_that_is_none(values, kind):
 def test_numbers_of_others_become_pythons_own(pair):
     """What reads them tests for those alone."""
     sampling = SamplingParams(
-        temperature=np.float32(1),
-        top_k=np.int64(5),
-        top_p=np.float64(0.5),
-        min_new_tokens=torch.tensor(2),
+        temperature=np.float32(1), top_k=np.int64(5), top_p=np.float64(0.5), min_new_tokens=torch.tensor(2)
     )
     assert [type(each) for each in (sampling.temperature, sampling.top_k, sampling.top_p)] == [float, int, float]
     assert sampling == SamplingParams(temperature=1.0, top_k=5, top_p=0.5, min_new_tokens=2)

@@ -135,11 +135,7 @@ def test_a_tokenizer_with_a_setting_of_another_type_is_refused_when_loaded(tmp_p
             r"config\.json is inconsistent: max_position_embeddings is 1\d+, not from 0 to",
         ),
         ("max_position_embeddings", "x", r"config\.json could not be read: Validation error for field 'max_pos.*'x'"),
-        (
-            "max_position_embeddings",
-            -1,
-            r"config\.json is inconsistent: max_position_embeddings is -1, not from 0",
-        ),
+        ("max_position_embeddings", -1, r"config\.json is inconsistent: max_position_embeddings is -1, not from 0"),
         ("num_hidden_layers", 10**5, r"config\.json is inconsistent: num_hidden_layers is 100000, more than"),
         ("num_hidden_layers", None, r"config\.json (could not be read|is inconsistent): \S"),
     ],
@@ -197,14 +193,8 @@ LAYER = "model.layers.0."
     [
         ({f"{LAYER}mlp.up_proj.weight": None}, r"lacks model\.layers\.0\.mlp\.up_proj\.weight: its weights"),
         ({"lm_head.weight": None}, r"lacks lm_head\.weight"),
-        (
-            {"model.layers.1.mlp.up_proj.weight": torch.zeros(16, 16)},
-            r"beyond what the model has, model\.layers\.1",
-        ),
-        (
-            {f"{LAYER}input_layernorm.weight": torch.zeros(8)},
-            r"misshapen .*norm\.weight \(\[8\], not \[16\]\)",
-        ),
+        ({"model.layers.1.mlp.up_proj.weight": torch.zeros(16, 16)}, r"beyond what the model has, model\.layers\.1"),
+        ({f"{LAYER}input_layernorm.weight": torch.zeros(8)}, r"misshapen .*norm\.weight \(\[8\], not \[16\]\)"),
     ],
 )
 def test_weights_that_are_not_the_models_are_named(tmp_path, changes, message):

@@ -1,15 +1,7 @@
 """Systems side by side: turns, ratios, and what counts as equal."""
 
 import pytest
-from bench_systems import (
-    Continuation,
-    EngineSystem,
-    Sample,
-    equality,
-    judge_by_replay,
-    run_systems,
-    summarise_systems,
-)
+from bench_systems import Continuation, EngineSystem, Sample, equality, judge_by_replay, run_systems, summarise_systems
 from tiny_pair import TEXT
 
 from yggdrasil.bench.compare import encode_prompts

@@ -74,10 +74,7 @@ def test_steps_that_verify_one_token_have_no_modes_to_compare(pair):
 
 @pytest.mark.parametrize(
     ("drafter", "rules"),
-    [
-        (Nobody(), ["off", "match, by plan", "match", *LOSSY_RULES]),
-        (None, ["off", "match, by plan"]),
-    ],
+    [(Nobody(), ["off", "match, by plan", "match", *LOSSY_RULES]), (None, ["off", "match, by plan"])],
     ids=["no model", "no drafter"],
 )
 def test_rules_that_have_nothing_to_decide_on_are_left_out(pair, drafter, rules):

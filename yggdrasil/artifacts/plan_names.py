@@ -72,8 +72,7 @@ def _there_is(path: Path) -> str:
     files = sorted(file.name for file in folder.glob("*.gguf")) if folder.is_dir() else []
     plans = sorted({entry.name for entry in list_plans()})
     near = get_close_matches(path.name, [*files, *plans], n=1)
-    listed = [
-        f"{what}: {listed(names, _MOST)}" for what, names in (("model files there", files), ("plans", plans)) if names
-    ]
+    kinds = (("model files there", files), ("plans", plans))
+    said = [f"{what}: {listed(names, _MOST)}" for what, names in kinds if names]
     hint = f"did you mean {near[0]}? " if near else ""
-    return hint + "; ".join([*listed, "a model is a folder, a .gguf file or a hub id (owner/name)"])
+    return hint + "; ".join([*said, "a model is a folder, a .gguf file or a hub id (owner/name)"])

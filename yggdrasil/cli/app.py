@@ -43,8 +43,7 @@ def _print_version(is_asked: bool) -> None:
 
 def _program(
     shows_version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the versions and exit."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the versions and exit.")
     ] = False,
 ) -> None:
     """Speculative tree decoding of language models: faster, with exactly the model's own output.

@@ -28,7 +28,7 @@ def calibrate(
             help="A draft model (folder, .gguf file or hub id); a draft head (folder, or yggdrasil:NAME for a shipped "
             "one); text, n-gram statistics of the request's text; table, of the target's own text (default: both); "
             "ngram, n-gram lookup; module:Class, your own class; none, plain decoding. Repeat it to combine several in "
-            "one tree.",
+            "one tree."
         ),
     ] = None,
     prompts: Annotated[
@@ -43,8 +43,7 @@ def calibrate(
         typer.Option(callback=checks.name, help="Name of the profile, predictor and plan. Default: the target's name."),
     ] = None,
     root: Annotated[
-        Path | None,
-        typer.Option(callback=checks.output_folder, help="Folder for profiles/, predictors/ and plans/."),
+        Path | None, typer.Option(callback=checks.output_folder, help="Folder for profiles/, predictors/ and plans/.")
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Dtype of target and drafter.", rich_help_panel=ARITHMETIC)] = "bfloat16",
     weights: Annotated[
@@ -113,8 +112,7 @@ def calibrate(
         ),
     ] = None,
     own_table: Annotated[
-        bool,
-        typer.Option("--own-table", help="Count only text of the target in its table, no shipped text."),
+        bool, typer.Option("--own-table", help="Count only text of the target in its table, no shipped text.")
     ] = False,
     keep_drafter: Annotated[
         bool,

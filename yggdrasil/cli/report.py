@@ -26,8 +26,7 @@ def report(
     ] = None,
     as_text: Annotated[bool, typer.Option("--text", help="Print the report.")] = False,
     csv: Annotated[
-        Path | None,
-        typer.Option("--csv", callback=checks.output_folder, help="Write every table into this folder."),
+        Path | None, typer.Option("--csv", callback=checks.output_folder, help="Write every table into this folder.")
     ] = None,
     prompts: Annotated[
         Path | None,

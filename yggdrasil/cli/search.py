@@ -23,8 +23,7 @@ def search(
         Literal["latency", "aal"], typer.Option(help="aal: maximise accepted length alone, for comparison.")
     ] = "latency",
     save_as: Annotated[
-        str | None,
-        typer.Option(callback=checks.name, help="Name of the plan to write. Default: the profile's."),
+        str | None, typer.Option(callback=checks.name, help="Name of the plan to write. Default: the profile's.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of best predictions to measure.")] = 10,
     limit: Annotated[int, typer.Option(min=1, help="Number of prompts, evenly spread over the file.")] = 8,

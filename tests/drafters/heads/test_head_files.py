@@ -4,13 +4,7 @@ import json
 
 import pytest
 import torch
-from head_files import (
-    Reference,
-    eagle_config,
-    published_tensors,
-    speculators_config,
-    write_head,
-)
+from head_files import Reference, eagle_config, published_tensors, speculators_config, write_head
 from torch.nn import functional
 
 from yggdrasil.drafters.heads.eagle.config import read_settings

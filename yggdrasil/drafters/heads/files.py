@@ -13,13 +13,7 @@ from yggdrasil.drafters.heads.eagle.config import HeadSettings, read_settings
 from yggdrasil.drafters.heads.eagle.eagle1 import FirstEagleHead
 from yggdrasil.drafters.heads.eagle.eagle3 import EagleHead
 from yggdrasil.drafters.heads.kinds import kind_of
-from yggdrasil.drafters.heads.tensors import (
-    drafted_tokens,
-    fill,
-    read_tensors,
-    refuse_others,
-    under_our_names,
-)
+from yggdrasil.drafters.heads.tensors import drafted_tokens, fill, read_tensors, refuse_others, under_our_names
 from yggdrasil.errors import YggdrasilError
 
 EMBEDDING = "embed_tokens.weight"

@@ -9,13 +9,7 @@ from torch import Tensor
 from yggdrasil.artifacts import parse_json, shown
 from yggdrasil.drafters.heads.kinds import MEDUSA_PREFIX
 from yggdrasil.drafters.heads.medusa.module import MedusaHeads, MedusaSettings
-from yggdrasil.drafters.heads.tensors import (
-    drafted_tokens,
-    fill,
-    read_tensors,
-    refuse_others,
-    under_our_names,
-)
+from yggdrasil.drafters.heads.tensors import drafted_tokens, fill, read_tensors, refuse_others, under_our_names
 from yggdrasil.errors import YggdrasilError
 
 _OWN_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
