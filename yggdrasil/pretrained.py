@@ -68,8 +68,9 @@ class Decoder(engine.Decoder):
             source: a checkpoint folder, GGUF file or hub id, or the name or file of a plan.
             drafter: "text" (n-gram statistics of the prompt), "table" (of text that the target wrote), "ngram" (prompt
                 look-up), "none", "module:Class" for your own class, or a draft model or draft head; a list combines
-                several in one tree. For a model, it selects the plan with these drafters; None: any. For a plan, only
-                "ngram" or "module:Class" is allowed, and replaces the plan's drafters.
+                several in one tree. For a model, a plan with these drafters is used (``find_plan``), or else made;
+                None: any calibrated plan, or else "text" and "table". For a plan, only "ngram" or "module:Class" is
+                allowed, and replaces the plan's drafters.
             dtype: arithmetic of the models, "bfloat16" or "float32"; None: the plan's, or "bfloat16" on first use.
             backend: how steps run, see ``Backend``; None: chosen automatically.
             force_machine: accept a plan that was calibrated on another machine.

@@ -110,8 +110,8 @@ def _offered_row(tree: TokenTree, read: int) -> dict[str, np.ndarray]:
 def hidden_states_of(runner: ModelRunner, text: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
     """Return the target's hidden states for every token of ``text``.
 
-    The first element is the last hidden states, [len(text), H] float32. The second maps layers that a drafter reads to
-    their states, [len(text), H] in the model's dtype. Runs eagerly, in chunks.
+    The first element is the last hidden states, [len(text), H] float32 on the CPU. The second maps layers that a
+    drafter reads to their states, [len(text), H] in the model's dtype and on its device. Runs eagerly, in chunks.
     """
     device = runner.loaded.device
     states: list[Tensor] = []
