@@ -114,9 +114,9 @@ class LevelDrafter(ABC):
             self._tree.draws[0] = draw_key(seed)
 
     def head(self) -> None:
-        """Run the head draft: the committed tokens not yet run.
+        """Run the head draft: the drafter runs the committed tokens that it has not run yet.
 
-        The last becomes the tree's root, its candidates join the pool.
+        The last of them becomes the tree's root, and its candidates join the pool.
         """
         self._note_length(self._num_certain)
         self._draft_head()

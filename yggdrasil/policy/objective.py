@@ -73,9 +73,7 @@ class Decision(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Kind of iteration, by which regret budgets and latency scales are kept: "plain", "model_free" or
-        "drafted".
-        """
+        """Kind of iteration, "plain", "model_free" or "drafted", which selects regret budget and latency scale."""
         if self.is_drafting:
             return "drafted"
         return "model_free" if self.shape.depth else "plain"
@@ -120,7 +118,8 @@ class PassValues:
         Width 1 keeps its measured time. ``bound`` is updated in place, because C++ keeps its address.
 
         Args:
-            factors: latency scale of each verify width, at least V.
+            factors: latency scales, in the order of the verify widths; entries from V on are not used, nor is the
+                first.
             correction: factor on the accepted tokens that ``bound`` expects.
         """
         bound = self.bound
@@ -194,8 +193,9 @@ class ShapeTable:
         return total
 
     def best_tree(self, survival: FloatArray) -> Decision:
-        """Return the tree shape with the highest objective value, and its expected tokens, as a decision without a
-        time.
+        """Return the tree shape with the highest objective value, with its expected tokens, as a decision.
+
+        Its ``milliseconds`` are 0.
 
         Args:
             survival: [D]; ``survival[d - 1]`` is P(accepted length >= d).
@@ -257,11 +257,11 @@ class DraftedTrees:
         return self._depth is not None
 
     def typical(self, here: int, model_free: Decision | None) -> Decision:
-        """Return the best shape for the calibration's mean acceptance, and its expected tokens, as a decision without a
-        time.
+        """Return the best shape for the calibration's mean acceptance, with its expected tokens, as a decision.
 
-        A drafted tree also contains the model-free drafts. If ``model_free`` could be verified alone, the expected
-        tokens are its own plus those that drafting adds, which are fewer the more ``model_free`` expects.
+        Its ``milliseconds`` are 0. A drafted tree also contains the model-free drafts. If ``model_free`` could
+        be verified alone, the expected tokens are its own plus those that drafting adds, which are fewer the more
+        ``model_free`` expects.
 
         Args:
             here: index into ``costs``, of the nearest context length.
@@ -274,10 +274,10 @@ class DraftedTrees:
         return Decision(shape, model_free.tokens + self._added_tokens / model_free.tokens)
 
     def best(self, features: Features, here: int) -> Decision:
-        """Return the best shape by the depth predictor, and its expected tokens, as a decision without a time.
+        """Return the best shape by the depth predictor, with its expected tokens, as a decision.
 
-        Without a depth predictor, ``features`` are not read, and the result is that of ``typical`` without model-free
-        drafts.
+        Its ``milliseconds`` are 0. Without a depth predictor, ``features`` are not read, and the result is that
+        of ``typical`` without model-free drafts.
 
         Args:
             features: of the current position.

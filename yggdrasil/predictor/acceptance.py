@@ -40,9 +40,7 @@ class AcceptanceCalibration:
 
     @classmethod
     def identity(cls) -> AcceptanceCalibration:
-        """Return the calibration whose acceptance estimate is the draft probability itself, clipped to 1e-4 ..
-        0.9999.
-        """
+        """Return the calibration whose acceptance estimate is the draft probability, clipped to 1e-4 to 0.9999."""
         return cls(_clip_increasing(KNOT_LOG_PROBABILITY))
 
     @classmethod

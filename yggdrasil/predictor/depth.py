@@ -61,9 +61,10 @@ class DepthPredictor:
         return np.multiply.accumulate(conditional, axis=-1, dtype=np.float32)
 
     def conditional_logits(self, features: Float32Array) -> Float32Array:
-        """Return the logits of P(length >= d | length >= d - 1) for d = 1 ..
+        """Return the logits of P(length >= d | length >= d - 1), [..., D] for depths d from 1 to D, ascending.
 
-        D, [..., D], from ``features`` [..., F].
+        Args:
+            features: [..., F] float32 input features.
         """
         if features.ndim == 1:
             # NOTE: a matrix product would start BLAS threads, which then spin on the cores that run the models.

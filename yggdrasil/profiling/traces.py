@@ -118,8 +118,9 @@ class TraceSet:
             yield int(start), int(stop)
 
     def accepted_length(self, width: int) -> npt.NDArray[np.int64]:
-        """Return each position's accepted length, without the bonus token, for trees of draft width ``width``, [P]
-        int64.
+        """Return the accepted length at each position for trees of draft width ``width``, [P] int64.
+
+        It does not count the bonus token.
         """
         lengths: npt.NDArray[np.int64] = (self.depth[width] * self.hit[width]).max(axis=1).astype(np.int64)
         return lengths

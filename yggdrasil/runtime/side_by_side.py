@@ -47,9 +47,7 @@ class Rows:
         self._layers_attended = 0
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the KV entries of the first ``length`` tokens of text ``source`` to text ``target``; both are
-        indices.
-        """
+        """Copy the KV entries of the first ``length`` tokens of the text with index ``source`` to text ``target``."""
         for caches in self._caches:
             for cache in caches:
                 cache[target, :, :length] = cache[source, :, :length]

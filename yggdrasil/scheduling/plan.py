@@ -90,9 +90,7 @@ class ModelRef:
             raise ValueError(f"threads must be 0 to {MOST_THREADS}, got {self.threads}")
 
     def path(self) -> str:
-        """Return the path or hub id to load: ``source``, its prefix ``yggdrasil:`` or ``cache:`` resolved to a
-        folder.
-        """
+        """Return the path or hub id to load: ``source`` with a prefix ``yggdrasil:`` or ``cache:`` resolved."""
         return resolve_source(self.source)
 
 

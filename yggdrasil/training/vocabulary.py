@@ -9,7 +9,11 @@ from yggdrasil.training.windows import Window
 
 
 def draft_vocabulary(windows: Sequence[Window], vocab_size: int, most: int = DRAFT_VOCABULARY) -> Tensor:
-    """Return the ``most`` most frequent tokens of the training text, [Vd] int64 ascending; all if it has no more."""
+    """Return the ``most`` most frequent tokens of the training text, or all tokens if there are no more.
+
+    Returns:
+        Their ids, [Vd] int64 ascending.
+    """
     return Vocabulary.of(map(_text, windows), vocab_size, most).tokens
 
 

@@ -96,7 +96,10 @@ class Nodes:
         ancestors[node, node] = True
 
     def clear(self) -> None:
-        """Mark the buffers' entries from ``size`` on, where nodes of an earlier tree may be, as no nodes."""
+        """Give the entries of the tree's buffers from ``size`` on the score -inf: no node exists there.
+
+        Nodes of an earlier tree may be in them.
+        """
         self._buffers[3][self.size :] = NO_SCORE
         ancestors = self._buffers[5]
         ancestors[self.size :] = torch.eye(self.capacity, dtype=torch.bool)[self.size :]

@@ -197,7 +197,20 @@ class _NativeStatistics:
         self._counts.set_grow_buffers(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:
-        """Append committed tokens and grow a tree below the last token; see ``PortableStatistics.grow``."""
+        """Append committed tokens to the text, and grow a tree below its last token, best candidates first.
+
+        Args:
+            certain: token ids to append and count.
+            depth: the most levels.
+            root: index of the text's last token in the request, counted from the first token of the prompt.
+            bound: early-stopping bound of the policy.
+
+        Returns:
+            The number of nodes, root included.
+
+        Raises:
+            RuntimeError: there is no text.
+        """
         numbers = self._mail.numbers
         if bound is not self._bound:
             self._counts.grow_for(*bound.buffer_info())
@@ -213,11 +226,28 @@ class _NativeStatistics:
         return size
 
     def set_fill_buffers(self, *buffers: Tensor) -> None:
-        """Set the buffers of ``fill``; see ``PortableStatistics.set_fill_buffers``."""
+        """Set the buffers of ``fill``, given in this order.
+
+        They are those of ``TokenTree.node_tensors``, then the tree's pool_tokens and pool_scores.
+        """
         self._counts.set_fill_buffers(*buffers, self._fill_mail.tensor)
 
     def fill(self, depth: int, root: int, bound: StoppingBound) -> int:
-        """Extend a tree that another drafter has grown; see ``PortableStatistics.fill``."""
+        """Extend a tree that another drafter has grown below the text's last token with the best continuations.
+
+        ``PortableStatistics.fill`` says how the two estimates are combined.
+
+        Args:
+            depth: the most levels.
+            root: index of the text's last token in the request, counted from the first token of the prompt.
+            bound: early-stopping bound of the policy.
+
+        Returns:
+            The number of nodes, root included.
+
+        Raises:
+            RuntimeError: there is no text.
+        """
         numbers = self._fill_mail.numbers
         numbers[0], numbers[1], (numbers[2], numbers[3]) = depth, root, bound.buffer_info()
         if (size := self._fill()) < 0:

@@ -164,8 +164,9 @@ class PortableStatistics:
         return self._complete(nodes, depth, open_guesses, stopping)
 
     def set_fill_buffers(self, *buffers: Tensor) -> None:
-        """Set the buffers of ``fill``: those of ``TokenTree.node_tensors``, then the tree's pool_tokens and
-        pool_scores.
+        """Set the buffers of ``fill``, given in this order.
+
+        They are those of ``TokenTree.node_tensors``, then the tree's pool_tokens and pool_scores.
         """
         self._fill_buffers = buffers
 

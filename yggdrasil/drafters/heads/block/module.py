@@ -42,7 +42,13 @@ class BlockHead(DraftingVocabulary):
             self.register_buffer("d2t", torch.zeros(settings.draft_vocab_size, dtype=torch.int64))
 
     def restrict_to(self, tokens: Tensor, rows: Callable[[nn.Module | None], nn.Module]) -> None:
-        """Restrict drafting to the token ids ``tokens``; see ``DraftingVocabulary.restrict_to``."""
+        """Restrict drafting to the token ids ``tokens``: the settings, LM head, ``d2t`` and successor head change.
+
+        Args:
+            tokens: [Vd] int64 token ids of the target, ascending.
+            rows: returns a layer over ``tokens`` alone, given the LM head over all tokens; given None, from the
+                target's.
+        """
         super().restrict_to(tokens, rows)
         if self.successors is not None:
             self.successors.following = nn.Parameter(self.successors.following[tokens], requires_grad=False)
