@@ -18,7 +18,7 @@ OUTPUTS = ("prompts.jsonl/below", "/proc/no/such", f"{LONG}/{LONG}", "")
 LIST_NAMES = {
     "draft_widths", "verify_widths", "contexts", "max_length", "budget", "expansion", "temperatures",
 }  # fmt: skip
-OUTPUT_FILES, OUTPUT_FOLDERS = {"dump_mismatches"}, {"root", "csv"}
+OUTPUT_FILES, OUTPUT_FOLDERS = {"dump_mismatches"}, {"root", "csv", "train"}
 # Texts that mean something only if they fit, by the option's name.
 _NAMES = ("no-such", "../up", "", "a\nb", LONG)
 _MODELS = ("no/such", "prompts.jsonl", "", LONG, "plans")

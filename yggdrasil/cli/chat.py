@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from yggdrasil.cli import sampling as opt
-from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say
-from yggdrasil.cli.shared_options import ModelArgument, opening_options, opens_decoder
+from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say, train_beside
+from yggdrasil.cli.shared_options import ModelArgument, TrainOption, opening_options, opens_decoder
 from yggdrasil.errors import ContextFull, Terminated, YggdrasilError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def chat(
     stats: Annotated[bool, typer.Option("--stats", help="Print a line of figures after each answer.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 1024,
     stop: Annotated[list[str] | None, typer.Option(help="End an answer before this text; can be repeated.")] = None,
+    train: TrainOption = None,
     **options: Any,
 ) -> None:
     """Chat with a model, in its own chat template. Reads questions from the terminal, or line by line from a pipe."""
@@ -45,6 +46,8 @@ def chat(
         max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.named_sampling(options)
     )  # checked before the model is loaded
     decoder = open_decoder(source, **opening_options(options), chat=True)
+    if train is not None:
+        train_beside(decoder, train)
     settings = replace(settings, sampling=_sampling(decoder, options))
     if settings.sampling.needs_logits:
         prepare_logits(decoder)

@@ -1,6 +1,7 @@
 """Opens the decoder or finds the plan of a command's argument MODEL."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from yggdrasil.artifacts.machine import may_have_accelerator
@@ -106,6 +107,24 @@ def plan_of(source: str) -> str:
     if path is None:
         raise YggdrasilError(f"{source} has no plan on this machine yet; make one with `yggdrasil calibrate {source}`")
     return str(path)
+
+
+def train_beside(decoder: "Decoder", out: Path) -> None:
+    """Start training a head for the decoder's target in the folder ``out``, beside use, and say so."""
+    from yggdrasil.artifacts import shown
+    from yggdrasil.training.beside import start_training
+
+    started = start_training(decoder, out)
+    say(
+        f"a head is trained in {shown(out)} at low priority while this command runs (process {started.process}, log "
+        f"{shown(started.log)}); answers are kept beside it for the next start"
+    )
+    if started.is_unmeasured and decoder.plan is not None:
+        target = decoder.plan.target.source
+        say(
+            f"no plan has measured the head in {shown(out)}; after this command, `yggdrasil calibrate {target} --quick "
+            f"--drafter {shown(out)} --drafter table --name NAME` keeps it where it pays, and later starts use it then"
+        )
 
 
 def prepare_logits(decoder: "Decoder") -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from yggdrasil.arguments import check_package
-from yggdrasil.cli.open_decoder import check_source, open_decoder, prepare_logits, say
-from yggdrasil.cli.shared_options import ModelArgument, opening_options, opens_decoder
+from yggdrasil.cli.open_decoder import check_source, open_decoder, prepare_logits, say, train_beside
+from yggdrasil.cli.shared_options import ModelArgument, TrainOption, opening_options, opens_decoder
 from yggdrasil.errors import YggdrasilError, first_line
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def serve(
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Decode greedily by default, not with the model's recommended sampling.")
     ] = False,
+    train: TrainOption = None,
     **options: Any,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, and a chat page at /. One request is decoded at a time."""
@@ -71,6 +72,8 @@ def serve(
 
     def opened() -> "Decoder":
         decoder = open_decoder(source, **opening_options(options))
+        if train is not None:
+            train_beside(decoder, train)
         if public_pool:
             decoder.pool_texts()
         if not greedy:

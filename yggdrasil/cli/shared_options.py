@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -24,6 +25,14 @@ BackendOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force-machine", help="Use a plan of another machine; it may be slower.")]
 ChatOption = Annotated[
     bool, typer.Option("--chat", help="Wrap plain prompts as a user turn in the model's chat template.")
+]
+
+TrainOption = Annotated[
+    Path | None,
+    typer.Option(
+        callback=checks.output_folder,
+        help="Keep the answers, and train a draft head on them in this folder, at low priority beside use.",
+    ),
 ]
 
 

@@ -1,6 +1,8 @@
 """The ``Decoder``: generates text with one target, opened from a plan or built from an ``Assembly`` and a policy."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -59,6 +61,7 @@ class Decoder:
         self.tolerance: float | None = None  # in logits, from ``yggdrasil parity``; None: not measured
         self._turns, self._preparing = RequestLock(), Lock()
         self._policies = PolicyPerSetting()
+        self._answers: Path | None = None  # file to which requests are appended
 
     @classmethod
     def from_plan(  # noqa: PLR0913 - one argument for each option
@@ -214,6 +217,9 @@ class Decoder:
     def _use_finished(self, prompt: list[int], answer: list[int], trace: Trace) -> None:
         """Update n-gram table and estimates by a finished request with a lossless rule."""
         self._table.add(prompt, answer)
+        if self._answers is not None and answer:
+            with suppress(OSError), self._answers.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"prompt": prompt, "answer": answer}) + "\n")
         if self._estimates is not None:
             self._estimates.add(trace)
 
@@ -279,6 +285,10 @@ class Decoder:
             raise YggdrasilError("this decoder has no n-gram table that could grow; calibrate one with --drafter table")
         folder = answers_folder(self.plan.target.fingerprint, self.plan.target.weights)
         finalize(self, self._table.count_answers(folder))
+
+    def keep_answers(self, file: Path) -> None:
+        """Append prompt and answer of later lossless requests to ``file``, JSON lines of token ids."""
+        self._answers = file
 
     def _prepare(
         self, prompt: Sequence[int], sampling: SamplingParams, speculation: Speculation, eos: frozenset[int]

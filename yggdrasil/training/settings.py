@@ -26,16 +26,22 @@ class TrainSettings:
     threads: int = 0  # 0: one per core
     start: Path | None = None  # an EAGLE-3 head from whose weights to start
     device: DeviceName = "cpu"  # of target and drafter
+    is_beside_use: bool = False  # reads the shipped answers too, and generates nothing
 
     @property
     def generates(self) -> bool:
         """Whether the target generates text to train on: always without ``texts``, else with prompts or ``tokens``."""
-        return not self.texts or bool(self.prompts) or self.tokens is not None
+        return not (self.texts or self.is_beside_use) or bool(self.prompts) or self.tokens is not None
 
     @property
     def work(self) -> Path:
         """Folder with the state from which an interrupted or repeated training resumes: ``OUT.training``."""
         return self.out.with_name(self.out.name + ".training")
+
+    @property
+    def answers(self) -> Path:
+        """File of the answers that a decoder has kept to train on, JSON lines of token ids; it may not exist."""
+        return self.work / "answers.jsonl"
 
 
 class Teller(Protocol):

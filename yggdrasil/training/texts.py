@@ -4,6 +4,7 @@ The target reads such text in one forward pass per batch, which takes far less t
 """
 
 import json
+import lzma
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from yggdrasil.arguments import check_text
 from yggdrasil.calibration.own_text import ANSWER, Document
 from yggdrasil.checkpoints.tokenizer import Tokenizer
+from yggdrasil.drafters.statistics.shipped_table import ANSWERS
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.prompts import as_messages, encode_chat, encode_prompt
 from yggdrasil.training.settings import CONTEXT
@@ -40,6 +42,11 @@ def read_texts(files: Sequence[Path], tokenizer: Tokenizer) -> list[Document]:
             raise YggdrasilError(f"--texts {file} has no text; give another file")
         found += documents
     return found
+
+
+def read_shipped_answers(tokenizer: Tokenizer) -> list[Document]:
+    """Return the answers of a chat model that the package includes, one after another, as documents of plain text."""
+    return list(_pieces("\n\n".join(json.loads(lzma.decompress(ANSWERS.read_bytes()))), tokenizer))
 
 
 def _conversations(file: Path, text: str, tokenizer: Tokenizer) -> Iterator[Document]:

@@ -22,7 +22,7 @@ from yggdrasil.training.run import TrainingRun
 from yggdrasil.training.settings import Teller, TrainSettings
 from yggdrasil.training.start import load_start_head
 from yggdrasil.training.state import KeptTraining
-from yggdrasil.training.texts import read_texts
+from yggdrasil.training.texts import read_shipped_answers, read_texts
 from yggdrasil.training.windows import Split, split
 
 _LEAST_DOCUMENTS = 8
@@ -39,9 +39,7 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
         YggdrasilError: the target is unsupported, prompts or texts cannot be read, or ``out`` has files of another
             origin.
     """
-    check_writable(settings.out, is_folder=True)
-    if not (is_free(settings.out) or is_ours(settings.out)):
-        raise YggdrasilError(f"--out {shown(settings.out)} holds other files than a drafter; name another folder")
+    check_out(settings.out)
     if settings.kind != "eagle3" and settings.start is not None:
         raise YggdrasilError(f"--start names an EAGLE-3 head, not one of --kind {settings.kind}; leave one of them out")
     device = open_device(settings.device)
@@ -49,6 +47,9 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     source = Source.find(settings.target)
     tokenizer = load_tokenizer(source)
     prompts, texts = _prompts(settings, tokenizer), read_texts(settings.texts, tokenizer)
+    texts += read_documents(settings.answers, len(tokenizer))
+    if settings.is_beside_use:
+        texts += read_shipped_answers(tokenizer)
     torch.set_num_threads(settings.threads or current_machine().cores)
     with locked(settings.work.with_name(settings.work.name + ".lock"), f"a training of {shown(settings.out)}"):
         kept = _kept(settings, source, teller)
@@ -67,6 +68,13 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
         loaded = load_model(source, torch.bfloat16, device, torch.get_num_threads(), pack=False)
         TrainingRun(loaded, source, settings, parts, kept, teller).train_until(deadline)
     return settings.out
+
+
+def check_out(out: Path) -> None:
+    """Raise YggdrasilError if no drafter can be written to the folder ``out``, or it has files of another origin."""
+    check_writable(out, is_folder=True)
+    if not (is_free(out) or is_ours(out)):
+        raise YggdrasilError(f"--out {shown(out)} holds other files than a drafter; name another folder")
 
 
 def _kept(settings: TrainSettings, source: Source, teller: Teller) -> KeptTraining | None:
