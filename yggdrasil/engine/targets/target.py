@@ -332,9 +332,18 @@ class NativeVerifyStep(VerifyStep):
         chosen: Tensor,
         *tree_buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run and accept as ``VerifyStep.forward``, in fewer calls.
+        """Run nodes of a tree through the target, write their KV entries, and accept the path of argmax tokens.
 
-        Every call must pass the same buffers. The next call overwrites the summary.
+        Arguments and results are those of ``VerifyStep.forward``, with fewer calls in between. Every call must pass the
+        same buffers as the first. The next call overwrites the summary.
+
+        Args:
+            root: [1] int64, the root's index in the request, counted from the first prompt token.
+            chosen: [W] int64, node indices in any order.
+            tree_buffers: ``TokenTree.tensors``.
+
+        Returns:
+            (summary [2 + 4W] int64, hidden [W, H] float32, [W, H] of each layer that a drafter reads)
         """
         if self._rows is None:  # every call has the buffers with which the step was defined
             tree = TokenTree(*tree_buffers)
