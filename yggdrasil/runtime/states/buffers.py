@@ -114,8 +114,7 @@ class StateBuffers:
         return [part[number] for part in parts if part]
 
     def commit(self, start: int, rows: Sequence[int], num_threads: int) -> None:
-        """Update the recurrent states in place by the accepted ``rows`` of the last pass; call it at most once per
-        pass.
+        """Update the recurrent states in place by the accepted ``rows`` of the last pass, at most once per pass.
 
         Args:
             start: number of committed tokens before the pass.
