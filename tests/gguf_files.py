@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from tiny import tiny_config
+from tiny import sharpened, tiny_config
 from tiny_pair import byte_tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -32,11 +32,7 @@ def tiny_model(family, **changes):
     config = tiny_config(family)
     for name, value in (_ALWAYS.get(family, {}) | changes).items():
         setattr(config, name, value)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4) if parameter.ndim >= 2 else parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return sharpened(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), 4, noise=0.3)
 
 
 def write_gguf(path, model, family="llama", kind=Kind.F32, *, tokens=True, facts=None, leave_out=(), more=None):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from other_heads import StateTwin
 from safetensors.torch import load_file, save_file
+from tiny import sharpened
 from tiny_pair import VOCAB_SIZE
 from torch.nn import functional
 from transformers import (
@@ -87,12 +88,8 @@ PROJECTIONS = {
 def tiny_target(family):
     """A random model of the family whose choices differ from place to place."""
     torch.manual_seed(0)
-    model = _MODELS[family]().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.mul_(3)
-        model.get_output_embeddings().weight.mul_(30)
+    model = sharpened(_MODELS[family]().eval(), 3)
+    model.get_output_embeddings().weight.data.mul_(30)
     return model
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 import transformers
+from tiny import sharpened
 from tiny_pair import VOCAB_SIZE, OracleDrafter, byte_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -133,7 +134,5 @@ class RecurrentModel(NamedTuple):
 def recurrent_model(family):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(recurrent_config(family), dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3) if parameter.ndim >= 2 else parameter.add_(torch.randn_like(parameter) / 4)
+    sharpened(model, 3, noise=0.25)
     return RecurrentModel(prepare_model(copy.deepcopy(model), family, 1), model)

@@ -119,15 +119,21 @@ def tiny_config(family):
     return getattr(transformers, name)(**arguments)
 
 
-def tiny_model(family):
-    """A random model of ``family``; its matrices are enlarged so that its choices differ from place to place."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.mul_(4)
+@torch.no_grad()
+def sharpened(model, factor, noise=0.0):
+    """Enlarge the model's matrices, so that its choices differ from place to place; ``noise`` is added to vectors."""
+    for parameter in model.parameters():
+        if parameter.ndim >= 2:
+            parameter.mul_(factor)
+        elif noise:
+            parameter.add_(noise * torch.randn_like(parameter))
     return model
+
+
+def tiny_model(family):
+    """A random model of ``family`` with sharp choices."""
+    torch.manual_seed(0)
+    return sharpened(AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32).eval(), 4)
 
 
 @cache
@@ -160,9 +166,4 @@ def new_model(family, dtype, **changes):
         setattr(config, name, list(value) if isinstance(value, tuple) else value)
     if getattr(config, "layer_types", None) and "layer_types" not in changes:
         config.layer_types = config.layer_types[:1] * LAYERS
-    model = type(tiny_model(family))(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.mul_(4) if parameter.ndim >= 2 else parameter.add_(torch.randn_like(parameter) / 4)
-            assert name
-    return model.to(dtype)
+    return sharpened(type(tiny_model(family))(config).eval(), 4, noise=0.25).to(dtype)

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 from recurrent_models import recurrent_model
+from tiny import sharpened
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from yggdrasil.calibration.row_writer import RowWriter, Task, rows_that_fit
@@ -28,12 +29,7 @@ def models():
     made = []
     for _ in range(2):
         torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim >= 2:
-                    parameter.mul_(4)
-        made.append(model)
+        made.append(sharpened(LlamaForCausalLM(LlamaConfig(**sizes)).eval(), 4))
     return prepare_model(made[0], "llama", num_threads=1, pack=False), made[1]
 
 

@@ -10,7 +10,7 @@ from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 from test_experts import native_only
 from test_gguf import logits, own_cache, own_logits  # noqa: F401  (the cache is a fixture)
-from tiny import tiny_config
+from tiny import sharpened, tiny_config
 from transformers import AutoModelForCausalLM
 
 from yggdrasil.checkpoints.formats.kinds import Format
@@ -38,8 +38,7 @@ def published(tmp_path):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(tiny_config("gpt_oss"), dtype=torch.float32).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4) if parameter.ndim >= 2 else parameter.add_(0.3 * torch.randn_like(parameter))
+        for parameter in sharpened(model, 4, noise=0.3).parameters():
             parameter.copy_(parameter.bfloat16())
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from recurrent_models import recurrent_model
-from tiny import FAMILIES, tiny_config, tiny_model
+from tiny import FAMILIES, sharpened, tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, BartConfig, BartForCausalLM
 
 from yggdrasil.errors import YggdrasilError
@@ -39,11 +39,7 @@ def test_random_configurations_are_not_refused(family):
         config.eos_token_id = config.bos_token_id = 1
         torch.manual_seed(draw.randrange(1000))
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        factor = draw.choice([0.1, 1, 8, 30])
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim >= 2:
-                    parameter.mul_(factor)
+        sharpened(model, draw.choice([0.1, 1, 8, 30]))
         check_tree_attention(prepare_model(model.to(draw.choice([torch.float32, torch.bfloat16])), family, 1))
 
 
@@ -54,11 +50,7 @@ def test_rounded_weights_are_not_refused(family, weights, tmp_path):
     """On blocks of few bits wide logits differ by several per cent between two right ways to compute them."""
     from yggdrasil.checkpoints.formats.rounding import rounding_to
 
-    model = tiny_model(family).to(torch.bfloat16)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.mul_(3)
+    model = sharpened(tiny_model(family).to(torch.bfloat16), 3)
     check_tree_attention(prepare_model(model, family, 1, quantise=rounding_to(weights, model)))
 
 

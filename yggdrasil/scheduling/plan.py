@@ -279,11 +279,7 @@ class Plan:
         Raises:
             ArtifactError: the file is missing, damaged, inconsistent or has unknown keys.
         """
-        content = dict(read_yaml(path, KIND, SCHEMA_VERSION))
-        for each in content.get("drafters") or ():
-            if isinstance(each, dict) and each.get("recycling") is False:  # an option of earlier versions
-                del each["recycling"]
-        return parse_dataclass(cls, content, str(path))
+        return parse_dataclass(cls, read_yaml(path, KIND, SCHEMA_VERSION), str(path))
 
 
 def resolve_source(source: str) -> str:
