@@ -172,7 +172,8 @@ def _own_answers(plan: Plan) -> list[Document]:
     own = read_documents(text_file(plan.target.fingerprint, plan.target.weights))
     if not own:
         raise YggdrasilError(
-            "there is no text of this target to simulate lookups on; give --prompts, and --url of a running server"
+            "there is no text of this target to simulate lookups on; calibrate it, which lets it write some, or give "
+            "--prompts, and --url of a running llama-server"
         )
     return spread_over(own, _OWN_DOCUMENTS)
 
