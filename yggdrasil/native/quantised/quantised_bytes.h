@@ -21,13 +21,19 @@ inline __m256i add_products_of_bytes(__m256i sums, __m256i values, __m256i input
 }
 #endif
 
-// Vectors whose products, two of them in each sum of 16 bits, cannot overflow.
+// Whether values are multiplied as words, two inputs at a time: sums of products of bytes would not fit words.
 template <typename F>
-constexpr int kAddedInWords = std::min(8, 32767 / (2 * 127 * F::kMost));
+constexpr bool kIsInWords = F::kBits == 8 && !kMultipliesBytes;
 
-// Whether bytes are multiplied as signed ones, four at a time.
-template <typename F, typename Side>
-constexpr bool kIsSigned = F::kBits == 8 && !kMultipliesBytes && !Side::kIsInWords;
+// Vectors of a chunk whose products are added up together: they have one multiple, and without VNNI fit words of 16 bits. Their
+// sum begins with what the offset takes from it, so it is that of values of either sign, no matter what overflows before.
+template <typename F>
+constexpr int vectors_together() {
+  const int of_one_multiple = F::kScaling == Scaling::halved ? 4 : 8, largest = std::max(F::kOffset, F::kMost - F::kOffset);
+  return kMultipliesBytes || kIsInWords<F> ? of_one_multiple : std::min(of_one_multiple, 32767 / (2 * 127 * largest));
+}
+template <typename F>
+constexpr int kChunkParts = 8 / vectors_together<F>();  // of a chunk
 
 // NOTE: additions of integers may come in any order, and GCC takes all products first, which leave the registers. A sum
 // that it cannot see through keeps them in turn.
@@ -36,73 +42,91 @@ constexpr bool kIsSigned = F::kBits == 8 && !kMultipliesBytes && !Side::kIsInWor
   return sum;
 }
 
-// Products of H halves of a side with R rows, those of nested formats times their multiples.
+[[gnu::always_inline]] inline __m256i spread_four(const int8_t* bytes) {
+  int32_t four;
+  std::memcpy(&four, bytes, sizeof four);
+  return _mm256_set1_epi32(four);
+}
+
+// What the sums of a part begin with.
+template <typename F>
+[[gnu::always_inline]] inline __m256i start_of(int32_t start) {
+  const __m256i all = _mm256_set1_epi32(start);
+  if constexpr (F::kOffset == 0) return _mm256_setzero_si256();
+  if constexpr (F::kIsNested) return all;
+  if constexpr (kMultipliesBytes) return _mm256_slli_epi32(all, F::kOffsetBits);
+  return kIsInWords<F> ? _mm256_madd_epi16(all, _mm256_set1_epi16(F::kOffset)) : _mm256_slli_epi16(all, F::kOffsetBits);
+}
+
+// Rows of bytes as words, vector 2v holding the first and third, 2v + 1 the second and fourth of inputs 4v to 4v + 3.
+inline void write_words(const int8_t* x, int64_t rows, int8_t* words) {
+  for (int64_t row = 0; row < rows; ++row, x += kChunk, words += 2 * kChunk) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+    const __m256i first = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), second = _mm256_srai_epi16(bytes, 8);
+    const __m256i low = _mm256_unpacklo_epi32(first, second), high = _mm256_unpackhi_epi32(first, second);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(words), _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(words + 32), _mm256_permute2x128_si256(low, high, 0x31));
+  }
+}
+
+// Sums of products of a part of a chunk of H halves of a side with R rows; x are the rows' bytes or words.
 template <typename F, int R, int H, typename Side>
-[[gnu::always_inline]] inline void multiply_chunk(const Side& side, int first_half, const int8_t* x, __m256i (&dots)[H][R]) {
-  constexpr int kVectors = Side::kIsInWords ? 16 : 8, kOfOneMultiple = F::kScaling == Scaling::halved ? 4 : 8;
-  if constexpr (F::kBits < 8) static_assert(8 % kAddedInWords<F> == 0, "the last products of a chunk are added up, too");
-  const __m256i zero = _mm256_setzero_si256();
-  __m256i partial[H][R];  // sums of a part of the chunk, of 32 bits with VNNI, else of 16
+[[gnu::always_inline]] inline void multiply_part(const Side& side, int part, int first_half, const int8_t* x, const int32_t* starts, __m256i (&sums)[H][R]) {
+  constexpr int kTogether = vectors_together<F>();
 #pragma GCC unroll 16
-  for (int h = 0; h < H; ++h)
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int h = 0; h < H; ++h) sums[h][r] = start_of<F>(starts[r]);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) partial[h][r] = dots[h][r] = zero;
+  for (int v = part * kTogether; v < (part + 1) * kTogether; ++v) {
+    __m256i wide[H];
+#pragma GCC unroll 2
+    for (int h = 0; h < H; ++h) wide[h] = side.wide(v, first_half + h);
+#pragma GCC unroll 2
+    for (int odd = 0; odd < (kIsInWords<F> ? 2 : 1); ++odd) {
+      __m256i values[H];
+#pragma GCC unroll 2
+      for (int h = 0; h < H; ++h)
+        values[h] = !kIsInWords<F> ? wide[h] : odd ? _mm256_srli_epi16(wide[h], 8) : _mm256_and_si256(wide[h], _mm256_set1_epi16(255));
 #pragma GCC unroll 16
-  for (int v = 0; v < kVectors; ++v) {
-    __m256i wide[H], size[H];
-#pragma GCC unroll 16
-    for (int h = 0; h < H; ++h) {
-      wide[h] = side.wide(v, first_half + h);
-      if constexpr (kIsSigned<F, Side>) {  // a byte of each sign: the product takes the size of one, the other its sign
-        wide[h] = _mm256_xor_si256(wide[h], _mm256_set1_epi8(-128));
-        size[h] = _mm256_abs_epi8(wide[h]);
-      }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      int32_t four;
-      std::memcpy(&four, x + 4 * (r * kVectors + v), sizeof four);
-      const __m256i inputs = _mm256_set1_epi32(four);
-#pragma GCC unroll 16
-      for (int h = 0; h < H; ++h) {
-        const auto multiples = [&]() __attribute__((always_inline)) { return F::kIsNested ? side.scales(first_half + h).multiples[v / 4] : _mm256_set1_epi16(1); };
+      for (int r = 0; r < R; ++r) {
+        const __m256i inputs = spread_four(kIsInWords<F> ? x + 4 * (16 * r + 2 * v + odd) : x + 4 * (8 * r + v));
+#pragma GCC unroll 2
+        for (int h = 0; h < H; ++h) {
 #ifdef YGG_SHORT_VNNI
-        __m256i& sums = F::kIsNested ? partial[h][r] : dots[h][r];
-        sums = add_products_of_bytes(sums, wide[h], inputs);
-        if (F::kIsNested && (v + 1) % kOfOneMultiple == 0)
-          dots[h][r] = _mm256_add_epi32(dots[h][r], _mm256_mullo_epi32(sums, multiples())), sums = zero;
+          sums[h][r] = add_products_of_bytes(sums[h][r], values[h], inputs);
 #else
-        if constexpr (kIsSigned<F, Side>) {
-          const __m256i products = _mm256_maddubs_epi16(size[h], _mm256_sign_epi8(inputs, wide[h]));
-          dots[h][r] = in_turn(_mm256_add_epi32(dots[h][r], _mm256_madd_epi16(products, multiples())));
-        } else if constexpr (Side::kIsInWords) {
-          dots[h][r] = in_turn(_mm256_add_epi32(dots[h][r], _mm256_madd_epi16(wide[h], inputs)));
-        } else {
-          partial[h][r] = in_turn(_mm256_add_epi16(partial[h][r], _mm256_maddubs_epi16(wide[h], inputs)));
-          if ((v + 1) % kAddedInWords<F> == 0)
-            dots[h][r] = in_turn(_mm256_add_epi32(dots[h][r], _mm256_madd_epi16(partial[h][r], multiples()))), partial[h][r] = zero;
-        }
+          sums[h][r] = in_turn(kIsInWords<F> ? _mm256_add_epi32(sums[h][r], _mm256_madd_epi16(values[h], inputs))
+                                             : _mm256_add_epi16(sums[h][r], _mm256_maddubs_epi16(values[h], inputs)));
 #endif
+        }
       }
     }
   }
 }
 
+// Sums of a part as numbers of 32 bits.
+template <typename F>
+[[gnu::always_inline]] inline __m256i whole_sums(__m256i sums) {
+  return kMultipliesBytes || kIsInWords<F> ? sums : _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+}
+
 // Adds a chunk of a side to the sums of R rows, eight or all of its outputs at a time; x are the rows' values.
 template <typename F, int R, int H, typename Side>
 [[gnu::always_inline]] inline void add_outputs(const Side& side, int first_half, const int8_t* x, uint8_t* input, int64_t rows, int64_t row, float* out) {
-  const int32_t* counts = InputChunk::counts(input, rows) + row;
+  const int32_t* starts = InputChunk::counts(input, rows) + row;
   const float *row_scales = InputChunk::scales(input, rows) + row, *row_sums = InputChunk::sums(input, rows) + row;
-  __m256i dots[H][R];
-  multiply_chunk<F, R, H>(side, first_half, x, dots);
-#pragma GCC unroll 16
+  __m256i parts[kChunkParts<F>][H][R];
+#pragma GCC unroll 2
+  for (int part = 0; part < kChunkParts<F>; ++part) multiply_part<F, R, H>(side, part, first_half, x, starts, parts[part]);
+#pragma GCC unroll 2
   for (int h = 0; h < H; ++h) {
     const HalfScales scales = side.scales(first_half + h);
     float* sums = out + (first_half + h) * kLanes / 2;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r, sums += kLanes) {
-      __m256i dot = dots[h][r];
-      if constexpr (F::kOffset != 0 && !kKeepsWords<F>) dot = _mm256_add_epi32(dot, _mm256_set1_epi32(counts[r] << F::kOffsetBits));
+      __m256i dot = whole_sums<F>(parts[0][h][r]);
+      if constexpr (kChunkParts<F> > 1) dot = _mm256_add_epi32(dot, whole_sums<F>(parts[1][h][r]));
       const __m256 scale = scales.scale * _mm256_broadcast_ss(row_scales + r);
       __m256 sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, _mm256_load_ps(sums));
       if constexpr (F::kHasMinimum) sum = _mm256_fmadd_ps(scales.minimum, _mm256_broadcast_ss(row_sums + r), sum);
@@ -114,20 +138,27 @@ template <typename F, int R, int H, typename Side>
 // The same of a chunk's products, times their multiples, and the sums of a group.
 template <typename F, int R, int H, typename Side>
 [[gnu::always_inline]] inline void add_multiples(const Side& side, int first_half, const int8_t* x, uint8_t* input, int64_t rows, int64_t row, int32_t* group) {
-  const int32_t* counts = InputChunk::half_counts(input, rows) + row;
-  __m256i dots[H][R];
-  multiply_chunk<F, R, H>(side, first_half, x, dots);
+#pragma GCC unroll 2
+  for (int part = 0; part < kChunkParts<F>; ++part) {
+    __m256i products[H][R];
+    multiply_part<F, R, H>(side, part, first_half, x, InputChunk::half_starts(input, rows, part) + row, products);
+#pragma GCC unroll 2
+    for (int h = 0; h < H; ++h) {
+      const __m256i multiples = side.scales(first_half + h).multiples[part];
+      auto* sums = reinterpret_cast<__m256i*>(group) + first_half + h;
 #pragma GCC unroll 16
-  for (int h = 0; h < H; ++h) {
-    const HalfScales scales = side.scales(first_half + h);
-    auto* sums = reinterpret_cast<__m256i*>(group) + first_half + h;
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r, sums += 2) {
-      __m256i sum = _mm256_add_epi32(dots[h][r], _mm256_load_si256(sums));
-      if constexpr (F::kOffset != 0) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(scales.offsets, _mm256_set1_epi32(counts[r])));
-      _mm256_store_si256(sums, sum);
+      for (int r = 0; r < R; ++r, sums += 2) {
+        const __m256i whole = kMultipliesBytes ? _mm256_mullo_epi32(products[h][r], multiples) : _mm256_madd_epi16(products[h][r], multiples);
+        _mm256_store_si256(sums, _mm256_add_epi32(whole, _mm256_load_si256(sums)));
+      }
     }
   }
+}
+
+// NOTE: where the compiler knows that this fills memory with zeros it calls memset, which takes longer.
+inline void clear(void* numbers, int64_t count) {
+  __m256i zero = in_turn(_mm256_setzero_si256());
+  for (int64_t i = 0; i < count; i += 8) _mm256_store_si256(reinterpret_cast<__m256i*>(static_cast<int32_t*>(numbers) + i), zero);
 }
 
 // A tile of `rows` rows, a multiple of R, meets a pair of panels: out [2, rows, lanes].
@@ -135,23 +166,24 @@ template <typename F, int R>
 void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t rows, float* out) {
   constexpr int64_t kShare = F::kGroup / F::kChunks;  // of the stream, fetched with every chunk
   // Registers hold the sums of all outputs of R rows where they are of one kind, beside constants that widen values.
-  constexpr int kHalves = kMultipliesBytes || F::kBits == 4 ? 2 : 1;
+  constexpr bool kIsWidenedOften = F::kBits == 5 || F::kBits == 6;
+  constexpr int kHalves = kMultipliesBytes || !kIsWidenedOften ? 2 : 1;
   constexpr int kKeptFrom = F::kBits == 6 ? 3 : 5;  // multiples of both halves leave too few registers to widen at each use
-  constexpr bool kKeeps = F::kBits > 4 || F::kIsNested;  // GCC itself keeps what little there is else
   typename KeptSide<F>::Memory memory;
-  alignas(32) int8_t words[kKeepsWords<F> ? kMostRows * 2 * kChunk : 1];
+  alignas(32) int8_t words[kIsInWords<F> ? kMostRows * 2 * kChunk : 1];
   alignas(32) int32_t sums[F::kIsNested ? 2 * kMostRows * kLanes : 1];  // of a group
-  std::fill(out, out + 2 * rows * kLanes, 0.0f);
+  clear(out, 2 * rows * kLanes);
   for (int64_t group = 0; group < groups; ++group, pair += F::kGroup) {
     uint8_t* first_chunk = input;
-    if constexpr (F::kIsNested) std::fill(sums, sums + 2 * rows * kLanes, 0);
+    if constexpr (F::kIsNested) clear(sums, 2 * rows * kLanes);
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
       for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(pair + chunk * kShare + kFetchAhead + line);
       const int8_t* x = InputChunk::values(input, rows);
-      if (kKeepsWords<F> && rows > R) write_words(x, rows, words);
+      if constexpr (kIsInWords<F>) write_words(x, rows, words);
       for (int p = 0; p < 2; ++p) {
         const PackedSide<F> packed{pair + F::header_place(p), pair + F::values_place(p, chunk), chunk};
-        const auto add_rows = [&]<int H>(const auto& side, const int8_t* values, int64_t row) __attribute__((always_inline)) {
+        const auto add_rows = [&]<int H>(const auto& side, int64_t row) __attribute__((always_inline)) {
+          const int8_t* values = kIsInWords<F> ? words + 2 * row * kChunk : x + row * kChunk;
           const int64_t place = (p * rows + row) * kLanes;
 #pragma GCC unroll 2
           for (int half = 0; half < 2; half += H) {
@@ -162,13 +194,13 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
             }
           }
         };
-        if (kKeeps && (rows > R || R >= kKeptFrom)) {
+        if (kIsWidenedOften && (rows > R || R >= kKeptFrom)) {
           const KeptSide<F> kept(packed, memory);
 #pragma GCC unroll 1
-          for (int64_t row = 0; row < rows; row += R) add_rows.template operator()<2>(kept, kKeepsWords<F> ? words + 2 * row * kChunk : x + row * kChunk, row);
+          for (int64_t row = 0; row < rows; row += R) add_rows.template operator()<2>(kept, row);
         } else {
 #pragma GCC unroll 1
-          for (int64_t row = 0; row < rows; row += R) add_rows.template operator()<kHalves>(packed, x + row * kChunk, row);
+          for (int64_t row = 0; row < rows; row += R) add_rows.template operator()<kHalves>(packed, row);
         }
       }
     }

@@ -27,12 +27,21 @@ struct InputChunk {
   static int32_t* half_counts(uint8_t* chunk, int64_t m) { return counts(chunk, m) + m; }
   // Blocks of 256 alone, in place of `counts`: two words, of the chunk before and of this one, where its number is odd.
   static int32_t* pair_counts(uint8_t* chunk, int64_t m) { return counts(chunk, m); }
+  // Vectors of 256 bits and blocks of 256 alone, in place of `sums` and `half_counts`: the sums of a half, negative, times the
+  // offset of Q6_K. Without VNNI these, and `counts`, are two words: the sums of the half's even and of its odd pairs of values.
+  static int32_t* half_starts(uint8_t* chunk, int64_t m, int half) { return counts(chunk, m) + (half ? m : -m); }
 };
 
 #if defined(YGG_AVX512) && defined(__AVX512VNNI__)
 #define YGG_VNNI 1
 #elif defined(YGG_AVX2) && (defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__)))
 #define YGG_SHORT_VNNI 1  // vectors of 256 bits, as processors for desktops and laptops have them
+#endif
+
+#ifdef YGG_SHORT_VNNI
+constexpr bool kMultipliesBytes = true;  // of any size, four at a time
+#else
+constexpr bool kMultipliesBytes = false;
 #endif
 
 // Rounds a block of up to four rows of a tile, from `row` on; where a number is not finite the row's scale is not a
@@ -87,26 +96,30 @@ void round_four(const float (&numbers)[4][Inputs], int64_t row, int64_t count, i
     before = whole;
   }
 }
-#else
+#elif defined(YGG_AVX2)
 inline int32_t words_of(int32_t low, int32_t high) { return (low & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(high) << 16); }
 
-// Writes what a chunk keeps of a row beside its values, whose halves have these sums; `before` is minus the sum of the
-// chunk before it, and then of this one.
+// Writes what a chunk keeps of a row beside its values; `before` is minus the sum of the chunk before it, and then of this one.
 template <int Inputs>
-void note_row(uint8_t* chunk, int64_t m, int64_t row, float scale, const int32_t (&halves)[2], int32_t& before) {
-  const int32_t whole = halves[0] + halves[1];
+void note_row(uint8_t* chunk, int64_t m, int64_t row, float scale, __m256i values, int32_t& before) {
+  __m256i words = _mm256_maddubs_epi16(_mm256_set1_epi8(1), values);
+  words = _mm256_add_epi16(words, _mm256_shuffle_epi32(words, 0x4e));
+  words = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_add_epi16(words, _mm256_shuffle_epi32(words, 0xb1)));
+  const __m256i numbers = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
+  const int32_t whole = _mm256_extract_epi32(numbers, 0) + _mm256_extract_epi32(numbers, 4);
   InputChunk::scales(chunk, m)[row] = scale;
-  InputChunk::sums(chunk, m)[row] = scale * static_cast<float>(whole);
-  InputChunk::counts(chunk, m)[row] = Inputs == kChunk ? -whole : words_of(before, -whole);
-  InputChunk::half_counts(chunk, m)[row] = words_of(-halves[0], -halves[1]);
-  before = -whole;
-}
-
-#ifdef YGG_AVX2
-// Sum of 16 bytes.
-inline int32_t sum_of(__m128i bytes) {
-  const __m128i far = _mm_xor_si128(bytes, _mm_set1_epi8(-128)), sums = _mm_sad_epu8(far, _mm_setzero_si128());
-  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+  if constexpr (Inputs == kChunk) {
+    const __m256i both = _mm256_add_epi16(words, _mm256_permute2x128_si256(words, words, 1));
+    InputChunk::sums(chunk, m)[row] = scale * static_cast<float>(-whole);
+    InputChunk::counts(chunk, m)[row] = kMultipliesBytes ? whole : _mm256_extract_epi32(both, 0);
+  } else {
+    constexpr int kBits = Q6_K::kOffsetBits;
+    const __m256i starts = kMultipliesBytes ? _mm256_slli_epi32(numbers, kBits) : _mm256_slli_epi16(words, kBits);
+    InputChunk::pair_counts(chunk, m)[row] = words_of(before, whole);
+    InputChunk::half_starts(chunk, m, 0)[row] = _mm256_extract_epi32(starts, 0);
+    InputChunk::half_starts(chunk, m, 1)[row] = _mm256_extract_epi32(starts, 4);
+  }
+  before = whole;
 }
 
 template <int Inputs>
@@ -132,8 +145,7 @@ void round_four(const float (&numbers)[4][Inputs], int64_t row, int64_t count, i
       const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packs take turns between halves of registers
       const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), in_order);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(InputChunk::values(chunk, m) + (row + r) * kChunk), bytes);
-      const int32_t halves[2] = {sum_of(_mm256_castsi256_si128(bytes)), sum_of(_mm256_extracti128_si256(bytes, 1))};
-      note_row<Inputs>(chunk, m, row + r, scale, halves, before);
+      note_row<Inputs>(chunk, m, row + r, scale, bytes, before);
     }
   }
 }
@@ -149,20 +161,19 @@ void round_four(const float (&numbers)[4][Inputs], int64_t row, int64_t count, i
     }
     const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
     const float scale = is_finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
-    int32_t before = 0;
     uint8_t* chunk = tile;
     for (int first = 0; first < Inputs; first += kChunk, chunk += m * InputChunk::kBytes) {
       int8_t* values = InputChunk::values(chunk, m) + (row + r) * kChunk;
-      int32_t halves[2] = {0, 0};
+      int32_t whole = 0;
       for (int i = 0; i < kChunk; ++i) {
         values[i] = is_finite ? static_cast<int8_t>(std::nearbyint(numbers[r][first + i] * inverse)) : 0;
-        halves[i / 16] += values[i];
+        whole += values[i];
       }
-      note_row<Inputs>(chunk, m, row + r, scale, halves, before);
+      InputChunk::scales(chunk, m)[row + r] = scale;
+      InputChunk::sums(chunk, m)[row + r] = scale * static_cast<float>(whole);
     }
   }
 }
-#endif
 #endif
 
 // The block of this number of a tile of m rows, of which there are `count`, the i-th of them row_of(i) of the input; inverses

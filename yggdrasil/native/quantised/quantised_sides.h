@@ -6,19 +6,6 @@
 namespace yggdrasil {
 
 #if defined(YGG_AVX2) && !defined(YGG_VNNI)
-#ifdef YGG_SHORT_VNNI
-constexpr bool kMultipliesBytes = true;  // of any size, four at a time
-#else
-constexpr bool kMultipliesBytes = false;
-#endif
-
-// What is kept of a side for all rows of a tile: scales and values, those of eight bits as words, two inputs in a vector
-// where there were four.
-template <typename F>
-constexpr bool kKeepsWords = F::kBits == 8 && !kMultipliesBytes;
-template <typename F>
-constexpr int kKeptVectors = kKeepsWords<F> ? 16 : 8;
-
 // Vector `vector` of a chunk, of eight outputs: its values from 0 on.
 template <typename F>
 [[gnu::always_inline]] inline __m256i widened(const uint8_t* values, int vector, int half) {
@@ -45,17 +32,24 @@ template <typename F>
 inline __m256 halves_to_floats(const uint8_t* halves) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))); }
 inline __m128i load_8(const uint8_t* bytes) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)); }
 
-// Of eight outputs of a chunk. Nested formats have multiples of the group's scale, for each half of the inputs; halved ones
-// both times the offset, in words.
+// Of eight outputs of a chunk. Nested formats have multiples of the group's scale, for each half of the inputs.
 struct HalfScales {
   __m256 scale, minimum;
-  __m256i multiples[2], offsets;
+  __m256i multiples[2];
 };
 
-// The same numbers as 32-bit ones, or in both words of them.
-[[gnu::always_inline]] inline __m256i in_both_words(__m256i numbers) {
-  const __m256i high = _mm256_slli_epi32(numbers, 16);
-  return kMultipliesBytes ? numbers : _mm256_or_si256(_mm256_srli_epi32(high, 16), high);
+// Eight numbers of a byte in 32 bits each, without VNNI in both words of them.
+template <bool IsSigned>
+[[gnu::always_inline]] inline __m256i load_multiples(const uint8_t* bytes) {
+  if constexpr (kMultipliesBytes) return IsSigned ? _mm256_cvtepi8_epi32(load_8(bytes)) : _mm256_cvtepu8_epi32(load_8(bytes));
+  const __m256i all = _mm256_broadcastq_epi64(load_8(bytes));
+  if constexpr (IsSigned) {  // each first comes to the high byte of a word
+    const __m256i high = _mm256_setr_epi64x(0x0180018000800080, 0x0380038002800280, 0x0580058004800480, 0x0780078006800680);
+    return _mm256_srai_epi16(_mm256_shuffle_epi8(all, high), 8);
+  }
+  const auto unset = static_cast<int64_t>(0x8000800080008000);
+  const __m256i low = _mm256_setr_epi64x(unset | 0x0001000100000000, unset | 0x0003000300020002, unset | 0x0005000500040004, unset | 0x0007000700060006);
+  return _mm256_shuffle_epi8(all, low);
 }
 
 template <typename F>
@@ -71,38 +65,16 @@ template <typename F>
     found.scale = halves_to_floats(header + 2 * (2 * chunk * kLanes + lane));
     found.minimum = halves_to_floats(header + 2 * ((2 * chunk + 1) * kLanes + lane));
   } else if constexpr (F::kScaling == Scaling::nested) {
-    const __m256i numbers = _mm256_cvtepu8_epi32(load_8(header + (4 + 2 * chunk) * kLanes + lane));
-    found.multiples[0] = found.multiples[1] = in_both_words(numbers);
+    found.multiples[0] = found.multiples[1] = load_multiples<false>(header + (4 + 2 * chunk) * kLanes + lane);
   } else {
-    __m256i numbers[2];
-    for (int i = 0; i < 2; ++i) {
-      numbers[i] = _mm256_cvtepi8_epi32(load_8(header + (2 + 2 * chunk + i) * kLanes + lane));
-      found.multiples[i] = in_both_words(numbers[i]);
-    }
-    found.offsets = _mm256_slli_epi16(_mm256_blend_epi16(numbers[0], _mm256_slli_epi32(numbers[1], 16), 0xaa), F::kOffsetBits);
+    for (int i = 0; i < 2; ++i) found.multiples[i] = load_multiples<true>(header + (2 + 2 * chunk + i) * kLanes + lane);
   }
   return found;
-}
-
-// The first and third, or the second and fourth, of every four signed bytes.
-[[gnu::always_inline]] inline __m256i words_of(__m256i bytes, int second) {
-  return _mm256_srai_epi16(second ? bytes : _mm256_slli_epi16(bytes, 8), 8);
-}
-
-// Rows of bytes as words, vector 2v holding the first and third, 2v + 1 the second and fourth of inputs 4v to 4v + 3.
-inline void write_words(const int8_t* x, int64_t rows, int8_t* words) {
-  for (int64_t row = 0; row < rows; ++row, x += kChunk, words += 2 * kChunk) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)), first = words_of(bytes, 0), second = words_of(bytes, 1);
-    const __m256i low = _mm256_unpacklo_epi32(first, second), high = _mm256_unpackhi_epi32(first, second);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(words), _mm256_permute2x128_si256(low, high, 0x20));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(words + 32), _mm256_permute2x128_si256(low, high, 0x31));
-  }
 }
 
 // A side of a chunk as it lies in memory: every use of a vector widens it.
 template <typename F>
 struct PackedSide {
-  static constexpr bool kIsInWords = false;
   const uint8_t *header, *values;
   int64_t chunk;
 
@@ -114,9 +86,8 @@ struct PackedSide {
 template <typename F>
 class KeptSide {
  public:
-  static constexpr bool kIsInWords = kKeepsWords<F>;
   struct Memory {
-    __m256i vectors[kKeptVectors<F>][2];
+    __m256i vectors[8][2];
     HalfScales scales[2];
   };
 
@@ -124,15 +95,12 @@ class KeptSide {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 16
-      for (int vector = 0; vector < kKeptVectors<F>; ++vector) {
-        const __m256i wide = side.wide(kIsInWords ? vector / 2 : vector, half);
-        memory.vectors[vector][half] = kIsInWords ? words_of(_mm256_xor_si256(wide, _mm256_set1_epi8(-128)), vector % 2) : wide;
-      }
+      for (int vector = 0; vector < 8; ++vector) memory.vectors[vector][half] = side.wide(vector, half);
       const HalfScales scales = side.scales(half);
       HalfScales& kept = memory.scales[half];
       if constexpr (F::kIsNested) {
         kept.multiples[0] = scales.multiples[0];
-        if constexpr (F::kScaling == Scaling::halved) kept.multiples[1] = scales.multiples[1], kept.offsets = scales.offsets;
+        if constexpr (F::kScaling == Scaling::halved) kept.multiples[1] = scales.multiples[1];
       } else {
         kept.scale = scales.scale;
         if constexpr (F::kHasMinimum) kept.minimum = scales.minimum;
@@ -145,7 +113,7 @@ class KeptSide {
   [[gnu::always_inline]] __m256i wide(int vector, int half) const { return memory_->vectors[vector][half]; }
   [[gnu::always_inline]] HalfScales scales(int half) const {
     const HalfScales& kept = memory_->scales[half];
-    return {kept.scale, kept.minimum, {kept.multiples[0], kept.multiples[F::kScaling == Scaling::halved]}, kept.offsets};
+    return {kept.scale, kept.minimum, {kept.multiples[0], kept.multiples[F::kScaling == Scaling::halved]}};
   }
 
  private:
