@@ -24,21 +24,14 @@ inline void tree_attention(const Tensor& query, const Tensor& key, const Tensor&
   seen.check(k.size(2), capacity);
   check_result(out, {1, rows, q.size(1), q.size(3)}, q.dtype());
 
-  const auto run = [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  with_rows_of(q, [&]<typename T>(T) {
     write_rows<T>(k, key_cache, seen.start);
     write_rows<T>(v, value_cache, seen.start);
     const AttentionOf<T> of{q.const_data_ptr<T>(), q.size(1), q.stride(1), q.stride(2), key_cache.const_data_ptr<T>(), value_cache.const_data_ptr<T>(),
                             key_cache.size(0), capacity, q.size(3), scale, softcap, wide_sinks.defined() ? wide_sinks.const_data_ptr<float>() : nullptr};
     const TreeAttention<T> attention(of, seen, rows, out.mutable_data_ptr<T>(), num_threads);
     parallel(attention.count(), num_threads, [&](int64_t begin, int64_t end) { attention.attend(begin, end); });
-  };
-  if (q.dtype() == DType::bfloat16) {
-    run(static_cast<BFloat16*>(nullptr));
-  } else {
-    YGG_CHECK(q.dtype() == DType::float32, "tree_attention serves bfloat16 and float32");
-    run(static_cast<float*>(nullptr));
-  }
+  });
 }
 
 }  // namespace yggdrasil

@@ -28,8 +28,7 @@ inline void rows_attention(const Tensor& query, const Tensor& keys, const Tensor
   const std::vector<std::vector<int64_t>> no_slots(group);  // a text's own keys are all in its cache
   check_result(out, q.sizes(), q.dtype());
 
-  const auto run = [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  with_rows_of(q, [&]<typename T>(T) {
     parallel(key_heads * tokens, num_threads, [&](int64_t begin, int64_t end) {
       std::vector<int64_t> first_key(group);
       for (int64_t unit = begin; unit < end; ++unit) {
@@ -54,13 +53,7 @@ inline void rows_attention(const Tensor& query, const Tensor& keys, const Tensor
         }
       }
     });
-  };
-  if (q.dtype() == DType::bfloat16) {
-    run(static_cast<BFloat16*>(nullptr));
-  } else {
-    YGG_CHECK(q.dtype() == DType::float32, "rows_attention serves bfloat16 and float32");
-    run(static_cast<float*>(nullptr));
-  }
+  });
 }
 
 }  // namespace yggdrasil

@@ -45,19 +45,12 @@ inline void best_tokens(const Tensor& logits, int64_t num_threads, const Tensor&
   const int64_t rows = input.size(0), size = input.size(1), stride = input.stride(0);
   check_result(best, {rows}, input.dtype());
   check_result(place, {rows}, DType::int64);
-  const auto run = [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  with_rows_of(input, [&]<typename T>(T) {
     parallel(rows, num_threads, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row)
         best_of_row(input.const_data_ptr<T>() + row * stride, size, best.mutable_data_ptr<T>() + row, place.mutable_data_ptr<int64_t>() + row);
     });
-  };
-  if (input.dtype() == DType::bfloat16) {
-    run(static_cast<BFloat16*>(nullptr));
-  } else {
-    YGG_CHECK(input.dtype() == DType::float32, "best_tokens serves bfloat16 and float32");
-    run(static_cast<float*>(nullptr));
-  }
+  });
 }
 
 }  // namespace yggdrasil

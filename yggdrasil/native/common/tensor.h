@@ -259,4 +259,12 @@ inline void check_result(const Tensor& result, Ints sizes, DType dtype) {
   YGG_CHECK(result.defined() && result.sizes() == sizes && result.dtype() == dtype && result.is_contiguous(), "a result has the sizes ", sizes, " and ", dtype);
 }
 
+// Calls run(T{}), where T is the dtype of the rows, bfloat16 or float32.
+template <typename Run>
+auto with_rows_of(const Tensor& rows, const Run& run) {
+  if (rows.dtype() == DType::bfloat16) return run(BFloat16{});
+  YGG_CHECK(rows.dtype() == DType::float32, "rows are bfloat16 or float32, not ", rows.dtype());
+  return run(0.0f);
+}
+
 }  // namespace yggdrasil

@@ -13,14 +13,6 @@
 
 namespace yggdrasil {
 
-// Calls run(T{}), where T is the dtype of the rows.
-template <typename Run>
-auto with_rows_of(const Tensor& rows, const Run& run) {
-  if (rows.dtype() == DType::bfloat16) return run(BFloat16{});
-  YGG_CHECK(rows.dtype() == DType::float32, "programs serve bfloat16 and float32");
-  return run(0.0f);
-}
-
 // Layers of one kind share a program, which reads the rows, the tensors shared by all layers, and the layer's own
 // tensors.
 struct LayerStack {

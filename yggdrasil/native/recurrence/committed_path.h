@@ -117,10 +117,7 @@ struct RecurrentStates {
     std::vector<int64_t> parents(path.size());
     for (size_t row = 0; row < path.size(); ++row) parents[row] = static_cast<int64_t>(row) - 1;
     const TreeSlots tree(Ints(parents), path.data());
-    if (!states.empty() && !path.empty()) {
-      YGG_CHECK(windows[0].dtype() == DType::bfloat16 || windows[0].dtype() == DType::float32, "a convolution has bfloat16 or float32 inputs");
-      windows[0].dtype() == DType::bfloat16 ? apply<BFloat16>(tree, num_threads) : apply<float>(tree, num_threads);
-    }
+    if (!states.empty() && !path.empty()) with_rows_of(windows[0], [&]<typename T>(T) { apply<T>(tree, num_threads); });
     for (size_t layer = 0; layer < windows.size(); ++layer) commit_window(windows[layer], inputs[layer], path);
   }
 };

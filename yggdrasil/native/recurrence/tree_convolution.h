@@ -122,15 +122,12 @@ inline void tree_convolution(const Tensor& input, const Tensor& weight, const Te
   std::vector<float> transposed(taps * channels);
   for (int64_t c = 0; c < channels; ++c)
     for (int64_t tap = 0; tap < taps; ++tap) transposed[tap * channels + c] = wide.const_data_ptr<float>()[c * taps + tap];
-  const auto run = [&]<typename T>(T) {
+  with_rows_of(input, [&]<typename T>(T) {
     const TreeConvolution<T> all{TreeSlots(above, places, rows, inputs.size(0)), given.const_data_ptr<T>(), nullptr, nullptr, transposed.data(),
                                  shift.defined() ? shift.const_data_ptr<float>() : nullptr, window.const_data_ptr<T>(),
                                  inputs.mutable_data_ptr<T>(), out.mutable_data_ptr<T>(), channels, taps, silu};
     parallel(all.blocks(), num_threads, [&](int64_t begin, int64_t end) { all.convolve(begin, end); });
-  };
-  if (input.dtype() == DType::bfloat16) return run(BFloat16{});
-  YGG_CHECK(input.dtype() == DType::float32, "tree_convolution serves bfloat16 and float32");
-  run(0.0f);
+  });
 }
 
 // The inputs in `slots`, a path in order, become the text's.
