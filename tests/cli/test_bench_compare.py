@@ -86,21 +86,33 @@ def test_plans_beside_it_are_kept_with_every_sample(pair, decoder, tmp_path):
     assert "memory_mb" in one
 
 
-def test_the_command_opens_the_plans_beside_it(program, monkeypatch, tmp_path):
+def test_the_command_opens_a_plan_with_its_drafter_and_the_plans_beside_it(program, monkeypatch, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}')
     opened, compared = [], {}
 
-    def open_decoder(source, dtype, *, force_machine, **_):
-        opened.append((source, dtype, force_machine))
+    def open_decoder(source, dtype, drafter="plan", *, force_machine, **_):
+        opened.append((source, dtype, drafter, force_machine))
         return SimpleNamespace(plan=SimpleNamespace(name=f"plan {source}", dtype="bfloat16"))
 
     monkeypatch.setattr("yggdrasil.cli.bench.open_decoder", open_decoder)
     monkeypatch.setattr(compare, "open_decoder", open_decoder)
     monkeypatch.setattr(compare, "compare_with_plain", lambda *_, **options: compared.update(options))
-    words = ["bench", "a", "--beside", "b", "--beside", "c", "--dtype", "float32", "--force-machine"]
+    words = [
+        "bench",
+        "a",
+        "--beside",
+        "b",
+        "--beside",
+        "c",
+        "--dtype",
+        "float32",
+        "--force-machine",
+        "--drafter",
+        "ngram",
+    ]
 
     assert program(*words, "--prompts", tmp_path / "prompts.jsonl")[0] == 0
-    assert opened == [(name, "float32", True) for name in "abc"]
+    assert opened == [(name, "float32", "ngram" if name == "a" else "plan", True) for name in "abc"]
     assert list(compared["beside"]) == ["plan b", "plan c"]
 
 

@@ -7,7 +7,7 @@ import typer
 
 from yggdrasil.cli import checks
 from yggdrasil.cli.open_decoder import open_decoder
-from yggdrasil.cli.shared_options import BackendOption, ChatOption, Dtype, ForceOption, ModelArgument
+from yggdrasil.cli.shared_options import BackendOption, ChatOption, DrafterOption, Dtype, ForceOption, ModelArgument
 from yggdrasil.errors import YggdrasilError
 
 
@@ -23,6 +23,7 @@ def bench(
         int | None, typer.Option(min=1, help="Keep at most so many last tokens of a prompt.")
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Dtype of both models. Default: the plan's.")] = None,
+    drafter: DrafterOption = "plan",
     out: Annotated[
         Path | None,
         typer.Option("--json", callback=checks.output_file, help="Write every sample and the summary to this file."),
@@ -51,9 +52,10 @@ def bench(
 
     requests = read_prompts(prompts, limit, chat=chat)
     imports_mb = resident_mb()
-    decoder = open_decoder(plan, dtype, force_machine=force_machine, backend=backend)
+    decoder = open_decoder(plan, dtype, drafter, force_machine=force_machine, backend=backend)
     settings = {
         "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
+        **({} if drafter == "plan" else {"drafter": drafter}),
         "prompts_file": prompts.name,
         "max_new_tokens": max_new_tokens,
         "max_prompt_tokens": max_prompt_tokens,

@@ -22,6 +22,13 @@ BackendOption = Annotated[
         "native if it covers the architecture."
     ),
 ]
+DrafterOption = Annotated[
+    str,
+    typer.Option(
+        callback=checks.drafter, metavar="plan|ngram|MODULE:CLASS",
+        help="Replace the plan's drafter by ngram (n-gram lookup) or your own class.",
+    ),
+]  # fmt: skip
 ForceOption = Annotated[bool, typer.Option("--force-machine", help="Use a plan of another machine; it may be slower.")]
 ChatOption = Annotated[
     bool, typer.Option("--chat", help="Wrap plain prompts as a user turn in the model's chat template.")
@@ -102,9 +109,7 @@ def opens_decoder(command: Callable[..., None], *, is_server: bool = False) -> C
         option("max_length", int | None, None,
                "Longest text in tokens, prompt included. Default: the plan's.", min=2),
         option("dtype", Dtype | None, None, "Dtype of both models. Default: the plan's."),
-        option("drafter", str, "plan",
-               "Replace the plan's drafter by ngram (n-gram lookup) or your own class.",
-               callback=checks.drafter, metavar="plan|ngram|MODULE:CLASS"),
+        Parameter("drafter", Parameter.KEYWORD_ONLY, default="plan", annotation=DrafterOption),
         Parameter("force_machine", Parameter.KEYWORD_ONLY, default=False, annotation=ForceOption),
         option("device", Literal["cpu", "cuda"] | None, None,
                "Device of the models. Default: the plan's; without a plan a GPU if there is one."),
