@@ -52,8 +52,8 @@ def save(tmp_path, monkeypatch):
     return save
 
 
-def estimated(device="cpu", weights="full"):
-    return estimate_from_plans("f" * 16, weights, device, 0.1)
+def estimated(device="cpu", weights="full", kind="eagle3"):
+    return estimate_from_plans("f" * 16, weights, device, 0.1, kind)
 
 
 def test_chains_of_every_length_cost_what_was_measured(save, head):
@@ -75,6 +75,8 @@ def test_what_no_plan_has_measured_is_reckoned_by_weights(save, head):
     save("counts")
 
     assert estimated().speedups([0.5, 0.5]) == pytest.approx([1.0, 10.5 / 12 * 1.5, 10.5 / 15 * 1.75])
+    of_a_block = estimated(kind="dflash").speedups([0.5, 0.5])
+    assert of_a_block == pytest.approx([1.0, 10.5 / 12 * 1.5, 10.5 / 14.01 * 1.75]), "one pass drafts both"
     assert "by the costs of plan counts, and a draft pass by its weights" in estimated().describe([0.5])
     save("drafted", head)
     assert estimated().plan == "drafted"

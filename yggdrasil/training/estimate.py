@@ -15,6 +15,8 @@ from yggdrasil.policy.objective import objective_value
 from yggdrasil.scheduling.plan import DeviceName, Plan, resolve_source
 from yggdrasil.training.settings import Kind
 
+_LEVEL = 0.01  # cost of a level in passes, where one pass drafts all levels
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -80,7 +82,7 @@ def estimate_from_plans(
     costs, measured = plan.costs[0].steps(), _kind(plan) == kind
     if not measured:
         pass_ms = share * costs.verify_ms[1]
-        level_ms = pass_ms if kind == "eagle3" else 0.0  # one pass of a DFlash head drafts all levels
+        level_ms = pass_ms if kind == "eagle3" else _LEVEL * pass_ms
         free_ms = costs.overhead_ms if costs.model_free_overhead_ms is None else costs.model_free_overhead_ms
         costs = replace(
             costs, head_ms=pass_ms, draft_ms={1: level_ms}, overhead_ms=free_ms, model_free_overhead_ms=None
