@@ -35,7 +35,6 @@ CALIBRATE = [
 ]  # fmt: skip
 NEW_TOKENS = "8"
 TEXTS = ("hello there", "tin tons of it", "Red Hat 42!", "one more é", "aan bon cin")
-CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
 
 def generate(source: str, *options: str) -> list[str]:
