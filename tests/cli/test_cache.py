@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from made_up import write_artifacts
 from tiny_pair import random_model
@@ -68,6 +69,29 @@ def test_counts_of_answers_are_forgotten_of_one_model_or_of_all(two_models, tmp_
     assert [each.name for each in answers_folder("", "").parent.iterdir()] == [answers_folder("another", "full").name]
     assert "forgot the answers of all models" in invoke("cache", "--forget").output
     assert not any(answers_folder("", "").parent.iterdir())
+
+
+def test_counts_of_answers_are_forgotten_by_the_name_in_plans(two_models):
+    Table.of([([], [1, 2])]).save(answers_folder("0123456789abcdef", "full") / "all.safetensors")
+
+    assert "the cache has qwen.gguf (0123456789abcdef)" in str(invoke("cache", "llama", "--forget").exception)
+    assert invoke("cache", "qwen.gguf", "--forget").exit_code == 0
+    assert not any(answers_folder("", "").parent.iterdir())
+
+
+@pytest.mark.parametrize("options", [["--clear"], ["--forget"]])
+def test_a_model_is_also_named_by_its_hub_id_which_is_not_downloaded(two_models, tmp_path, monkeypatch, options):
+    random_model().save_pretrained(tmp_path / "snapshot")
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda _, *, local_files_only, **__: tmp_path / "snapshot"
+    )
+    digits = model_fingerprint(tmp_path / "snapshot")
+    Table.of([([], [1, 2])]).save(answers_folder(digits, "full") / "all.safetensors")
+    (two_models / "models" / digits).mkdir()
+
+    assert invoke("cache", "owner/name", *options).exit_code == 0
+    assert (two_models / "models" / digits).exists() == (options == ["--forget"])
+    assert any(answers_folder("", "").parent.iterdir()) == (options == ["--clear"])
 
 
 @pytest.mark.parametrize("is_seen", [True, False])

@@ -17,7 +17,7 @@ from yggdrasil.artifacts import current_machine, predictor_directory
 from yggdrasil.artifacts.atomic import atomic_directory
 from yggdrasil.calibration.calibration_settings import FIRST_WIDTHS, PairSource
 from yggdrasil.calibration.measurement.costs import costs_from, shows_pause
-from yggdrasil.calibration.measurement.iterations import measure_iterations, measured_policies
+from yggdrasil.calibration.measurement.iterations import measure_iterations, measured_policies, on_device_clock
 from yggdrasil.calibration.measurement.steps import Sample, measure_steps
 from yggdrasil.calibration.pair import check_pair, default_drafter_weights, default_max_length
 from yggdrasil.checkpoints.source import Source
@@ -139,8 +139,9 @@ def _iteration_samples(assembly: Assembly, tokenizer: Tokenizer, context: int) -
     """
     prompt = [1 + number % min(8, assembly.target.call.vocab_size - 1) for number in range(min(context, _PROMPT))]
     plain, *trees = measured_policies(assembly)
-    timed = measure_iterations(
-        assembly, lambda: TextStream(tokenizer, frozenset(), 1 << 20, ()), prompt, trees[:2] or [plain], ITERATIONS, 1,
-        lambda _: None,
-    )  # fmt: skip
+    with on_device_clock(assembly):
+        timed = measure_iterations(
+            assembly, lambda: TextStream(tokenizer, frozenset(), 1 << 20, ()), prompt, trees[:2] or [plain],
+            ITERATIONS, 1, lambda _: None,
+        )  # fmt: skip
     return [sample._replace(context=context) for sample in timed]

@@ -24,15 +24,11 @@ def hub_folder(name: str) -> Path:
     """
     if not _HUB_ID.fullmatch(name):
         raise YggdrasilError(f"there is no folder or .gguf file {name}, and it is no hub id (owner/name)")
+    if (folder := cached_hub_folder(name)) is not None:
+        return folder
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
-    try:
-        folder = Path(snapshot_download(name, local_files_only=True, allow_patterns=_FILES))
-        if (folder / "config.json").exists() and any(folder.glob("*.safetensors")):
-            return folder
-    except (LocalEntryNotFoundError, OSError, ValueError):
-        pass
     absent = f"{name} is no folder or file here, and not in the local cache of the hub"
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "") in ("1", "true", "True"):
         raise YggdrasilError(f"{absent}, and HF_HUB_OFFLINE forbids to download it; give the path of a model")
@@ -46,6 +42,20 @@ def hub_folder(name: str) -> Path:
         raise YggdrasilError(
             f"{name} could not be fetched from the hub ({first_line(error)}); run again to resume the download"
         ) from error
+
+
+def cached_hub_folder(name: str) -> Path | None:
+    """Return the snapshot folder of the hub id ``name`` in the local cache; None if it is not there or incomplete."""
+    if not _HUB_ID.fullmatch(name):
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True, allow_patterns=_FILES))
+    except (LocalEntryNotFoundError, OSError, ValueError):
+        return None
+    return folder if (folder / "config.json").exists() and any(folder.glob("*.safetensors")) else None
 
 
 def _is_reachable(endpoint: str) -> bool:

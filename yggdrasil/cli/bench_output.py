@@ -63,10 +63,12 @@ def compare_with_plain(
             ``max_prompt_tokens`` and ``ignore_eos`` of ``compare`` are taken from it.
         out: JSON file; None: nothing is written.
         imports_mb: resident memory in MB before the models were loaded.
-        beside: decoders of further plans, by name, which decode the same prompts alternately.
+        beside: decoders of further plans of the same target, by name, which decode the same prompts alternately.
 
     Raises:
-        Interrupted: the user interrupted. The results so far are printed and written, marked as incomplete.
+        YggdrasilError: a decoder of ``beside`` has another target or is given twice, a prompt leaves no room to decode,
+            or a step was built after the warm-up, so times are invalid.
+        Interrupted: the user interrupted. Results so far, if any, are printed and written, marked as incomplete.
     """
     results = _measure(decoder, prompts, settings, beside)
     is_complete = len(results) == len(prompts)

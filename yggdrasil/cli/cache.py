@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -18,11 +19,19 @@ FOLDERS = ("kernels", "steps", "captures", MODELS, "heads", "tokenizers")
 def cache(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="Only the files of this model: its name in the list, or a model."),
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Only the files of this model: its name or fingerprint in the list, its path or its hub id.",
+        ),
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove the files; they are rebuilt when needed.")] = False,
+    clear: Annotated[
+        bool,
+        typer.Option(
+            "--clear", help="Remove the listed files, which are rebuilt when needed; n-gram counts of answers stay."
+        ),
+    ] = False,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Remove the n-gram counts of answers; with MODEL only its own.")
+        bool, typer.Option("--forget", help="Remove only the n-gram counts of answers; with MODEL only its own.")
     ] = False,
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
 ) -> None:
@@ -36,7 +45,8 @@ def cache(
         return
     models = _by_model(resolve_link(root / MODELS))
     if model is not None:
-        places = [_chosen(model, models)]
+        digits = _chosen(model, [folder.name for _, folder in models])
+        places = [each for each in models if each[1].name == digits]
     else:
         places = [(folder, root / folder) for folder in FOLDERS if folder != MODELS] + (
             [(MODELS, root / MODELS)] if clear else models
@@ -57,10 +67,9 @@ def cache(
 
 
 def _forget(model: str | None) -> None:
-    from yggdrasil.checkpoints.source import Source
-    from yggdrasil.drafters.statistics.grown_table import forget_answers
+    from yggdrasil.drafters.statistics.grown_table import forget_answers, models_with_answers
 
-    size = forget_answers(None if model is None else Source.find(model).fingerprint())
+    size = forget_answers(None if model is None else _chosen(model, sorted(models_with_answers())))
     print(f"forgot the answers of {model or 'all models'}: {size / 1e6:.1f} MB")
 
 
@@ -88,18 +97,21 @@ def _names(fingerprints: set[str]) -> dict[str, str]:
     return names
 
 
-def _chosen(model: str, models: list[tuple[str, Path]]) -> tuple[str, Path]:
-    """Return (name, folder) of ``model``, given by its listed name, its fingerprint or its path."""
-    found = [each for each in models if model in (each[0], each[1].name)]
+def _chosen(model: str, fingerprints: Sequence[str]) -> str:
+    """Return which of ``fingerprints`` is that of ``model``: its name in plans, fingerprint, path or cached hub id."""
+    known = _names(set(fingerprints))
+    found = [each for each in fingerprints if model in (each, known.get(each))]
     if not found:
         from yggdrasil.artifacts import model_fingerprint
         from yggdrasil.artifacts.homes import expanded
+        from yggdrasil.checkpoints.hub import cached_hub_folder
 
         path = expanded(model)
-        digits = model_fingerprint(path) if path.exists() else None
-        found = [each for each in models if each[1].name == digits]
+        folder = path if path.exists() else cached_hub_folder(model)
+        digits = None if folder is None else model_fingerprint(folder)
+        found = [each for each in fingerprints if each == digits]
     if len(found) != 1:
-        names = ", ".join(name if name == folder.name else f"{name} ({folder.name})" for name, folder in models)
+        names = ", ".join(f"{known[each]} ({each})" if each in known else each for each in fingerprints)
         what = f"{len(found)} models of that name are kept" if found else f"nothing is kept of {model}"
         raise YggdrasilError(f"{what}; the cache has {names or 'no models'}")
     return found[0]

@@ -144,7 +144,8 @@ class Request:
     def without_streaming(self, iterations: float) -> Iterator[str]:
         """Return an iterator that decodes without streaming text, and yields after every ``iterations`` iterations.
 
-        Its items have no meaning; ``result`` has the text.
+        It also yields after each chunk of the prefill, at the first token and at the end. Its items have no meaning;
+        ``result`` has the text.
         """
         self._stream.is_read, self._stream.most_unread = False, iterations
         return iter(self)

@@ -75,7 +75,7 @@ def chosen_levels() -> tuple[Level, ...]:
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Return the processor's feature flags from /proc/cpuinfo; an empty set on other systems than Linux."""
+    """Return an x86 processor's feature flags from /proc/cpuinfo; an empty set on other systems or processors."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

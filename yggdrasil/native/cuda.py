@@ -142,7 +142,8 @@ def check() -> None:
 def with_fallback(portable: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """Return all operators for CUDA devices, name -> function: those of ``portable``, four replaced by Triton kernels.
 
-    A call with shapes or dtypes that a Triton kernel does not support runs the function of ``portable``.
+    ``tree_attention`` and ``keep_rows`` run the function of ``portable`` for calls that their Triton kernels do not
+    support: other shapes or dtypes, chunked attention, fewer query than key rows.
     """
 
     def attend(query: Tensor, key: Tensor, *others: Any) -> Tensor:

@@ -9,7 +9,7 @@ from yggdrasil.serving.tokenization import Texts
 
 
 def chat_logprobs(texts: Texts, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
-    """Return the ``logprobs`` object of a chat reply: one entry per token, with its bytes."""
+    """Return the ``logprobs`` object of a chat reply: one entry per token, with its bytes and its alternatives."""
     return ChatLogprobs(content=[_chat_entry(texts, entry) for entry in entries])
 
 

@@ -20,9 +20,14 @@ _MARK = "A drafter for"  # the text by which our model cards are recognised
 def publish(recipe: Recipe, model: nn.Module, facts: Mapping[str, str], look: Look | None, out: Path) -> None:
     """Write a trained drafter in its published format, with its model card, to the folder ``out``, atomically.
 
+    An existing folder is replaced as a whole.
+
     Args:
-        facts: rows of the model card, by name.
+        facts: rows of the model card, by name; the row "target" is required.
         look: the last evaluation; None: the card has none.
+
+    Raises:
+        ArtifactError: ``out`` is a file or cannot be written.
     """
     with atomic_directory(out) as folder, raising_os_errors():
         recipe.write(model, folder)

@@ -134,7 +134,7 @@ class TokenTree:
     def plant(self, token: int) -> None:
         """Remove all nodes and candidates of the tree, and make the token id ``token`` its root.
 
-        ``plant_root`` does so in steps.
+        For the host; compiled steps use ``plant_root``.
         """
         self.scores.fill_(NO_SCORE)
         self.pool_scores.fill_(NO_SCORE)

@@ -132,14 +132,16 @@ def measure_iterations(
     """Time the stages of real iterations, and return one sample per stage and iteration, in milliseconds.
 
     In a turn, each policy decodes one request after ``text``. Besides its stages, an iteration has the samples
-    "overhead", its time outside the models, and "iteration", its whole time.
+    "overhead", its time outside the models, and "iteration", its whole time. Call it within ``on_device_clock``:
+    otherwise stages on a GPU are timed by the host's clock.
 
     Args:
         stream: makes the text stream of a request.
         text: token ids of the prompt.
         policies: the policies to decode with, such as ``measured_policies`` returns.
-        samples: the most iterations timed of a request, after ``WARM_UP`` untimed ones; of a ``ModelFreePolicy`` only
-            those with drafts count, and the others have no samples of stages.
+        samples: the most iterations timed per request, after ``WARM_UP`` untimed ones. With a ``ModelFreePolicy`` an
+            iteration without drafts does not count towards it, and gives only "overhead" and "iteration"; about
+            ``PATIENCE`` times as many iterations are run at most.
         turns: number of turns.
         progress: takes the fraction done, 0 to 1.
     """

@@ -39,6 +39,11 @@ def answers_folder(fingerprint: str, weights: str) -> Path:
     return tables_folder() / "answers" / f"{fingerprint}-{weights}-{SCHEMA_VERSION}"
 
 
+def models_with_answers() -> set[str]:
+    """Return the fingerprints of the models whose answers have been counted."""
+    return {folder.name.partition("-")[0] for folder in (tables_folder() / "answers").glob("*-*")}
+
+
 def forget_answers(fingerprint: str | None = None) -> int:
     """Delete the n-gram counts of the answers of one model (its ``fingerprint``), or of all models (None).
 

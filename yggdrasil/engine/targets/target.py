@@ -61,7 +61,10 @@ class Target(Protocol):
 
     @property
     def text(self) -> KeptText:
-        """The tokens whose KV entries are in the cache. The engine appends accepted tokens to it."""
+        """The committed tokens. The first ``length`` have KV entries; the last, the next tree's root, has none yet.
+
+        The engine appends accepted tokens and the bonus token to it.
+        """
 
     @property
     def figures(self) -> RepetitionFigures:

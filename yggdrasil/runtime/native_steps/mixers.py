@@ -19,7 +19,7 @@ from yggdrasil.runtime.states.buffers import StateBuffers
 class Mixed(NamedTuple):
     """The last linear layer of attention, a recurrence or an MLP, which the caller writes, and its input."""
 
-    rows: int  # number of the input rows
+    rows: int  # tensor number of the input in the bytecode
     layer: Linear
     reads: Mapping[str, Any] = {}  # keyword arguments of ``Writer.linears`` for the input, such as its gate
 
