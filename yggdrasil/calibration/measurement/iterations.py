@@ -185,10 +185,11 @@ def measure_reading(
     policy = FixedPolicy(TreeShape(shapes.draft_widths[0], 1, wide_widths(shapes)[0]))
     for number in range(1, READ + 1):
         first = number * len(text) // (READ + 1)
-        request = timed_iterations(
-            assembly.engine, [*text[first:], *text[:first]], stream(), policy,
-            lambda part, done=number - 1: progress((done + part) / READ),
-        )  # fmt: skip
+
+        def report(part: float, done: int = number - 1) -> None:
+            progress((done + part) / READ)
+
+        request = timed_iterations(assembly.engine, [*text[first:], *text[:first]], stream(), policy, report)
         heads = [each.stages["head_draft"] for each in islice(request, 1 + USUAL)]
         request.close()
         ms = (heads[0] - float(np.median(heads[1:]))) / len(text)
