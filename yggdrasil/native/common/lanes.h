@@ -133,12 +133,9 @@ inline Integers load16(const int32_t* p) {
   return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
 }
 inline Lanes to_floats(Integers numbers) { return {_mm256_cvtepi32_ps(numbers.low), _mm256_cvtepi32_ps(numbers.high)}; }
-inline __m256i low_and_high_words(__m128i low, __m128i high) {
-  return _mm256_or_si256(_mm256_cvtepu8_epi32(low), _mm256_slli_epi32(_mm256_cvtepu8_epi32(high), 16));
-}
 inline Integers low_and_high_words(const uint8_t* low, const uint8_t* high) {
-  const __m128i bytes[] = {_mm_loadu_si128(reinterpret_cast<const __m128i*>(low)), _mm_loadu_si128(reinterpret_cast<const __m128i*>(high))};
-  return {low_and_high_words(bytes[0], bytes[1]), low_and_high_words(_mm_srli_si128(bytes[0], 8), _mm_srli_si128(bytes[1], 8))};
+  const __m128i lows = _mm_loadu_si128(reinterpret_cast<const __m128i*>(low)), highs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(high));
+  return {_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(lows, highs)), _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(lows, highs))};
 }
 inline Integers add_products_of_words(Integers sums, Integers words, int32_t two) {
   const __m256i other = _mm256_set1_epi32(two);

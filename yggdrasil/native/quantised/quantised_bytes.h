@@ -21,19 +21,15 @@ inline __m256i add_products_of_bytes(__m256i sums, __m256i values, __m256i input
 }
 #endif
 
-// Whether values are multiplied as words, two inputs at a time: sums of products of bytes would not fit words.
-template <typename F>
-constexpr bool kIsInWords = F::kBits == 8 && !kMultipliesBytes;
-
 // Vectors of a chunk whose products are added up together: they have one multiple, and without VNNI fit words of 16 bits. Their
 // sum begins with what the offset takes from it, so it is that of values of either sign, no matter what overflows before.
 template <typename F>
 constexpr int vectors_together() {
-  const int of_one_multiple = F::kScaling == Scaling::halved ? 4 : 8, largest = std::max(F::kOffset, F::kMost - F::kOffset);
+  const int of_one_multiple = F::kScaling == Scaling::halved ? 4 : kVectors<F>, largest = std::max(F::kOffset, F::kMost - F::kOffset);
   return kMultipliesBytes || kIsInWords<F> ? of_one_multiple : std::min(of_one_multiple, 32767 / (2 * 127 * largest));
 }
 template <typename F>
-constexpr int kChunkParts = 8 / vectors_together<F>();  // of a chunk
+constexpr int kChunkParts = kVectors<F> / vectors_together<F>();  // of a chunk
 
 // NOTE: additions of integers may come in any order, and GCC takes all products first, which leave the registers. A sum
 // that it cannot see through keeps them in turn.
@@ -82,24 +78,17 @@ template <typename F, int R, int H, typename Side>
     __m256i wide[H];
 #pragma GCC unroll 2
     for (int h = 0; h < H; ++h) wide[h] = side.wide(v, first_half + h);
-#pragma GCC unroll 2
-    for (int odd = 0; odd < (kIsInWords<F> ? 2 : 1); ++odd) {
-      __m256i values[H];
-#pragma GCC unroll 2
-      for (int h = 0; h < H; ++h)
-        values[h] = !kIsInWords<F> ? wide[h] : odd ? _mm256_srli_epi16(wide[h], 8) : _mm256_and_si256(wide[h], _mm256_set1_epi16(255));
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const __m256i inputs = spread_four(kIsInWords<F> ? x + 4 * (16 * r + 2 * v + odd) : x + 4 * (8 * r + v));
+    for (int r = 0; r < R; ++r) {
+      const __m256i inputs = spread_four(x + 4 * (kVectors<F> * r + v));
 #pragma GCC unroll 2
-        for (int h = 0; h < H; ++h) {
+      for (int h = 0; h < H; ++h) {
 #ifdef YGG_SHORT_VNNI
-          sums[h][r] = add_products_of_bytes(sums[h][r], values[h], inputs);
+        sums[h][r] = add_products_of_bytes(sums[h][r], wide[h], inputs);
 #else
-          sums[h][r] = in_turn(kIsInWords<F> ? _mm256_add_epi32(sums[h][r], _mm256_madd_epi16(values[h], inputs))
-                                             : _mm256_add_epi16(sums[h][r], _mm256_maddubs_epi16(values[h], inputs)));
+        sums[h][r] = in_turn(kIsInWords<F> ? _mm256_add_epi32(sums[h][r], _mm256_madd_epi16(wide[h], inputs))
+                                           : _mm256_add_epi16(sums[h][r], _mm256_maddubs_epi16(wide[h], inputs)));
 #endif
-        }
       }
     }
   }
@@ -166,10 +155,9 @@ template <typename F, int R>
 void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t rows, float* out) {
   constexpr int64_t kShare = F::kGroup / F::kChunks;  // of the stream, fetched with every chunk
   // Registers hold the sums of all outputs of R rows where they are of one kind, beside constants that widen values.
-  constexpr bool kIsWidenedOften = F::kBits == 5 || F::kBits == 6;
-  constexpr int kHalves = kMultipliesBytes || !kIsWidenedOften ? 2 : 1;
-  constexpr int kKeptFrom = F::kBits == 6 ? 3 : 5;  // multiples of both halves leave too few registers to widen at each use
-  typename KeptSide<F>::Memory memory;
+  constexpr int kHalves = kMultipliesBytes || F::kBits == 4 || F::kBits == 8 ? 2 : 1;
+  constexpr bool kKeeps = F::kBits == 5 || F::kBits == 6 || (F::kBits == 4 && F::kIsNested);  // widening costs more than memory
+  WideSide<F> wide;
   alignas(32) int8_t words[kIsInWords<F> ? kMostRows * 2 * kChunk : 1];
   alignas(32) int32_t sums[F::kIsNested ? 2 * kMostRows * kLanes : 1];  // of a group
   clear(out, 2 * rows * kLanes);
@@ -194,13 +182,16 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
             }
           }
         };
-        if (kIsWidenedOften && (rows > R || R >= kKeptFrom)) {
-          const KeptSide<F> kept(packed, memory);
-#pragma GCC unroll 1
-          for (int64_t row = 0; row < rows; row += R) add_rows.template operator()<2>(kept, row);
-        } else {
+        if (R < 3 || !kKeeps || (F::kBits == 4 && rows == R)) {
 #pragma GCC unroll 1
           for (int64_t row = 0; row < rows; row += R) add_rows.template operator()<kHalves>(packed, row);
+        } else {
+          add_rows.template operator()<2>(WidenedSide<F>{packed, wide}, 0);
+          const WideSide<F>* kept = &wide;
+          // NOTE: GCC would keep in registers what it has just stored, and spill it in turn with the sums.
+          asm("" : "+r"(kept) : : "memory");
+#pragma GCC unroll 1
+          for (int64_t row = R; row < rows; row += R) add_rows.template operator()<2>(*kept, row);
         }
       }
     }

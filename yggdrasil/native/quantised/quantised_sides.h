@@ -6,6 +6,12 @@
 namespace yggdrasil {
 
 #if defined(YGG_AVX2) && !defined(YGG_VNNI)
+// Whether values are multiplied as words, two inputs at a time: sums of products of bytes would not fit words.
+template <typename F>
+constexpr bool kIsInWords = F::kBits == 8 && !kMultipliesBytes;
+template <typename F>
+constexpr int kVectors = kIsInWords<F> ? 16 : 8;  // of a chunk; in words, the even and the odd values of eight bytes in turn
+
 // Vector `vector` of a chunk, of eight outputs: its values from 0 on.
 template <typename F>
 [[gnu::always_inline]] inline __m256i widened(const uint8_t* values, int vector, int half) {
@@ -78,46 +84,46 @@ struct PackedSide {
   const uint8_t *header, *values;
   int64_t chunk;
 
-  [[gnu::always_inline]] __m256i wide(int vector, int half) const { return widened<F>(values, vector, half); }
+  [[gnu::always_inline]] __m256i wide(int vector, int half) const {
+    if constexpr (!kIsInWords<F>) return widened<F>(values, vector, half);
+    const __m256i bytes = widened<F>(values, vector / 2, half);
+    return vector % 2 ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(255));
+  }
   [[gnu::always_inline]] HalfScales scales(int half) const { return half_scales<F>(header, chunk, half); }
 };
 
-// The same, widened once for all rows of a tile.
+// A side widened for all rows of a tile.
 template <typename F>
-class KeptSide {
- public:
-  struct Memory {
-    __m256i vectors[8][2];
-    HalfScales scales[2];
-  };
+struct WideSide {
+  __m256i vectors[kVectors<F>][2];
+  HalfScales half_scales[2];
 
-  [[gnu::always_inline]] KeptSide(const PackedSide<F>& side, Memory& memory) : memory_(&memory) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-#pragma GCC unroll 16
-      for (int vector = 0; vector < 8; ++vector) memory.vectors[vector][half] = side.wide(vector, half);
-      const HalfScales scales = side.scales(half);
-      HalfScales& kept = memory.scales[half];
-      if constexpr (F::kIsNested) {
-        kept.multiples[0] = scales.multiples[0];
-        if constexpr (F::kScaling == Scaling::halved) kept.multiples[1] = scales.multiples[1];
-      } else {
-        kept.scale = scales.scale;
-        if constexpr (F::kHasMinimum) kept.minimum = scales.minimum;
-      }
-    }
-    // NOTE: GCC would keep in registers what it has just stored, and spill it in turn with the sums.
-    asm("" : "+r"(memory_) : : "memory");
+  [[gnu::always_inline]] __m256i wide(int vector, int half) const { return vectors[vector][half]; }
+  [[gnu::always_inline]] HalfScales scales(int half) const {  // NOTE: one by one; GCC copies a struct in pieces that it then waits for
+    const HalfScales& kept = half_scales[half];
+    return {kept.scale, kept.minimum, {kept.multiples[0], kept.multiples[1]}};
   }
+};
 
-  [[gnu::always_inline]] __m256i wide(int vector, int half) const { return memory_->vectors[vector][half]; }
+// A packed side that the first rows of a tile widen and keep for the others: the stores take turns with their products.
+template <typename F>
+struct WidenedSide {
+  const PackedSide<F>& packed;
+  WideSide<F>& wide_side;
+
+  [[gnu::always_inline]] __m256i wide(int vector, int half) const { return wide_side.vectors[vector][half] = packed.wide(vector, half); }
   [[gnu::always_inline]] HalfScales scales(int half) const {
-    const HalfScales& kept = memory_->scales[half];
-    return {kept.scale, kept.minimum, {kept.multiples[0], kept.multiples[F::kScaling == Scaling::halved]}};
+    const HalfScales scales = packed.scales(half);
+    HalfScales& kept = wide_side.half_scales[half];
+    if constexpr (F::kIsNested) {
+      kept.multiples[0] = scales.multiples[0];
+      if constexpr (F::kScaling == Scaling::halved) kept.multiples[1] = scales.multiples[1];
+    } else {
+      kept.scale = scales.scale;
+      if constexpr (F::kHasMinimum) kept.minimum = scales.minimum;
+    }
+    return scales;
   }
-
- private:
-  const Memory* memory_;
 };
 #endif
 
