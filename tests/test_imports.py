@@ -32,10 +32,13 @@ WITHOUT_TORCH = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_planning_needs_no_torch(module):
+@pytest.mark.parametrize(
+    ("module", "without"),
+    [*((module, ("torch", "transformers")) for module in WITHOUT_TORCH), ("yggdrasil.reports.page", ("transformers",))],
+)
+def test_planning_needs_no_torch_and_a_report_no_transformers(module, without):
     """A blocked package raises ImportError when it is asked for."""
-    blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers')))"
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({without}))"
 
     subprocess.run([sys.executable, "-c", f"{blocked}; import {module}"], check=True, cwd=PACKAGE.parent)
 
