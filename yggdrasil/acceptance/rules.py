@@ -46,7 +46,8 @@ class Rule(Protocol):
         has as many rows, beginning with the root's (0), as tokens.
 
         Raises:
-            YggdrasilError: the candidates of ``tree`` were not found in the way that this rule requires.
+            YggdrasilError: the candidates of ``tree`` were not found in the way that this rule requires, a score is not
+                finite, or no token is possible.
         """
 
 
@@ -67,6 +68,9 @@ class MatchRule:
         """Commit the target's choice after the root, and after each child that holds the choice before it.
 
         The last token is a choice that no child holds (the bonus token) or an end token.
+
+        Raises:
+            YggdrasilError: the candidates of ``tree`` were drawn, a score is not finite, or no token is possible.
         """
         _refuse_drawn(tree, "match")
         rows, tokens, row = [0], [], 0
@@ -104,6 +108,10 @@ class DrawnRule:
         """Commit drawn candidates from the root on while one is accepted, then a token of the residual distribution.
 
         Behind a leaf, the last token is drawn from the target's own distribution. None follows an end token.
+
+        Raises:
+            YggdrasilError: the candidates of ``tree`` were not drawn as ``kind`` says, a score is not finite, or no
+                token is possible.
         """
         if tree.drawn is None or tree.drawn.kind != self.kind:
             found = "fixed beforehand" if tree.drawn is None else f"drawn as: {tree.drawn.kind}"
@@ -147,6 +155,9 @@ class TypicalRule:
 
         A token is typical if its probability exceeds min(epsilon, delta * exp(-entropy)). Of several longest paths, the
         most probable is taken. No choice follows an end token.
+
+        Raises:
+            YggdrasilError: the candidates of ``tree`` were drawn, a score is not finite, or no token is possible.
         """
         _refuse_drawn(tree, "typical")
         accepted = {0: 0.0}  # row -> log-probability of its path
@@ -185,6 +196,9 @@ class RelaxedRule:
 
         A child is acceptable if it is among the ``topk`` best tokens and within ``delta`` of the best log-probability.
         Where none is, the target's choice is the last token; so is an end token.
+
+        Raises:
+            YggdrasilError: the candidates of ``tree`` were drawn, a score is not finite, or no token is possible.
         """
         _refuse_drawn(tree, "relaxed")
         rows, tokens, row = [0], [], 0
@@ -226,6 +240,8 @@ def make_rule(
     settings: Speculation, tolerance: float, thinking: tuple[int, int] | None = None, *, starts_thinking: bool = False
 ) -> Rule:
     """Return the acceptance rule of a request's ``settings``; a user's own rule as it is, "off" as "match".
+
+    With ``settings.audit`` the rule ``match`` counts the recomputed choices that differ, and does not use them.
 
     Args:
         tolerance: margin in logits below which the rule ``match`` recomputes a choice by a width-1 pass; 0: never.

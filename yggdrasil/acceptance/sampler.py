@@ -109,6 +109,9 @@ class Sampler:
         Args:
             row: [V] the target's logits after the last token of ``tail``; not changed.
             tail: tokens of a tree's path that are not committed; penalties and grammar count them as text.
+
+        Raises:
+            YggdrasilError: a logits processor returned other things than scores of the row's shape.
         """
         end = self._length + len(tail)
         if tail:

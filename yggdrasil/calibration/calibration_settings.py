@@ -43,6 +43,9 @@ class PairSource:
 
         Args:
             folder: predictor folder of the plan, which has the head's draft vocabulary.
+
+        Raises:
+            YggdrasilError: the file of the draft vocabulary is missing, damaged or from another calibration.
         """
         source = cls(
             plan.target.path(), None, plan.dtype, plan.target.threads, 1, plan.shapes, plan.target.weights,

@@ -91,6 +91,9 @@ class _PolicyReplays:
 
         Args:
             source: how the policy predicts the draft depth.
+
+        Raises:
+            ValueError: the documents have no text to decode.
         """
         return replay(
             self.documents, policy, costs=self.costs, trees=self._trees, model_free=self.model_free, context=CONTEXT,
@@ -105,7 +108,7 @@ def choose(
     model_free: DrafterGroup | None = None,
     prompts: Mapping[int, Sequence[int]] | None = None,
 ) -> Choice:
-    """Train depth predictors on some documents, and choose the depth source that decodes the others fastest.
+    """Train depth predictors on 3/4 of the documents, and choose the depth source that decodes the rest fastest.
 
     Args:
         traces: trees that the drafter drafted on the target's text, with scores calibrated by ``acceptance``.

@@ -37,6 +37,9 @@ def restrict_vocabulary(job: Job) -> Job:
     The job is unchanged without a head, with a head that has a vocabulary of its own, with a target of at most
     ``DRAFT_VOCABULARY`` tokens, and if the target's generated text is too short to tell which tokens are frequent. The
     vocabulary is stored in the work folder, so that a resumed calibration measures the same steps.
+
+    Raises:
+        YggdrasilError: the vocabulary's file cannot be read or written.
     """
     head = job.assembly.second
     vocab_size = job.assembly.target.loaded.vocab_size

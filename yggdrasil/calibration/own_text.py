@@ -243,7 +243,11 @@ def _append(file: Path, text: str) -> None:
 
 
 def seconds_spent(file: Path) -> float:
-    """Return the seconds of generating text that ``file`` records; 0 if it is missing or damaged, and so deleted."""
+    """Return the seconds of generating text that ``file`` records; 0 if it is missing or damaged, and so deleted.
+
+    Raises:
+        YggdrasilError: the file exists, and the system cannot read it.
+    """
     return read_or_drop(file, _seconds) or 0.0
 
 

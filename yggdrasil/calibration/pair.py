@@ -90,6 +90,9 @@ def default_max_length(target: str, drafter: str | None) -> int:
     Args:
         target: folder, GGUF file or hub id.
         drafter: draft model or draft head, given likewise; None without one. The cache of a head is not counted.
+
+    Raises:
+        YggdrasilError: a model is missing or unsupported.
     """
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
     outlines = [outline_of(Source.find(model)) for model in models]
@@ -113,6 +116,10 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
         knots: acceptance calibration of the drafter, [K] float32; None: the drafter's probabilities are taken as they
             are.
         backend: builder of the steps; None: that of ``source``, else the device's default.
+
+    Raises:
+        YggdrasilError: a model is missing or unsupported, the device is not available, the backend does not run on it,
+            or tree attention differs from plain attention.
     """
     from yggdrasil.runtime.loading import load_model  # imported here: a first use only checks the pair
     from yggdrasil.runtime.selfcheck import check_tree_attention
@@ -148,6 +155,9 @@ def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
     """Return an assembly of the same target and head, which drafts only tokens of ``source.vocabulary``.
 
     The head is loaded again from ``source.drafter``.
+
+    Raises:
+        YggdrasilError: the models or the backend do not support the shapes.
     """
     assert source.drafter is not None, "the assembly has one"
     target = assembly.target.loaded
@@ -161,6 +171,9 @@ def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend |
     """Return an assembly of the same models with its own caches, tree and steps, which are not built yet.
 
     ``shapes`` and ``backend`` are those of ``assembly`` if None.
+
+    Raises:
+        YggdrasilError: the models or the backend do not support the shapes.
     """
     return assemble(
         assembly.target.loaded, assembly.second, shapes or assembly.shapes, backend or assembly.target.backend,
@@ -173,6 +186,9 @@ def with_threads(assembly: Assembly, source: "PairSource") -> Assembly:
 
     It has its own caches, tree and steps, which are not built yet. ``assembly``, which shares the layers, is not to be
     used any more.
+
+    Raises:
+        YggdrasilError: the models or the backend do not support the shapes.
     """
     target, drafter = on_threads(assembly.target.loaded, source.target_threads), assembly.second
     if isinstance(drafter, LoadedHead):

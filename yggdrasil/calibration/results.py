@@ -41,6 +41,9 @@ def write_results(
         vocabulary: draft vocabulary of a head; None if it is not restricted.
         samples: times of steps and iterations.
         work: folder of intermediate results.
+
+    Raises:
+        ArtifactError: a folder or file cannot be written.
     """
     profile = profile_directory(settings.root, settings.name, plan.machine)
     frame = pd.DataFrame(samples, columns=list(COLUMNS))

@@ -109,10 +109,12 @@ class _Bench(NamedTuple):
 def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     """Search the best schedule and tree shape of a calibrated pair, write a plan with it, and return the plan's path.
 
-    Samples, ranking and measurements are written to the profile. Equal profiles give equal rankings.
+    Samples, ranking and measurements are written to the profile. Equal profiles give equal rankings. The plan itself is
+    replaced, unless ``settings.save_as`` names another.
 
     Raises:
-        YggdrasilError: the plan has no draft model or head, or stage costs or prompts are missing.
+        YggdrasilError: the plan has no draft model or head, stage costs or prompts are missing, a file of the
+            calibration is missing or damaged, or the result cannot be written.
     """
     subject = _open(settings)
     bench = _set_up(subject, settings, reporter) if settings.prompts is not None else None

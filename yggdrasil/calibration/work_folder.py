@@ -20,6 +20,9 @@ def open_work(settings: CalibrationSettings) -> Path:
     """Create the folder of a calibration's intermediate results if it is missing, and return its path.
 
     An existing folder is kept if its file settings.json holds the same settings; otherwise its contents are deleted.
+
+    Raises:
+        ArtifactError or OSError: the folder cannot be emptied or written.
     """
     folder = profile_directory(settings.root, settings.name, current_machine())
     work = resolve_link(folder.with_name(folder.name + ".partial"))
@@ -49,7 +52,7 @@ def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
 
 
 def copy_benchmarks(old: Path, new: Path) -> None:
-    """Copy benchmark results (JSON files) from the old profile folder to the new one."""
+    """Copy benchmark results (JSON files) from the old profile folder, which may be missing, to the new one."""
     for file in old.glob("*.json"):
         shutil.copy2(file, new / file.name)
 

@@ -112,7 +112,13 @@ class _Packer:
         self._quantised: dict[int, PackedRows] = {}  # by address of the weight
 
     def packed(self, name: str, module: nn.Module) -> nn.Module | None:
-        """Return the module with packed weights that replaces ``module``; None to keep it."""
+        """Return the module with packed weights that replaces ``module``; None to keep it.
+
+        The memory of replaced weights that view a file is given back to the system.
+
+        Raises:
+            YggdrasilError: the device is a GPU, and ``module`` has quantised experts or a format without kernels there.
+        """
         # Exact types only: a subclass (an adapted layer, a scaled embedding) may compute something else.
         if type(module) is nn.Embedding:
             found = self._quantised_weight(name, module.weight, module.weight)

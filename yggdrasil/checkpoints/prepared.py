@@ -44,6 +44,9 @@ def prepare(folder: Path, layout: int | str, write: Callable[[Path], None], samp
         layout: version to record in the folder.
         write: writes the files into the folder that it gets.
         sampled: as in ``is_whole``.
+
+    Raises:
+        ArtifactError: the folder or its lock cannot be written.
     """
     before = _made(folder)
     with locked(folder.with_name(f"{folder.name}.lock"), f"preparing {shown(folder)}", wait=tell):

@@ -49,7 +49,8 @@ class ShardWriter:
     def close(self) -> None:
         """Write the shard in memory, and give all shards their final names in Hugging Face's layout.
 
-        They are model.safetensors, or numbered files with model.safetensors.index.json.
+        They are model.safetensors, or numbered files with model.safetensors.index.json, which replace files of these
+        names.
         """
         self._flush()
         if len(self._shards) == 1:

@@ -69,11 +69,19 @@ class Source:
         return self.gguf or self.folder
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the model's configuration and weights, 16 hexadecimal digits."""
+        """Return the fingerprint of the model's configuration and weights, 16 hexadecimal digits.
+
+        Raises:
+            ArtifactError: the configuration or the weights are missing or damaged.
+        """
         return model_fingerprint(self.path)
 
     def tokenizer_fingerprint(self) -> str:
-        """Return the fingerprint of the tokenizer's content, 16 hexadecimal digits."""
+        """Return the fingerprint of the tokenizer's content, 16 hexadecimal digits.
+
+        Raises:
+            ArtifactError: the tokenizer's files are missing or damaged.
+        """
         return tokenizer_fingerprint(self.folder) if self.gguf is None else (self.folder / _FINGERPRINT).read_text()
 
     def checkpoint(self, dtype: "torch.dtype", *, keeps_blocks: bool = False) -> Path:

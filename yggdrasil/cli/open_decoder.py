@@ -60,13 +60,16 @@ def open_decoder(
 
     Args:
         source: name or file of a plan, or a model.
-        dtype: arithmetic of the models; None: the plan's.
+        dtype, device, max_length: replace the plan's; None: the plan's, or the default of a model's first use.
         drafter: "plan", "ngram" or a user's "module:Class".
+        force_machine: allow a plan of another machine.
+        backend: builder of the steps; None: the default.
         chat: refuse a model without a chat template.
         grow_table: add counts of the answers to the model's n-gram table; None: only if it has one.
 
     Raises:
-        YggdrasilError: there is no such plan or model, or it is unsupported.
+        YggdrasilError: there is no such plan or model, it is unsupported, or with ``chat`` it has no chat template; or
+            the plan is of another machine or device, and ``force_machine`` is False.
     """
     check_source(source, chat=chat)
     work_ahead(source, packs=device == "cpu" or (device is None and not may_have_accelerator()))
@@ -110,7 +113,11 @@ def plan_of(source: str) -> str:
 
 
 def train_beside(decoder: "Decoder", out: Path) -> None:
-    """Start training a head for the decoder's target in the folder ``out``, beside use, and say so."""
+    """Start training a head for the decoder's target in the folder ``out``, beside use, and print where.
+
+    Raises:
+        YggdrasilError: see ``start_training``.
+    """
     from yggdrasil.artifacts import shown
     from yggdrasil.training.beside import start_training
 

@@ -105,7 +105,7 @@ def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def named_sampling(options: dict[str, Any]) -> SamplingParams:
-    """Return the sampling parameters that the user has given, with greedy defaults for the others.
+    """Return the sampling parameters that the user has given; those not given have the defaults of greedy decoding.
 
     Args:
         options: values of the options that ``samples_as_the_model`` adds.
@@ -121,7 +121,7 @@ def named_sampling(options: dict[str, Any]) -> SamplingParams:
 
 
 def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingParams:
-    """Return the sampling parameters that the user has given, with the model's own values for the others.
+    """Return the sampling parameters that the user has given; those not given have the model's recommended values.
 
     Args:
         options: values by option name, as ``samples_as_the_model`` adds them; None: not given by the user.

@@ -162,6 +162,9 @@ def trace_layer(layer: nn.Module, call: Call) -> Traced:
 
     The graph's inputs are the tensors among these arguments, the cache's tensors of all layers, those of this layer,
     and the layer's weights.
+
+    Raises:
+        TypeError: the layer returns other things than one tensor.
     """
     names, weights = _weights(layer)
     given = [leaf for leaf in call.leaves if isinstance(leaf, Shape)]

@@ -100,8 +100,8 @@ class Drafter(Protocol):
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a request with the committed ``tokens`` (token ids, at least one).
 
-        They are the whole prompt, or its first tokens; ``extend`` passes the others. A drafter may keep its state for
-        the prefix shared with the last request's text.
+        They are the whole prompt, or its first tokens; ``extend`` then passes the rest of the prompt. A drafter may
+        keep its state for the prefix shared with the last request's text.
         """
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
@@ -133,7 +133,8 @@ def is_model_free(drafter: Drafter) -> bool:
 def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> None:
     """Let ``drafter`` attach nodes to ``tree`` below ``root``, the token id of the last committed token.
 
-    The tree is first replaced by that root, unless ``budget.from_root`` is False or the drafter does so itself.
+    If ``budget.from_root``, the tree is first replaced by that root: here, or by a drafter that has the capability
+    ``plants_root``.
     """
     if budget.from_root and not drafter.capabilities.plants_root:
         tree.plant(root)

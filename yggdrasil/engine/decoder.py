@@ -149,6 +149,9 @@ class Decoder:
         """Replace the decoder's plan by ``plan``, which has new step costs and is otherwise the same.
 
         Call this before any request.
+
+        Raises:
+            YggdrasilError: the plan and its predictor are not from the same calibration.
         """
         self.plan = plan
         self.policy = planned_policy(plan, self.learned, drafts=self.assembly.second is not None)
@@ -226,14 +229,15 @@ class Decoder:
     def score(self, prompt: str | Sequence[int], top: int = 0) -> Iterator[list[TokenLogprobs]]:
         """Yield the log-probability of every token of a prompt but the first, one list per pass of the target.
 
-        The lists together are in the order of the tokens.
+        The lists together are in the order of the tokens; the last may be empty. Errors are raised at the first list.
 
         Args:
             prompt: text or token ids.
             top: number of likeliest tokens to list at each token's index, 0 to 100.
 
         Raises:
-            YggdrasilError: a request is running, the prompt is invalid, or the plan has no verify width above 1.
+            YggdrasilError: a request is running, the prompt or ``top`` is invalid, or the plan has no verify width
+                above 1.
         """
         tokens = self.encode(prompt)
         with self._turns.take(wait=False):
@@ -332,7 +336,8 @@ class Decoder:
         """Return the token ids of a prompt, given as text or as token ids.
 
         Raises:
-            YggdrasilError: the prompt is empty, fills the context, or has an id outside the vocabulary.
+            YggdrasilError: the prompt is empty, fills the context, has an id outside the vocabulary, is not valid
+                Unicode, or is neither text nor integers (such as a list of messages).
         """
         if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping | Message) for item in prompt):
             raise ArgumentTypeError("the prompt is a list of messages; give those to chat or stream_chat")

@@ -162,10 +162,11 @@ class SamplerFactory:
 
 
 def with_grammar(model_free: DrafterGroup | None, sampler: Sampler | None) -> DrafterGroup | None:
-    """Return the model-free drafters of a request with ``sampler``; None if there are none.
+    """Return the model-free drafters of a request with ``sampler``.
 
-    Without a grammar (or with ``sampler`` None) they are ``model_free``. With one, they attach the tokens that it
-    forces, or else those proposals of ``model_free`` that it allows.
+    Without a grammar (or with ``sampler`` None) they are ``model_free``, which may be None. With one, the result is
+    never None: it attaches the tokens that the grammar forces, or else the proposals of ``model_free`` that the grammar
+    allows.
     """
     if sampler is None or sampler.grammar is None:
         return model_free

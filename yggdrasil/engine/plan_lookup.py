@@ -30,6 +30,9 @@ def find_plan(
             drafters.
         dtype: must be the plan's; None: any.
         device: must be the plan's; None: any.
+
+    Raises:
+        YggdrasilError: ``drafters`` names a shipped head that the package does not have.
     """
     digits = model.fingerprint()
     wanted = {

@@ -46,7 +46,11 @@ def describe(params: SamplingParams) -> str:
 
 
 def recommended_sampling_of(decoder: "Decoder") -> RecommendedSampling:
-    """Return the sampling parameters that the target's files recommend; llama.cpp's defaults if they have none."""
+    """Return the sampling parameters that the target's files recommend; llama.cpp's defaults if they have none.
+
+    Raises:
+        YggdrasilError: the target is missing, or its GGUF file is damaged.
+    """
     from yggdrasil.checkpoints.source import Source
 
     if decoder.plan is None:
@@ -63,6 +67,9 @@ def recommended_sampling(folder: Path | None, gguf: Path | None) -> RecommendedS
     Args:
         folder: its generation_config.json is read if ``gguf`` is None.
         gguf: a GGUF file, whose metadata are read; None: no such file.
+
+    Raises:
+        ArtifactError: the GGUF file is damaged or unsupported.
     """
     if gguf is not None:
         facts = read_gguf_header(gguf).facts

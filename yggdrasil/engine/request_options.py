@@ -111,7 +111,8 @@ def check_prompt_tokens(tokens: Sequence[int], limit: int, vocab_size: int) -> N
 def near_tie_tolerance(speculation: Speculation, measured: float | None) -> float:
     """Return the difference of the two best logits below which a decision is a near tie; 0 if near ties do not matter.
 
-    ``measured`` is the tolerance that ``yggdrasil parity`` measured for the models on this machine; None if it did not.
+    It is ``speculation.tolerance`` if given, else ``measured``, the tolerance that ``yggdrasil parity`` measured for
+    the models on this machine; None if it did not.
 
     Raises:
         YggdrasilError: near ties matter (exactness "strict", or an audit), and there is no tolerance.

@@ -14,7 +14,8 @@ from yggdrasil.runtime.passes import fitting
 def score(assembly: Assembly, tokens: Sequence[int], top: int) -> Iterator[list[TokenLogprobs]]:
     """Yield the log-probability of every token of ``tokens`` but the first, one list per target pass.
 
-    The lists together are in the order of the tokens. KV entries of ``tokens`` replace those in the cache.
+    The lists together are in the order of the tokens; the last may be empty. KV entries of ``tokens`` replace those in
+    the cache.
 
     Args:
         top: number of likeliest tokens to list at each token's index.

@@ -34,7 +34,11 @@ class LlamaServer:
         self._url = url.rstrip("/")
 
     def describe(self) -> str:
-        """Return the name of the build that llama-server reports."""
+        """Return the name of the build that llama-server reports.
+
+        Raises:
+            YggdrasilError: the server does not answer as llama-server does.
+        """
         return self._ask("/props", lambda said: one_line(said.get("build_info", "an unknown build")))
 
     def pass_ms(self, report: Callable[[float], None]) -> dict[int, float]:
@@ -51,6 +55,10 @@ class LlamaServer:
 
         Args:
             report: takes the fraction done, 0 to 1.
+
+        Raises:
+            YggdrasilError: the server does not answer as llama-server does, speculates, or reads other tokens than the
+                new ones.
         """
         began = monotonic()
         numbers = random.Random(0)
@@ -76,6 +84,9 @@ class LlamaServer:
         """Let llama-server generate ``tokens`` greedy tokens after ``prompt`` (token ids), end-of-text tokens ignored.
 
         Returns prompt and generated tokens.
+
+        Raises:
+            YggdrasilError: the server does not answer as llama-server does.
         """
         options = {"n_predict": tokens, "ignore_eos": True, "return_tokens": True, "cache_prompt": False}
         found = self._complete(prompt, lambda said: check_tokens("tokens", said["tokens"]), **options)

@@ -82,7 +82,10 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 
 
 def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) -> None:
-    """Move accepted rows as ``portable.keep_rows`` does, by one launch; all caches have the same shape and dtype."""
+    """Move accepted rows as ``portable.keep_rows`` does, by one launch.
+
+    All ``caches`` are contiguous and have the same shape and dtype.
+    """
     first = caches[0]
     triton_kernels.keep_rows[(len(caches), first.shape[0])](
         _pointer_table(caches), start, rows, count, first.stride(0), ELEMENT=_ELEMENTS[first.element_size()],
@@ -119,7 +122,7 @@ def quantised_linear(
 def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows: int, dtype: torch.dtype) -> Tensor:
     """Return the rows ``ids`` [...] of a quantised weight, dequantised to [..., ``inputs``] in ``dtype``, on a GPU.
 
-    ``packed`` [N, bytes] uint8 has the weight's GGUF blocks, of the GGUF type number ``form``.
+    ``packed`` [N, bytes] uint8 has the weight's GGUF blocks, of the GGUF type number ``form``; ``num_rows`` is unused.
     """
     result = ids.new_empty((*ids.shape, inputs), dtype=dtype)
     triton_quantised.read_rows[(ids.numel(), triton.cdiv(inputs, 512))](

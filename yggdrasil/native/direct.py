@@ -60,6 +60,9 @@ def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
     """Return a native object whose C function "move" moves KV entries within ``caches``, [Hkv, S, D] each.
 
     ``mail`` int64 holds, at each call, the number n of rows, the first slot they move to, and their n present slots.
+
+    Raises:
+        RuntimeError: a tensor is not on the CPU, or its dtype is unsupported.
     """
     arguments = views_of(caches), ctypes.c_int64(len(caches)), view_of(mail)
     return NativeObject("rows", arguments, [*caches, mail])
@@ -70,6 +73,9 @@ def native_state_rows(buffer: Tensor, layers: int, mail: Tensor) -> NativeObject
 
     ``mail`` int64 holds, at each call, the first row of ``buffer`` to write, the number of rows, the address of each
     layer's states, and the row of the states to copy for each row.
+
+    Raises:
+        RuntimeError: a tensor is not on the CPU, or its dtype is unsupported.
     """
     arguments = view_of(buffer), ctypes.c_int64(layers), view_of(mail)
     return NativeObject("state_rows", arguments, [buffer, mail])

@@ -77,7 +77,10 @@ class FixedPolicy:
         return self._decision
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return a bound by which a drafted tree is extended to about its verify width; without ``shape``, no bound."""
+        """Return a bound that ends growth when no further node can be among the best ``shape.verify_width``.
+
+        Without ``shape``, growth is not bounded. ``context`` is not used.
+        """
         return UNBOUNDED if shape is None else stopping_bound([shape.verify_width], [1.0])
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:

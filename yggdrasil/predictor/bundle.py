@@ -33,7 +33,7 @@ class Learned:
             raise ValueError(f"the predictor takes {self.depth.num_features} features, its inputs have {self.reads}")
 
     def save(self, folder: Path) -> None:
-        """Write the fitted tables and networks to the safetensors file ``predictor.safetensors`` in ``folder``.
+        """Write the fitted tables and networks to ``predictor.safetensors`` in ``folder``, replacing an existing file.
 
         Raises:
             ArtifactError: the file cannot be written.

@@ -188,10 +188,10 @@ class TraceSet:
         return cls(**per_position, **per_width)
 
     def save(self, path: Path) -> None:
-        """Write the traces to a safetensors file with a checksum.
+        """Write the traces to the safetensors file ``path``, with a checksum, replacing an existing file.
 
         Raises:
-            ArtifactError: writing fails.
+            ArtifactError: the file cannot be written.
         """
         write_tensors(path, KIND, SCHEMA_VERSION, self.to_arrays())
 

@@ -65,7 +65,11 @@ class Facts:
 
     @property
     def table(self) -> str | None:
-        """One line on which shipped text the n-gram table counts; None without a table or shipped text."""
+        """One line on which shipped text the n-gram table counts; None without a table or shipped text.
+
+        Raises:
+            ArtifactError: the table is damaged.
+        """
         return table_origin(self.predictor)
 
     def reasons(self) -> list[str]:
@@ -84,7 +88,11 @@ class Facts:
         return SearchFacts(self.plan.search, None if self.plan.search is None else self.lengths, self.profile)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Return all tables of the report by name, in the order of the page."""
+        """Return all tables of the report by name, in the order of the page. A table without data is empty.
+
+        Raises:
+            YggdrasilError: a file of the profile is damaged.
+        """
         return {
             "considered": considered(self.plan),
             "costs": costs(self.plan),
@@ -108,6 +116,9 @@ class Facts:
 
         Columns: model ("target" or "drafter"), context (tokens in the cache), width (rows of the step: 1 for a plain
         step, else the verify or draft width), median ms, p10_ms, p90_ms and number of samples.
+
+        Raises:
+            ArtifactError: the file of the samples is damaged.
         """
         frame = read_csv_if_any(self.profile / "stage_samples.csv", "stage-samples", SAMPLE_COLUMNS)
         if frame.empty:
@@ -125,6 +136,9 @@ class Facts:
 
         Columns: model, width (rows), context (tokens in the cache), ms, least_ms (by memory bandwidth and matrix
         throughput).
+
+        Raises:
+            ArtifactError: the file is damaged.
         """
         return read_csv_if_any(
             self.profile / "roofline.csv", "roofline", ("model", "width", "context", "ms", "least_ms")
@@ -135,6 +149,9 @@ class Facts:
 
         Columns: stage, ms_an_iteration and, except where a file without it was stored, share. The times come from the
         search's chosen plan, else from whole requests, else from the profile's mixed tree shapes.
+
+        Raises:
+            ArtifactError: a file is damaged.
         """
         timelines = self.search.timelines()
         own = timelines[(timelines["plan"] == "chosen") & (timelines["kind"] == "measured")]
@@ -158,7 +175,8 @@ class Facts:
         """Return the results of ``yggdrasil bench`` that the profile has in files bench-NAME.json, one row per file.
 
         Columns: prompts (NAME), matched ("n of m" prompts with equal output), aal, plain_ms and ours_ms (per token),
-        speedup with quartiles low and high, predicted_speedup, and repeats, the share of repeated tokens.
+        speedup with quartiles low and high, predicted_speedup, and repeats, the share of repeated tokens. Without such
+        files the result has no columns.
 
         Raises:
             YggdrasilError: a file is not the result of a benchmark.
@@ -232,6 +250,9 @@ class Facts:
         """Return scores of the depth predictor and of the baselines on held-out documents; empty if none are stored.
 
         Columns: reads (what the predictor reads), depth, scorer, auc, brier.
+
+        Raises:
+            ArtifactError: the file is damaged.
         """
         return read_csv_if_any(self.predictor / "report.csv", "predictor-report", PREDICTOR_COLUMNS, REPORT_VERSION)
 
@@ -240,6 +261,9 @@ class Facts:
 
         Columns: reads (what the predictor reads), depth, predicted (mean probability of a bin), reached (share),
         positions.
+
+        Raises:
+            ArtifactError: the file is damaged.
         """
         return read_csv_if_any(self.predictor / "calibration.csv", "predictor-calibration", CURVE_COLUMNS)
 

@@ -135,7 +135,8 @@ def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | No
 
     Args:
         tables: all tables of the report, by name; "objective" is drawn.
-        chosen: the tree shape that a schedule search has chosen, marked too. None: there was no search.
+        chosen: the tree shape that a schedule search has chosen, marked too unless it is the plain step; None: there
+            was no search.
     """
     table = tables["objective"]
     if table.empty:

@@ -59,6 +59,9 @@ class SearchFacts:
         """Return when the stages of one iteration run, for the naive and the chosen plan, one row per stage.
 
         Columns: plan ("naive" or "chosen"), kind ("predicted" or "measured"), stage, resource, start_ms, end_ms.
+
+        Raises:
+            ArtifactError: the file of the samples is damaged.
         """
         columns = ["plan", "kind", "stage", "resource", "start_ms", "end_ms"]
         search, lengths, costs = self._result, self._lengths, self._costs

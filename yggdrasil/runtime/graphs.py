@@ -52,6 +52,9 @@ class Capture:
 
         Work that never ran is run once first, with the present values of its inputs. Later calls return the same
         function. If recording fails, a warning is printed, and the function runs the work.
+
+        Raises:
+            YggdrasilError: the device's memory is full.
         """
         if not self._was_run:
             self()

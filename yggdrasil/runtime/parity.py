@@ -67,7 +67,11 @@ class ParityReport:
     worst_position: str = ""
 
     def save(self, folder: Path) -> Path:
-        """Write the parity report as a YAML file to ``folder``, and return the file's path."""
+        """Write the parity report as a YAML file to ``folder``, and return the file's path. An older file is replaced.
+
+        Raises:
+            ArtifactError: the file cannot be written.
+        """
         path = _file(folder, self.dtype)
         write_yaml(path, KIND, SCHEMA_VERSION, to_plain(self))
         return path

@@ -209,6 +209,9 @@ def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
 
     Returns:
         (Outputs [1, N, Hq, D of ``value``], None)
+
+    Raises:
+        YggdrasilError: an argument is given that this attention does not compute.
     """
     if side_by_side is None:
         given = query, key, value, attention_mask, scaling, sliding_window, softcap, s_aux

@@ -246,7 +246,7 @@ class Plan:
         return tuple(each for each in self.drafters if not isinstance(each, ModelRef))
 
     def save(self, path: Path) -> None:
-        """Write the plan to ``path`` as YAML, with a schema version and a checksum.
+        """Write the plan to ``path`` as YAML, with a schema version and a checksum, replacing an existing file.
 
         Raises:
             ArtifactError: the file cannot be written.

@@ -109,7 +109,8 @@ class Schedule:
         """Return the schedule in which every stage is launched as early as its inputs allow.
 
         Args:
-            variants: stage name -> variant. A stage that is not named has its default variant.
+            variants: stage name -> variant. A stage that is not named has its default variant; names of no stage are
+                ignored.
 
         Raises:
             ValueError: a stage has no such variant.

@@ -66,7 +66,7 @@ def critical_path(schedule: Schedule, durations: Mapping[str, Milliseconds]) -> 
     """Return the milliseconds of the longest chain of dependent stages, a lower bound of an iteration.
 
     Args:
-        durations: stage name -> milliseconds, one number or an array for many tree shapes.
+        durations: name of every stage -> milliseconds, one number or an array for many tree shapes.
     """
     ends: dict[str, Milliseconds] = {}
     longest: Milliseconds = 0.0

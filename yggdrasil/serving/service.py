@@ -68,7 +68,10 @@ class Service:
 
     @cached_property
     def sampling(self) -> RecommendedSampling:
-        """Sampling parameters for requests that leave them out: those that the model's files recommend, or greedy."""
+        """Sampling parameters for requests that leave them out: what the model's files recommend, or greedy.
+
+        ``settings.recommended_sampling`` decides which.
+        """
         return (
             recommended_sampling_of(self.decoder)
             if self.settings.recommended_sampling

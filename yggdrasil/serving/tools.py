@@ -45,6 +45,9 @@ class ToolFormat:
         """Return the format of tool calls in the tokenizer's chat template, found by rendering a chat with a call.
 
         None if the template fails, takes no tools or writes calls in another form than JSON.
+
+        Raises:
+            YggdrasilError: the tokenizer has no tokenizer.json.
         """
         function = {"name": _NAME, "description": "d", "parameters": _PARAMETERS}
         tools: list[Any] = [{"type": "function", "function": function}]

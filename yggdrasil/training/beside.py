@@ -37,8 +37,8 @@ def start_training(decoder: Decoder, out: Path) -> Started:
     """Train a head for the decoder's target in ``out``, in a process of its own, and keep later answers to learn from.
 
     Raises:
-        YggdrasilError: ``out`` has files of another origin or the head that the decoder drafts with, or no process can
-            be started.
+        YggdrasilError: the decoder has no plan, ``out`` is a file or has files of another origin or the head that the
+            decoder drafts with, or no process can be started.
     """
     plan = decoder.plan
     if plan is None:

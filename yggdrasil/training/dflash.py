@@ -66,9 +66,9 @@ class DFlashRecipe:
         return head
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
-        """Yield, for steps 1 to ``count`` (at most 7), the logits of the rows that many positions behind the anchors.
+        """Yield, for k = 1 to ``count`` (at most 7), the logits for trained tokens k positions behind an anchor.
 
-        A trained token is reached by a step if an anchor is so many positions before it.
+        Row k of the anchor's block gives them. Step k reaches only these tokens.
         """
         assert isinstance(model, BlockHead)
         anchors, exists = choose_anchors(batch.learned)
@@ -85,7 +85,10 @@ class DFlashRecipe:
             yield StepOutput(self._output.logits(rows), reached)
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """Write a trained head to ``folder``: bfloat16 weights and config.json, without embedding and LM head."""
+        """Write a trained head to the existing ``folder``: bfloat16 weights and config.json, no embedding or LM head.
+
+        Files of the same names are replaced.
+        """
         tensors = {name: tensor.detach().bfloat16().contiguous() for name, tensor in model.state_dict().items()}
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         (folder / "config.json").write_text(json.dumps(self._config, indent=2) + "\n", encoding="utf-8")

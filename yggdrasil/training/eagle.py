@@ -35,12 +35,18 @@ class EagleRecipe:
         return initial_head(self._loaded, self._settings, self.vocabulary)
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
-        """Yield the logits of ``count`` draft steps of the head at the trained tokens of a batch, see ``unroll``."""
+        """Run the head on its own outputs for ``count`` draft steps, and yield each step's logits.
+
+        They are those of the trained positions of ``batch`` that the step reaches.
+        """
         assert isinstance(model, EagleHead)
         return unroll(model, self._embedding, batch, count)
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """Write a trained head to ``folder``: bfloat16 weights, the token tables ``d2t`` and ``t2d``, config.json."""
+        """Write a trained head to the existing ``folder``: bfloat16 weights with ``d2t`` and ``t2d``, and config.json.
+
+        Files of the same names are replaced.
+        """
         settings = self._settings
         tensors = {
             name: tensor.detach() if name == "d2t" else tensor.detach().bfloat16().contiguous()

@@ -28,7 +28,11 @@ class Teacher:
 
     @classmethod
     def of(cls, loaded: LoadedModel, vocabulary: Tensor) -> Self:
-        """Return the LM head of ``loaded`` restricted to the draft vocabulary ``vocabulary``, [Vd] token ids."""
+        """Return the LM head of ``loaded`` restricted to the draft vocabulary ``vocabulary``, [Vd] token ids.
+
+        Raises:
+            YggdrasilError: the weight of the LM head is not [V, H].
+        """
         return cls(target_head(loaded).restricted_to(vocabulary), vocabulary, loaded.vocab_size)
 
     def probabilities(self, batch: Batch) -> Tensor:

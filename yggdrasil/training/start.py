@@ -68,6 +68,9 @@ def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor
 
     Args:
         vocabulary: [Vd] int64 token ids that the head drafts.
+
+    Raises:
+        YggdrasilError: the weight of the target's LM head is not [V, H].
     """
     torch.manual_seed(0)
     head, model = EagleHead(settings), loaded.model

@@ -95,6 +95,9 @@ class Training:
         """Write weights, optimiser and ``progress`` to the folder ``work``, replacing an earlier state.
 
         Training can resume from it.
+
+        Raises:
+            ArtifactError: a file cannot be written.
         """
         tensors: dict[str, Tensor] = {}
         for prefix, module in (("head", self.head), ("average", self.average)):

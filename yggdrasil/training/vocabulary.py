@@ -9,10 +9,9 @@ from yggdrasil.training.windows import Window
 
 
 def draft_vocabulary(windows: Sequence[Window], vocab_size: int, most: int = DRAFT_VOCABULARY) -> Tensor:
-    """Return the ``most`` most frequent tokens of the training text, or all tokens if there are no more.
+    """Return the ids of the ``most`` most frequent tokens of the training text, [Vd] int64 ascending.
 
-    Returns:
-        Their ids, [Vd] int64 ascending.
+    A prompt's token counts a quarter of an answer's. If ``vocab_size`` is at most ``most``, all tokens are returned.
     """
     return Vocabulary.of(map(_text, windows), vocab_size, most).tokens
 

@@ -51,6 +51,8 @@ class TokenTree:
     def allocate(cls, num_nodes: int, candidates: int, device: torch.device) -> "TokenTree":
         """Allocate a tree for ``num_nodes`` nodes, root included, with ``candidates`` entries per node in its pool.
 
+        It has no node yet, not even a root (``plant``).
+
         Raises:
             ValueError: either number is below 1.
         """

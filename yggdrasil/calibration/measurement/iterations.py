@@ -178,6 +178,9 @@ def measure_reading(
         stream: makes the text stream of a request.
         text: token ids of the prompt.
         progress: takes the fraction done, 0 to 1.
+
+    Raises:
+        YggdrasilError: the only verify width is 1.
     """
     shapes, found = assembly.shapes, list[Sample]()
     if not shapes.draft_widths:

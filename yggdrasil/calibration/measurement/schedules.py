@@ -150,8 +150,9 @@ def measure_plans(
 ) -> pd.DataFrame:
     """Decode every text with every plan and plainly, in rotating order; one row per request, columns ``PLAN_COLUMNS``.
 
-    ``iteration_ms`` and the stages are means over the iterations after the first ``WARM_UP``. A first round over all
-    plans warms up and is dropped.
+    Rows of plain decoding have the plan name ``PLAIN``. ``iteration_ms`` and the stages are means over the iterations
+    after the first ``WARM_UP``; a request without further ones has no row. All plans first decode ``texts[0]`` once
+    without a row, as a warm-up. The engine has the default schedule afterwards.
 
     Args:
         new_stream: makes the text stream of a request, which limits its tokens.

@@ -47,7 +47,11 @@ class LearnedStatistics(NamedTuple):
         return StatisticsDrafter(self.scorer, None if self.table is None else count_documents(others, self.base))
 
     def save(self, folder: Path) -> None:
-        """Write the n-gram scorer, and the n-gram table if there is one, to ``folder``."""
+        """Write the n-gram scorer, and the n-gram table if there is one, to ``folder``; existing files are replaced.
+
+        Raises:
+            ArtifactError: a file cannot be written.
+        """
         self.scorer.save(folder / SCORER_FILE)
         if self.table is not None:
             self.table.save(folder / TABLE_FILE)

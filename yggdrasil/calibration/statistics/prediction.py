@@ -27,6 +27,9 @@ def predict_model_free(
     Args:
         documents: prompts and the target's answers.
         costs: step costs in milliseconds, which give the time of each iteration.
+
+    Raises:
+        ValueError: the documents have no text to decode.
     """
     plain = Expectation("plain decoding", 1.0, costs.plain_ms, 1.0)
     if model_free is None:

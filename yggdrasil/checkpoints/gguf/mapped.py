@@ -80,7 +80,11 @@ class MappedGguf:
         self._packer.stop()
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a dequantised copy of the weight ``name`` in ``dtype``, in the model's row order."""
+        """Return a dequantised copy of the weight ``name`` in ``dtype``, in the model's row order.
+
+        Raises:
+            YggdrasilError: its format is unsupported.
+        """
         place = self._places[name]
         if place.kind in _DTYPES:
             values = self._bytes(place).view(_DTYPES[place.kind]).view(place.shape)

@@ -22,6 +22,9 @@ def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, list[Gg
 
     A weight has several tensors where the model fuses layers that the file has apart: their rows follow each other. A
     tied LM head has the embedding's tensor.
+
+    Raises:
+        YggdrasilError: the file lacks a weight of the model or has an unknown one.
     """
     places = {ours: header.tensors[theirs] for theirs, ours in tensor_names(header, config).items()}
     if config.tie_word_embeddings:  # the LM head reads the embedding's tensor

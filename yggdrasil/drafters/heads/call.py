@@ -55,7 +55,8 @@ class HeadCall:
         """Map draft vocabulary ids ``drafted`` (int64, any shape) to the target's token ids.
 
         Args:
-            weights: the head's tensors, among them d2t if it drafts only some tokens.
+            weights: the head's tensors, among them d2t if it drafts only some tokens; without it ``drafted`` is
+                returned.
         """
         return target_tokens(drafted, dict(zip(self._names, weights, strict=True)).get("head.d2t"))
 

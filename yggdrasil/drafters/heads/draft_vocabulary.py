@@ -68,7 +68,7 @@ class Vocabulary:
         return sum(token in known for token in tokens) / max(len(tokens), 1)
 
     def save(self, path: Path) -> None:
-        """Write the vocabulary as a safetensors file at ``path``.
+        """Write the vocabulary as a safetensors file at ``path``, replacing an existing file.
 
         Raises:
             ArtifactError: the file cannot be written.

@@ -148,6 +148,9 @@ def fill(head: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> 
     """Load ``tensors`` into ``head``, which may be on the meta device, in ``dtype``, and set it to inference.
 
     ``d2t`` keeps its dtype, and the correction biases of a router of experts become float32.
+
+    Raises:
+        RuntimeError: names or shapes differ from those of ``head``.
     """
     kinds = {name: torch.float32 if name.endswith(_IN_FULL) else dtype for name in tensors}
     weights = {name: tensor if name == "d2t" else tensor.to(kinds[name]) for name, tensor in tensors.items()}

@@ -152,6 +152,9 @@ class PortableStatistics:
 
         Returns:
             The number of nodes, root included.
+
+        Raises:
+            RuntimeError: the text is empty.
         """
         self._root = root
         self.append(certain)
@@ -184,6 +187,9 @@ class PortableStatistics:
 
         Returns:
             The number of nodes, root included.
+
+        Raises:
+            RuntimeError: the text is empty.
         """
         self._root = root
         *buffers, pool_tokens, pool_scores = self._fill_buffers

@@ -77,7 +77,7 @@ class NGramScorer:
         return [torch.from_numpy(getattr(self, field.name).copy()) for field in fields(self)]
 
     def save(self, path: Path) -> None:
-        """Write the weights to the safetensors file ``path``.
+        """Write the weights to the safetensors file ``path``, replacing an existing file.
 
         Raises:
             ArtifactError: the file cannot be written.

@@ -141,7 +141,7 @@ class Table:
         return [torch.from_numpy(getattr(self, name)) for name in _FIELDS]
 
     def save(self, path: Path) -> None:
-        """Write the n-gram table to the safetensors file ``path``.
+        """Write the n-gram table to the safetensors file ``path``, replacing an existing file.
 
         Raises:
             ArtifactError: the file cannot be written.

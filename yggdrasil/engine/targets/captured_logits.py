@@ -39,7 +39,7 @@ class CapturedLogits:
         yield from (self._plain, *self._trees.values(), self._move.capture)
 
     def plain(self) -> Sequence[Tensor]:
-        """Run one committed token through the target, as one CUDA graph.
+        """Run the committed token that the caller has written to the inputs through the target, as one CUDA graph.
 
         Return logits [1, V] and hidden states [1, H] on the host, then [1, H] of each layer that a drafter reads, on
         the device.

@@ -107,7 +107,11 @@ class CapturedTarget(PromptReader):
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
         """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield (outcome, logits [1, V]) for each.
 
-        The logits are those after the chunk's last token. The last outcome has the argmax token after the prompt.
+        KV entries of the first ``start`` tokens, fewer than all, must be in the cache. The logits are those after the
+        chunk's last token. The last outcome has the argmax token after the prompt.
+
+        Raises:
+            YggdrasilError: a logit is not finite.
         """
         for width, count in self._chunks(tokens, start):
             packed, logits, *others = self._launch("prefill", width)
@@ -123,6 +127,9 @@ class CapturedTarget(PromptReader):
         """Run the token id ``token``, the last committed one, and return the outcome: the token chosen after it, row 0.
 
         The caller must then ``commit`` the row.
+
+        Raises:
+            YggdrasilError: a logit is not finite, or no token is possible.
         """
         outputs = self.launch_plain(token)
         outputs = self._readback.wait(outputs[0].numel()), *outputs[1:]

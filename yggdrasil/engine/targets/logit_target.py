@@ -90,6 +90,9 @@ class LogitTarget:
         """Run the token id ``token``, the last committed one; the sampler chooses the token of the outcome.
 
         The caller must then ``commit`` the outcome's row.
+
+        Raises:
+            YggdrasilError: a logit is not finite, or no token is possible.
         """
         decision = self._current
         if decision.fixed_width is not None:

@@ -86,7 +86,8 @@ class Target(Protocol):
     def verify(self, width: int) -> Sequence[Tensor]:
         """Launch a pass of the target over the ``width`` nodes of the tree with the highest scores.
 
-        Returns its outputs for ``accept``. They may be on the device, and the pass may still run.
+        ``width`` is a verify width above 1. Returns the pass's outputs for ``accept``. They may be on the device, and
+        the pass may still run.
         """
 
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
@@ -185,7 +186,8 @@ class PromptReader(ABC):
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
         """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield (outcome, logits [1, V]) for each.
 
-        The logits are those after the chunk's last token. The last outcome has the argmax token after the prompt.
+        KV entries of the first ``start`` tokens, fewer than all, must be in the cache. The logits are those after the
+        chunk's last token. The last outcome has the argmax token after the prompt.
         """
 
     def _chunks(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
@@ -226,7 +228,11 @@ class TargetModel(PromptReader):
     def prefill_with_logits(self, tokens: Sequence[int], start: int = 0) -> Iterator[tuple[Outcome, Tensor]]:
         """Run the prompt ``tokens`` from index ``start`` on, in chunks, and yield (outcome, logits [1, V]) for each.
 
-        The logits are those after the chunk's last token. The last outcome has the argmax token after the prompt.
+        KV entries of the first ``start`` tokens, fewer than all, must be in the cache. The logits are those after the
+        chunk's last token. The last outcome has the argmax token after the prompt.
+
+        Raises:
+            YggdrasilError: a logit is not finite.
         """
         for width, count in self._chunks(tokens, start):
             choice, best, hidden, logits, *layers = self.runner.step("prefill", width)()
@@ -240,6 +246,9 @@ class TargetModel(PromptReader):
         """Run the token id ``token``, the last committed one, and return the outcome: the argmax token after it, row 0.
 
         The caller must then ``commit`` the row.
+
+        Raises:
+            YggdrasilError: a logit is not finite.
         """
         self._tokens.write(token)
         self._start.write(self.text.num_rows)

@@ -107,7 +107,7 @@ def load_described(
 ) -> LoadedModel | None:
     """Load and pack the model in ``source`` for native steps on a CPU, directly from its mapped file.
 
-    None if the model cannot be loaded in this way.
+    None without the native library, and for families, files or weight formats that this way of loading does not cover.
 
     Args:
         weights: "full", or "file" to keep a GGUF file's quantised blocks; other formats give None.
