@@ -101,7 +101,7 @@ struct WideSide {
   [[gnu::always_inline]] __m256i wide(int vector, int half) const { return vectors[vector][half]; }
   [[gnu::always_inline]] HalfScales scales(int half) const {  // NOTE: one by one; GCC copies a struct in pieces that it then waits for
     const HalfScales& kept = half_scales[half];
-    return {kept.scale, kept.minimum, {kept.multiples[0], kept.multiples[1]}};
+    return {kept.scale, kept.minimum, {kept.multiples[0], kept.multiples[F::kScaling == Scaling::halved]}};
   }
 };
 
