@@ -6,14 +6,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic, write_csv
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.calibration import pipeline
+from yggdrasil.calibration import documents, pipeline
 from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, PairSource
 from yggdrasil.calibration.documents import usable_texts
 from yggdrasil.calibration.measurement.steps import COLUMNS, Sample
@@ -259,3 +262,21 @@ def test_quick_leaves_alone_what_was_given_by_hand():
         _shapes(512, 4, "1,2", None, look_up, quick=True)
     with pytest.raises(YggdrasilError, match="--verify-widths is for drafters"):
         _shapes(512, 4, None, "1,2", plain, quick=True)
+
+
+def test_progress_of_recording_counts_the_documents_of_both_passes(tmp_path, monkeypatch):
+    fractions, knots = [], torch.zeros(1)
+    drafter = SimpleNamespace(capabilities=SimpleNamespace(steps=SimpleNamespace(knots=knots)))
+    job = SimpleNamespace(
+        texts=[[1]] * 6, work=tmp_path, reporter=SimpleNamespace(phase=lambda _: fractions.append),
+        assembly=SimpleNamespace(engine=SimpleNamespace(drafter=drafter)),
+    )  # fmt: skip
+    monkeypatch.setattr(documents, "_document", lambda job, drafter, index, file: file.stem)
+    monkeypatch.setattr(documents, "concatenate", list)
+    monkeypatch.setattr(documents, "fit_acceptance", lambda first: SimpleNamespace(knots=np.full(1, len(first))))
+
+    traces, _ = documents.record_all(job)
+
+    assert traces == [f"traces-{i}" for i in range(6)]
+    assert knots.tolist() == [3.0]  # half of the documents
+    assert fractions == pytest.approx([(i + 1) / 9 for i in range(9)])

@@ -57,17 +57,19 @@ def record_all(job: Job) -> tuple[TraceSet, AcceptanceCalibration]:
     assert drafter is not None
     assert drafter.capabilities.steps is not None
     report = job.reporter.phase(f"recording acceptance on {len(job.texts)} documents")
-    first = [
-        _document(job, drafter, i, job.work / f"first-{i}.safetensors")
-        for i in range(min(FIRST_PASS_DOCUMENTS, len(job.texts) // 2))
-    ]
-    acceptance = fit_acceptance(concatenate(first))
+    num_first = min(FIRST_PASS_DOCUMENTS, len(job.texts) // 2)
+    total = num_first + len(job.texts)
+
+    def recorded(name: str, num_documents: int, before: int) -> TraceSet:
+        parts = []
+        for i in range(num_documents):
+            parts.append(_document(job, drafter, i, job.work / f"{name}-{i}.safetensors"))
+            report((before + i + 1) / total)
+        return concatenate(parts)
+
+    acceptance = fit_acceptance(recorded("first", num_first, 0))
     drafter.capabilities.steps.knots.copy_(torch.from_numpy(acceptance.knots.copy()))
-    parts = []
-    for i in range(len(job.texts)):
-        parts.append(_document(job, drafter, i, job.work / f"traces-{i}.safetensors"))
-        report((i + 1) / len(job.texts))
-    return concatenate(parts), acceptance
+    return recorded("traces", len(job.texts), num_first), acceptance
 
 
 def _document(job: Job, drafter: Drafter, index: int, file: Path) -> TraceSet:
