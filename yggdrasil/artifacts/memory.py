@@ -84,3 +84,12 @@ def drop_reserved() -> None:
     """Free the host memory that ``reserve`` has made resident, if no model's loader has taken it."""
     if (found := take_reserved()) is not None:
         found.stop()
+
+
+def trim_heap() -> None:
+    """Give the free memory of this process's heap back to the system (glibc only).
+
+    The heap may hold it in pieces that later allocations do not fit.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)

@@ -14,11 +14,10 @@ from yggdrasil.calibration.measurement.steps import COLUMNS, Sample
 from yggdrasil.calibration.statistics.learning import LearnedStatistics
 from yggdrasil.calibration.work_folder import copy_benchmarks
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
-from yggdrasil.predictor.report import CalibrationPoint, TrainingReport
+from yggdrasil.predictor.report import REPORT_VERSION, CalibrationPoint, TrainingReport
 from yggdrasil.scheduling.plan import DepthSource, Plan
 
 SAMPLES_VERSION = 1
-REPORT_VERSION = 2
 THREADS_FILE = "threads.csv"  # a by-product, for inspection
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from yggdrasil.artifacts.memory import trim_heap
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.engine import SingleThreadInference
 from yggdrasil.runtime.kept_rows import KeptRows
 from yggdrasil.runtime.kept_text import KeptText
-from yggdrasil.runtime.room import trim_heap
 
 _MIN_ROWS = 16  # tokens; a prefill of fewer costs less than a copy
 

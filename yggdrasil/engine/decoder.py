@@ -15,6 +15,7 @@ from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS, Constraint, Sampling
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
+from yggdrasil.artifacts.memory import trim_heap
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.compiler.compiled import Backend
 from yggdrasil.drafters.protocol import Drafter
@@ -38,7 +39,6 @@ from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.prompts import Message, Messages, encode_chat, encode_prompt
 from yggdrasil.runtime.parity import read_tolerance
-from yggdrasil.runtime.room import trim_heap
 from yggdrasil.scheduling.plan import Plan, check_plan, portable_source
 
 

@@ -15,6 +15,7 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
 Scorer: TypeAlias = Literal["predictor", "constant", "confidence"]
+REPORT_VERSION = 2  # of the file of a report
 _BINS = 10  # points of a calibration curve, as many positions each
 
 

@@ -12,11 +12,11 @@ import pandas as pd
 
 from yggdrasil.artifacts import parse_json, profile_of_plan, shown
 from yggdrasil.calibration.measurement.steps import COLUMNS as SAMPLE_COLUMNS
-from yggdrasil.calibration.results import REPORT_VERSION
 from yggdrasil.drafters.statistics.drafter import table_origin
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.objective import objective_value
 from yggdrasil.predictor.bundle import Learned
+from yggdrasil.predictor.report import REPORT_VERSION
 from yggdrasil.reports.folder import read_csv_if_any
 from yggdrasil.reports.reasons import considered, costs, reasons
 from yggdrasil.reports.search_facts import SearchFacts

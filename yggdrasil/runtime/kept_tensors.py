@@ -20,7 +20,7 @@ from torch import Tensor
 
 from yggdrasil.artifacts import check_weights, current_machine
 from yggdrasil.artifacts.fork import in_fork
-from yggdrasil.artifacts.memory import drop_reserved
+from yggdrasil.artifacts.memory import drop_reserved, trim_heap
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.gguf.packing import drop_begun
 from yggdrasil.checkpoints.outline import Outline
@@ -31,7 +31,6 @@ from yggdrasil.native import is_native
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.loading import description_of, load_described
-from yggdrasil.runtime.room import trim_heap
 
 _FILE = "tensors.safetensors"
 _DTYPES = {

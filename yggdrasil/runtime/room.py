@@ -1,9 +1,7 @@
 """Checks whether KV caches fit in memory, and returns freed memory to the system."""
 
-import ctypes
 import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from yggdrasil.errors import YggdrasilError
@@ -84,12 +82,3 @@ def process_bytes() -> int | None:
         return int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
     except OSError:
         return None
-
-
-def trim_heap() -> None:
-    """Give the free memory of this process's heap back to the system (glibc only).
-
-    The heap may hold it in pieces that later allocations do not fit.
-    """
-    with suppress(OSError, AttributeError, TypeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)

@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts.memory import trim_heap
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.errors import ArtifactError
-from yggdrasil.runtime.room import trim_heap
 
 SCORER_FILE, TABLE_FILE = "scorer.safetensors", "table.safetensors"
 NICENESS = 10  # niceness of processes that write tables
