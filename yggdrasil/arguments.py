@@ -87,6 +87,7 @@ def check_flag(name: str, value: Any) -> bool:
 def check_texts(name: str, value: Any) -> tuple[str, ...]:
     """Return a string or a sequence of strings as a tuple of non-empty strings; None gives an empty tuple.
 
+    ``name`` is the argument's name in error messages.
     Raises:
         ArgumentTypeError, ArgumentValueError: an item is no string, or is empty.
     """
@@ -107,6 +108,7 @@ def check_texts(name: str, value: Any) -> tuple[str, ...]:
 def check_text(name: str, text: Any) -> str:
     """Return ``text`` if it is a string without unpaired surrogates, which tokenizers reject.
 
+    ``name`` is the argument's name in error messages.
     Raises:
         ArgumentTypeError, ArgumentValueError: it is no string, or has an unpaired surrogate.
     """
@@ -123,6 +125,7 @@ def check_text(name: str, text: Any) -> str:
 def check_tokens(name: str, value: Any) -> list[int]:
     """Return token ids, given as any iterable of integers, as a list of int.
 
+    ``name`` is the argument's name in error messages.
     Raises:
         ArgumentTypeError: it is no iterable, or an item is no integer.
     """

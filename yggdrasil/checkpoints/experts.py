@@ -62,7 +62,10 @@ class ExpertsForm(NamedTuple):
         return weight.transpose(1, 2).contiguous() if self.is_transposed and weight.dim() == 3 else weight
 
     def down(self, weight: Tensor) -> Tensor:
-        """Return the experts' down projection as [E, H, I] if given as stored; as stored if given as [E, H, I]."""
+        """Convert the experts' down projection from the checkpoint's layout to [E, H, I], or back from [E, H, I].
+
+        It is a view, transposed or not.
+        """
         return weight.transpose(1, 2) if self.is_transposed and weight.dim() == 3 else weight
 
     def biases(self, experts: Any) -> list[Tensor]:

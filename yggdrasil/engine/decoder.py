@@ -93,7 +93,8 @@ class Decoder:
             phase: called with a phase's title; returns a callback for the fraction done, 0 to 1.
 
         Raises:
-            YggdrasilError: the plan, the checkpoints or the machine are incompatible.
+            YggdrasilError: there is no such plan, a file of it or a checkpoint is missing or damaged, or plan,
+                checkpoints and machine do not fit each other.
         """
         check_opening(plan, dtype, drafter, target)
         machine = current_machine()
@@ -173,23 +174,34 @@ class Decoder:
 
         ``RequestOptions`` lists the options. The output is the target's own, except with a lossy acceptance rule in
         ``speculation``.
+
+        Raises:
+            YggdrasilError: the prompt or an option is invalid (see ``start``), or another request is running and the
+                option ``wait`` is False.
         """
         return self.start(prompt, **options).finished()
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[str]:
-        """Decode a prompt (text or token ids), and yield each piece of text as soon as no later token can change it."""
+        """Decode a prompt (text or token ids), and yield each piece of text as soon as no later token can change it.
+
+        Errors are those of ``generate``, raised at the first piece.
+        """
         yield from self.start(prompt, **options)
 
     def chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Generation:
         """Answer a chat, such as ``[{"role": "user", "content": "Hello"}]``, and return text, tokens and metrics.
 
-        The chat is rendered by the model's chat template. KV entries of earlier turns are reused.
+        The chat is rendered by the model's chat template. KV entries of earlier turns are reused. Errors are those of
+        ``encode_chat`` and ``generate``.
         """
         options["begins_turn"] = True
         return self.start(self.encode_chat(messages), **options).finished()
 
     def stream_chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> Iterator[str]:
-        """Answer a chat, and yield each piece of the answer's text as soon as no later token can change it."""
+        """Answer a chat, and yield each piece of the answer's text as soon as no later token can change it.
+
+        Errors are those of ``chat``, raised at the first piece.
+        """
         options["begins_turn"] = True
         yield from self.start(self.encode_chat(messages), **options)
 
@@ -244,7 +256,11 @@ class Decoder:
             yield from score(self.assembly, tokens, check_integer("top", top, 0, MAX_TOP_LOGPROBS))
 
     def forget(self) -> None:
-        """Invalidate the KV caches. The next request then prefills its whole prompt."""
+        """Invalidate the KV caches. The next request then prefills its whole prompt.
+
+        Raises:
+            YggdrasilError: a request is running.
+        """
         with self._turns.take(wait=False):
             self.assembly.forget()
 

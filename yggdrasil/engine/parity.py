@@ -108,7 +108,10 @@ class _Probe:
         self._logits, self._model, self._tree = logits, target, tree
 
     def decode(self, prompt: Sequence[int], count: int) -> tuple[Tensor, list[int]]:
-        """Decode ``count`` greedy tokens after the prompt by width-1 passes. Return (logits [P, V], token ids)."""
+        """Decode ``count`` (at least 1) greedy tokens after ``prompt`` by width-1 passes.
+
+        Return (logits [count, V] from which they were chosen, their ids).
+        """
         self._read(prompt)
         rows: list[Tensor] = []
         tokens = [prompt[-1]]

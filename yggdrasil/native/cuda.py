@@ -39,7 +39,7 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     sinks: Tensor | None,
     num_threads: int,
 ) -> Tensor:
-    """Compute ``portable.tree_attention`` by flash decoding on a GPU, for ``window`` >= 0.
+    """Compute ``portable.tree_attention`` by flash decoding on a GPU, for ``window`` >= 0 and queries of all W rows.
 
     Scores and sums are float32; weights are rounded to the cache's dtype before they multiply the values. The time
     depends on the context length, not on the capacity.

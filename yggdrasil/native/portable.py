@@ -155,8 +155,8 @@ def packed_best(
 ) -> tuple[Tensor, Tensor]:
     """Return the largest output of a packed linear layer for each row of ``x`` [..., K], [R], and its index, [R] int64.
 
-    R is the number of rows of ``x`` over all leading dimensions. NaN counts as largest, and the first of equals is
-    taken.
+    ``packed`` [N, K], ``bias`` and ``out_features`` are as in ``packed_linear``. R is the number of rows of ``x`` over
+    all leading dimensions. NaN counts as largest, and the first of equals is taken.
     """
     return best_tokens(torch.nn.functional.linear(x, packed, bias).flatten(0, -2), num_threads)
 

@@ -43,9 +43,10 @@ class EagleRecipe:
         return unroll(model, self._embedding, batch, count)
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """Write a trained head to the existing ``folder``: bfloat16 weights with ``d2t`` and ``t2d``, and config.json.
+        """Write a trained head to the existing ``folder``: bfloat16 weights and config.json.
 
-        Files of the same names are replaced.
+        A head with a draft vocabulary also has the token tables ``d2t`` and ``t2d``. Files of the same names are
+        replaced.
         """
         settings = self._settings
         tensors = {

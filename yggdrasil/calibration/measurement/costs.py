@@ -108,7 +108,7 @@ def _without_noise(measured: dict[int, float]) -> dict[int, float]:
 def useful_verify_widths(samples: Sequence[Sample], shapes: Shapes) -> tuple[int, ...]:
     """Return the verify widths to keep in a plan: width 1, and those of ``shapes`` that no wider one clearly undercuts.
 
-    Such a width costs at most 5 % more than the cheapest wider one. Costs are those at the shortest measured context.
+    A kept width costs at most 5 % more than the cheapest wider one. Costs are those at the shortest measured context.
     Which of two widths is cheaper depends on the memory's speed (with slow memory six rows cost as much as eight); a
     kept width then has the wider one's cost in the plan.
     """

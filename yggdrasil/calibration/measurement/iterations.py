@@ -114,7 +114,12 @@ def measured_policies(assembly: Assembly) -> list[FixedPolicy]:
 def read_text(
     assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int], progress: Callable[[float], None]
 ) -> None:
-    """Prefill ``text``, so that iterations behind it begin at once. The arguments are as in ``measure_iterations``."""
+    """Prefill the token ids ``text``, so that later requests with this prompt reuse its KV entries.
+
+    Args:
+        stream: makes the text stream of a request.
+        progress: takes the fraction prefilled, 0 to 1.
+    """
     request = timed_iterations(assembly.engine, text, stream(), FixedPolicy(PLAIN_STEP), progress)
     next(request)
     request.close()

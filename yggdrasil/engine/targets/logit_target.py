@@ -76,7 +76,8 @@ class LogitTarget:
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
         """Run the prompt ``tokens`` (token ids) from index ``start`` on, in chunks, and yield an outcome for each.
 
-        The last outcome has the first generated token, which the request's sampler chooses.
+        KV entries of the first ``start`` tokens, fewer than all, must be in the cache. The last outcome has the first
+        generated token, which the request's sampler chooses.
         """
         for outcome, logits in self._target.prefill_with_logits(tokens, start):
             if self.length == len(tokens):
@@ -119,7 +120,7 @@ class LogitTarget:
         already committed are left out of the rows.
 
         Raises:
-            YggdrasilError: logits are not finite.
+            YggdrasilError: logits are not finite, no token is possible, or the rule does not take this kind of drafts.
         """
         layout, logits, hidden, *layers = outputs
         decision = self._current

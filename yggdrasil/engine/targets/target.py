@@ -177,7 +177,8 @@ class PromptReader(ABC):
     def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
         """Run the prompt ``tokens`` (token ids) from index ``start`` on, in chunks, and yield an outcome for each.
 
-        An outcome's ``layers`` are those of its chunk's tokens. The last outcome has the argmax token after the prompt.
+        KV entries of the first ``start`` tokens, fewer than all, must be in the cache. An outcome's ``layers`` are of
+        its chunk's tokens. The last outcome has the argmax token after the prompt.
         """
         for outcome, _ in self.prefill_with_logits(tokens, start):
             yield outcome
