@@ -11,7 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from yggdrasil.artifacts import parse_json
-from yggdrasil.artifacts.memory import reserve
+from yggdrasil.artifacts.memory import reserve, trim_heap
 from yggdrasil.artifacts.models import packed_bytes
 from yggdrasil.errors import YggdrasilError
 
@@ -52,11 +52,12 @@ def work_ahead(source: str, *, packs: bool) -> None:
         return
     with suppress(OSError, YggdrasilError):  # the loader raises what is wrong
         found = Source.find(model)
-        work: list[Callable[[], object]] = [open_ahead(found.folder)]
+        # Parsing a tokenizer takes three times the memory that it keeps: give that back before weights take theirs.
+        work: list[Callable[[], object]] = [open_ahead(found.folder), trim_heap]
         if packs and found.gguf is None:
             reserve(int(_SHARE * packed_bytes(model)))
         elif packs and (packer := _packer(found)) is not None:
-            work.insert(0, packer.pack_all)
+            work.append(packer.pack_all)
         load_torch_libraries()
         Thread(target=_do, args=(work,), daemon=True).start()
 
