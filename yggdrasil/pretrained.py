@@ -162,6 +162,9 @@ def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
     """Return (the shipped prompt file that calibrates ``model``, whether its prompts are to be read as chats).
 
     Models with a chat template get chats, others code to complete.
+
+    Raises:
+        YggdrasilError: the model is missing, or its tokenizer cannot be loaded.
     """
     return default_prompts(load_tokenizer(model))
 

@@ -40,7 +40,7 @@ class RecordedFeatures:
         return row
 
     def repetition(self) -> Float32Array:
-        """Return R recorded numbers on how far the text repeats earlier parts of itself, [R] float32."""
+        """Return the R recorded numbers on how far the text repeats earlier parts of itself, [R] float32."""
         row: Float32Array = self._traces.repetition[self.index]
         return row
 

@@ -31,7 +31,7 @@ def write_results(
     samples: Sequence[Sample],
     work: Path,
 ) -> None:
-    """Write the profile and predictor folders of a calibration atomically, and its plan last.
+    """Write the profile and predictor folders of a calibration atomically, and its plan last; older ones are replaced.
 
     Args:
         destination: path of the plan.

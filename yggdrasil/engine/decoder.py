@@ -132,7 +132,7 @@ class Decoder:
                 code.
 
         Raises:
-            YggdrasilError: the plan and the checkpoints are incompatible.
+            YggdrasilError: a file of the plan or a checkpoint is missing or damaged, or they do not fit each other.
         """
         learned = None if plan.drafter is None or plan.is_provisional else Learned.load(folder)
         longest = None if max_length is None else check_integer("max_length", max_length, 2)
