@@ -92,10 +92,17 @@ class LlamaCpp:
         lines = [line for line in (answer.stdout + answer.stderr).splitlines() if "version" in line]
         return f"{PACKAGE}, {lines[0].strip() if lines else 'version unknown'}"
 
-    def convert(self, checkpoint: str, dtype: str, vocabulary: Literal["numbers", "words"] = "numbers") -> Path:
+    def convert(
+        self,
+        checkpoint: str,
+        dtype: str,
+        vocabulary: Literal["numbers", "words"] = "numbers",
+        options: Sequence[str] = (),
+    ) -> Path:
         """The GGUF file of a checkpoint folder in this dtype, converted once by llama.cpp's own converter.
 
-        Of ``vocabulary`` says llama_cpp_convert.py: only a file with "words" can be loaded by us.
+        Of ``vocabulary`` says llama_cpp_convert.py: only a file with "words" can be loaded by us. ``options`` are the
+        converter's.
         """
         folder = Path(checkpoint)
         if not folder.is_dir():
@@ -106,14 +113,14 @@ class LlamaCpp:
         file = self._work / "models" / f"{folder.name}-{model_fingerprint(folder)}{words}-{out_type}.gguf"
 
         def command(partial: Path) -> list[str]:
-            converted = [str(folder.resolve()), "--outtype", out_type, "--outfile", str(partial)]
+            converted = [str(folder.resolve()), "--outtype", out_type, "--outfile", str(partial), *options]
             return [sys.executable, str(driver), str(self._source()), vocabulary, *converted]
 
         return self._made(file, f"converting {checkpoint} to GGUF, {out_type}", "convert", command)
 
-    def quantised(self, checkpoint: str, kind: str) -> Path:
+    def quantised(self, checkpoint: str, kind: str, options: Sequence[str] = ()) -> Path:
         """The checkpoint in ``kind`` (bf16, q8_0, q4_0, q4_k_m), rounded once by llama.cpp's own quantiser."""
-        whole = self.convert(checkpoint, "bfloat16", "words")
+        whole = self.convert(checkpoint, "bfloat16", "words", options)
         if kind == "bf16":
             return whole
         file = whole.with_name(f"{whole.stem.removesuffix('-bf16')}-{kind}.gguf")

@@ -45,6 +45,7 @@ def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: Cali
 def record_all(job: Job) -> tuple[TraceSet, AcceptanceCalibration]:
     """Let the target answer the prompts of ``job``, and record the drafter's trees at every position of the answers.
 
+    ``job`` must have a draft model or head; its steps use the fitted calibration from then on.
     The first pass records the first four documents (a prompt with its answer), or half of fewer than eight, and fits
     the acceptance calibration to them: the map from the drafter's probability of a token to the share of accepted ones.
     The second pass records all documents with trees grown by this map. Files in ``job.work`` of an interrupted run are

@@ -36,14 +36,15 @@ def is_whole(folder: Path, layout: int | str, sampled: str | None = None) -> boo
 
 
 def prepare(folder: Path, layout: int | str, write: Callable[[Path], None], sampled: str | None = None) -> None:
-    """Create ``folder`` by calling ``write`` on a temporary folder, which replaces it atomically when complete.
+    """Call ``write`` on a temporary folder, which then replaces ``folder`` atomically.
 
-    A lock admits one process at a time; a process that waited uses the folder that another one finished meanwhile.
+    A complete ``folder`` is replaced, too: call ``is_whole`` first. A lock admits one process at a time. If another
+    process completed the folder while this one waited for the lock, ``write`` is not called.
 
     Args:
         layout: version to record in the folder.
         write: writes the files into the folder that it gets.
-        sampled: as in ``is_whole``.
+        sampled: name of a large file of which only samples are hashed; None: all files are hashed whole.
 
     Raises:
         ArtifactError: the folder or its lock cannot be written.

@@ -75,7 +75,7 @@ def prune_forbidden(tree: TokenTree, grammar: Grammar, text: Sequence[int]) -> i
     A removed node gets the score NO_SCORE (-inf), so that it is not verified.
 
     Args:
-        text: token ids of the prompt and all committed tokens, the root last.
+        text: generated tokens so far, without the prompt, the root last.
     """
     size = tree.size
     tokens, parents = tree.tokens[:size].tolist(), tree.parents[:size].tolist()

@@ -15,9 +15,10 @@ def write_rows(
     key, value, key_cache, value_cache, offsets, key_head, key_row, value_head, value_row, cache_head,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Triton kernel: copy the key and value of a row (program axis 0) and key head (axis 1) to their cache slot.
+    """Triton kernel: copy key and value of row r and head h to slot ``offsets[1] + r`` of head h of the caches.
 
-    ``*_head`` and ``*_row`` are strides in elements.
+    Launch it with the grid (rows, key heads). Caches are [Hkv, S, D]; ``offsets`` is [2] int64: context length, first
+    slot written. ``*_head`` and ``*_row`` are strides in elements; BLOCK_D is a power of two, at least HEAD_DIM.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(offsets + 1) + row

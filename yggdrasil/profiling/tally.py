@@ -40,7 +40,10 @@ class ShapeTally:
         self._document_ms: list[float] = []
 
     def begin(self) -> None:
-        """Begin a document: the iterations added from now on are its own."""
+        """Begin a document: the milliseconds added from now on are summed for it. Call it before the first ``add``.
+
+        Shapes are counted over all documents.
+        """
         self._document_ms.append(0.0)
 
     def add(self, shape: TreeShape, milliseconds: float) -> None:

@@ -119,7 +119,10 @@ class Exchange:
         return [found[number] for number in sorted(found)]
 
     def close(self) -> None:
-        """Cancel the answers that have not ended and release the client's socket."""
+        """Cancel the answers that have not ended, and stop watching whether the client disconnects.
+
+        The connection stays open: only this object's duplicate of the socket is closed. Repeated calls do nothing.
+        """
         self._watch.cancel()
         self._worker.cancel(self._ask)
         if self._outlet is not None:

@@ -143,7 +143,8 @@ class ToolFormat:
     def parse(self, text: str, names: Collection[str]) -> Parsed:
         """Split the text of a finished answer into content, special tokens removed, and tool calls.
 
-        Without calls, the content is the whole text.
+        Without calls, the content is the whole text. With marked calls it is the text before the first one, and text
+        between or after calls is dropped.
 
         Args:
             text: the answer, with special tokens if ``reads_special``.

@@ -11,7 +11,8 @@ from yggdrasil.training.windows import Window
 def draft_vocabulary(windows: Sequence[Window], vocab_size: int, most: int = DRAFT_VOCABULARY) -> Tensor:
     """Return the ids of the ``most`` most frequent tokens of the training text, [Vd] int64 ascending.
 
-    A prompt's token counts a quarter of an answer's. If ``vocab_size`` is at most ``most``, all tokens are returned.
+    A prompt's token counts a quarter of an answer's. Among equals, smaller ids come first.
+    If ``vocab_size`` is at most ``most``, all tokens are returned.
     """
     return Vocabulary.of(map(_text, windows), vocab_size, most).tokens
 
