@@ -278,7 +278,7 @@ def check(name: str, folder: Path) -> Result:
     differs = list(found.tokens) != expected
     if differs and not _is_greedy(model, prompt, found.tokens):
         return Result(name, "failed", f"other tokens than generate: {list(found.tokens)} for {expected}")
-    if found.metrics.aal < 2:
+    if not differs and found.metrics.aal < 2:
         return Result(name, "failed", f"{found.metrics.aal:.1f} tokens an iteration: drafts are not accepted")
     note = f"{found.metrics.aal:.1f} tokens an iteration"
     if differs:

@@ -3,10 +3,11 @@
     scripts/compare_steps models/smollm2 --llama-cpp work/llama.cpp --prompts chats.jsonl --json steps.json
     scripts/compare_steps models/1B --llama-cpp work/llama.cpp --contexts 64 --prefill-rounds 5 --json steps.json
 
-llama.cpp converts the checkpoint and rounds it to each format; both sides load that file. A pass of W tokens is a plain
-step or the verification of a tree of W nodes, choice and acceptance included; llama.cpp's is one ``llama_decode`` with
-the logits of all W rows, which verification needs. With ``--prompts`` both also continue some greedily, and where their
-tokens part ours are replayed, which tells a near tie from a fault. The first run on a machine compiles for minutes.
+llama.cpp converts a checkpoint and rounds it to each format; a GGUF file is taken as it is. Both sides load that file.
+A pass of W tokens is a plain step or the verification of a tree of W nodes, choice and acceptance included;
+llama.cpp's is one ``llama_decode`` with the logits of all W rows, which verification needs. With ``--prompts`` both
+also continue some greedily, and where their tokens part ours are replayed, which tells a near tie from a fault. The
+first run on a machine compiles for minutes.
 """
 
 import json
@@ -73,7 +74,9 @@ class Side(Protocol):
 
 
 def main(  # noqa: PLR0913 - one argument for each option
-    model: Annotated[str, typer.Argument(help="A checkpoint folder in bf16.")],
+    model: Annotated[
+        str, typer.Argument(help="A checkpoint folder in bf16, or a GGUF file, which is compared as it is.")
+    ],
     llama_cpp: Annotated[Path, typer.Option(help="Work folder; llama.cpp is built there once.")],
     formats: Annotated[str, typer.Option(help="Files to compare on.")] = ",".join(FORMATS),
     widths: Annotated[str, typer.Option(help="Tokens of a pass.")] = "1,2,4,8,16,32",
@@ -90,8 +93,8 @@ def main(  # noqa: PLR0913 - one argument for each option
     ] = None,
 ) -> None:
     """Print one row a file, context and width: both sides' medians, and the share of the machine's limits."""
-    chosen = formats.split(",")
-    if unknown := sorted(set(chosen) - set(FORMATS)):
+    chosen = ["file"] if model.endswith(".gguf") else formats.split(",")
+    if unknown := sorted(set(chosen) - {"file", *FORMATS}):
         raise YggdrasilError(f"--formats {','.join(unknown)} is not known; choose from {', '.join(FORMATS)}")
     passes = [(context, width, rounds) for context in parse_widths(contexts) for width in parse_widths(widths)]
     asked = Asked([*passes, (0, READ_TOKENS, prefill_rounds)], threads, prompts, limit, max_new_tokens)
@@ -102,7 +105,8 @@ def main(  # noqa: PLR0913 - one argument for each option
         "threads": threads, "rounds": rounds, "prefill_rounds": prefill_rounds, "complete": False, "files": [],
     }  # fmt: skip
     for kind in chosen:
-        record["files"].append(_compare(kind, llama.quantised(model, kind), llama.steps_program(), asked))
+        file = Path(model) if kind == "file" else llama.quantised(model, kind)
+        record["files"].append(_compare(kind, file, llama.steps_program(), asked))
         record["complete"] = kind == chosen[-1]
         if out is not None:
             write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())

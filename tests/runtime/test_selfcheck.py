@@ -144,3 +144,14 @@ def test_key_heads_that_the_configuration_does_not_say_are_found():
 
     with pytest.raises(YggdrasilError, match=r"layer 0 has 2 key heads of 16 numbers where .* says 4 of 16"):
         check_tree_attention(dataclasses.replace(loaded, outline=other))
+
+
+def test_layers_that_pass_no_arguments_on_are_named(monkeypatch):
+    """transformers' Nemotron drops what its attention function is to receive."""
+    loaded = prepare_model(tiny_model("llama"), "llama", 1)
+    attention = type(loaded.model.model.layers[0].self_attn)
+    own = attention.forward
+    monkeypatch.setattr(attention, "forward", lambda *given, selfcheck=None, **others: own(*given, **others))
+
+    with pytest.raises(YggdrasilError, match="its layers pass no keyword arguments on to the attention function"):
+        check_tree_attention(loaded)

@@ -216,7 +216,7 @@ def _checked_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    selfcheck: _Record,
+    selfcheck: _Record | None = None,
     step_cache: StepCache | None = None,
     num_threads: int | None = None,
     **terms: Any,
@@ -225,6 +225,8 @@ def _checked_attention(
 
     Both passes return the output of the model's own attention in pass 1; a sibling's is that of its token.
     """
+    if selfcheck is None:
+        raise TypeError("its layers pass no keyword arguments on to the attention function")
     inputs = (query, key, value)
     if selfcheck.part is not None:
         return _replay(module, inputs, selfcheck, step_cache), None
