@@ -6,7 +6,7 @@ Dims: W rows, N tree nodes, M calibration knots.
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_steps import read_nodes
+from yggdrasil.drafters.level_drafter import read_nodes
 from yggdrasil.runtime.passes import CallStep, ModelCall, StepModule
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree, offer_candidates
 

@@ -9,8 +9,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_steps import FinishStep, GrowStep, GuessStep, HeadStep, PlantStep, ReadStep
-from yggdrasil.drafters.level_drafter import LevelDrafter, LevelSteps
+from yggdrasil.drafters.level_drafter import (
+    FinishStep,
+    GrowStep,
+    GuessStep,
+    HeadStep,
+    LevelDrafter,
+    LevelSteps,
+    PlantStep,
+    ReadStep,
+)
 from yggdrasil.drafters.protocol import Capabilities, DraftSteps
 from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.passes import HostBuffer, PrefillStep, fitting, fitting_or_widest

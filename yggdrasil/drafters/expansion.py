@@ -14,7 +14,7 @@ from torch import Tensor
 from yggdrasil.acceptance.coins import Coins
 from yggdrasil.acceptance.drawn import DrawKind, DrawnTree, draw_children
 from yggdrasil.acceptance.sampler import Sampler
-from yggdrasil.drafters.draft_steps import RowsStep
+from yggdrasil.drafters.level_drafter import RowsStep
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.runtime.passes import HostBuffer, fitting
 from yggdrasil.runtime.runner import ModelRunner

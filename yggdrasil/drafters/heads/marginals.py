@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_steps import FinishStep
 from yggdrasil.drafters.heads.medusa.steps import MedusaLevelStep
-from yggdrasil.drafters.level_drafter import LevelSteps
+from yggdrasil.drafters.level_drafter import FinishStep, LevelSteps
 from yggdrasil.runtime.passes import HostBuffer, StepModule
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree

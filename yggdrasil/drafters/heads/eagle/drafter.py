@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_steps import FinishStep
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.eagle.steps import EagleCall, HeadStep, LevelStep
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
-from yggdrasil.drafters.level_drafter import LevelSteps
+from yggdrasil.drafters.level_drafter import FinishStep, LevelSteps
 from yggdrasil.runtime.passes import HostBuffer, fitting
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
