@@ -10,9 +10,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from yggdrasil import Decoder
+from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.iteration import Iteration
 from yggdrasil.engine.loop import DecodeLoop
+from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.tree.shape import TreeShape
 
 PACKAGE = Path(sys.modules["yggdrasil"].__file__ or "").parent
 PROMPT = "def quicksort(values):\n    if len(values) <= 1:\n        return values\n"
@@ -34,11 +36,12 @@ def entered_files(found: set[str]) -> Iterator[None]:
 
 
 def files_by_kind(plan: str, num_tokens: int = 64) -> dict[str, set[str]]:
-    """Files entered by iterations of each kind (plain, model_free, drafted), from one token to the next."""
+    """Files entered by iterations of each kind: plain, model_free, drafted, and drafted with a fixed shape."""
     decoder = Decoder.from_plan(plan, force_machine=True)
     for _ in range(3):  # what is made once, at the first step of a width
         decoder.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True)
     found: dict[str, set[str]] = {}
+    by = ""
     run = DecodeLoop.iterate
 
     def profiled(self: DecodeLoop, state: Iteration, *arguments: Any) -> Iteration:
@@ -46,12 +49,16 @@ def files_by_kind(plan: str, num_tokens: int = 64) -> dict[str, set[str]]:
         with entered_files(files):
             following = run(self, state, *arguments)
         assert state.decision is not None
-        found.setdefault(state.decision.kind, set()).update(files)
+        found.setdefault(state.decision.kind + by, set()).update(files)
         return following
 
     DecodeLoop.iterate = profiled  # type: ignore[method-assign]
     try:
         decoder.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True)
+        # The policy may draft in no iteration, so a second text is drafted by a fixed shape.
+        by = ", fixed shape"
+        drafting = Decoder(decoder.assembly, decoder.tokenizer, FixedPolicy(TreeShape(4, 3, 8)), frozenset())
+        drafting.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True)
     finally:
         DecodeLoop.iterate = run  # type: ignore[method-assign]
     return found

@@ -1,4 +1,4 @@
-"""Base class of drafters with compiled steps: a head draft, then levels of a fixed width. And the steps of a model.
+"""Base class of drafters with compiled steps: head draft and levels; the steps of a draft model.
 
 Dims: W rows of a step, N tree nodes, M calibration knots, R possible next roots, K candidates of each.
 """
