@@ -549,10 +549,10 @@ def test_which_documents_are_held_out_depends_on_none_that_come_later():
     documents = [Document([number], [1, 2] if number % 5 else [1]) for number in range(100)]
     held_out = [window.tokens[0] for window in split(documents).held_out]
 
-    assert held_out == [32, 64, 96]  # the first has nothing to learn from
+    assert held_out == [1, 41, 81]  # every 32nd that there is something to learn from
     assert split(documents[:70]).held_out == split(documents).held_out[:2]
     assert [window.tokens[0] for window in split(documents).trained] == [
-        number for number in range(100) if number % 5 and number % 32
+        number for number in range(100) if number % 5 and number not in held_out
     ]
 
 
@@ -563,6 +563,30 @@ def test_what_is_held_out_is_not_trained_on_when_it_comes_again():
 
     assert [window.tokens[0] for window in parts.held_out] == [0, 32, 32, 0]
     assert len(parts.trained) == 2 * 38
+
+
+def test_texts_of_one_prompt_are_split_by_their_answers():
+    """Such as texts that are all behind the same instruction, of which one side had all."""
+    documents = [Document([5, 6], [1, 2 + number % 70]) for number in range(110)]
+    parts = split([Document([7], [1, 2]), *documents])
+
+    assert [window.tokens for window in parts.held_out] == [[7, 1, 2], *([5, 6, 1, 2 + i] for i in (31, 63, 31))]
+    assert len(parts.trained) == 111 - 4, "one in 32 would be number 95, whose answer is number 25's"
+
+
+def test_why_nothing_can_be_trained_is_said(written, tmp_path):
+    """However many texts there are, nothing is held out of equal ones."""
+    for number, reason in (
+        (3, "there are 3 texts to train on, too few"),
+        (50, "there are 50 texts to train on, all alike"),
+    ):
+        file = tmp_path / "given.jsonl"
+        file.write_text('{"prompt": "a", "answer": "b c d"}\n' * number)
+        shutil.rmtree(tmp_path / "empty", ignore_errors=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("YGGDRASIL_CACHE", str(tmp_path / "empty"))
+            with pytest.raises(YggdrasilError, match=reason):
+                train(replace(written, texts=(file,), tokens=None, prompts=()), Told())
 
 
 def test_answers_by_which_calibrations_judge_a_drafter_are_not_learned(written, target):

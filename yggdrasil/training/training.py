@@ -61,8 +61,9 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
         parts = Split(given.trained + own.trained, given.held_out + own.held_out)
         count = len(parts.trained) + len(parts.held_out)
         if count < _LEAST_DOCUMENTS or not parts.held_out or not parts.trained:
+            fault = "too few" if count < _LEAST_DOCUMENTS else "all alike"
             raise YggdrasilError(
-                f"there are {count} texts to train on, too few; give more --minutes or --texts, or --prompts other "
+                f"there are {count} texts to train on, {fault}; give more --minutes or --texts, or --prompts other "
                 "than those that calibrations judge drafters by"
             )
         loaded = load_model(source, torch.bfloat16, device, torch.get_num_threads(), pack=False)

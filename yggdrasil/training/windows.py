@@ -1,12 +1,14 @@
 """Splits the target's text into training windows: an answer with the end of its prompt."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.training.settings import CONTEXT
 
-_HELD_OUT = 32  # one document in so many is held out; later documents do not change which
+_HELD_OUT = 32  # one document in so many is held out; later documents of other prompts do not change which
+_MOST_ALIKE = 4  # documents of one prompt go to the same side unless they are more than one in so many
 
 
 class Window(NamedTuple):
@@ -42,17 +44,23 @@ def window_of(document: Document) -> Window:
 
 
 def split(documents: Sequence[Document], judges: Collection[tuple[int, ...]] = ()) -> Split:
-    """Split documents into training and held-out windows, one of 32 held out; equal prompts go to the same side.
+    """Split documents into training and held-out windows, one of 32 held out, the first of them included.
 
-    Documents with an answer of less than two tokens are left out.
+    Equal prompts go to the same side, because their answers are alike. A prompt of more than a quarter of the
+    documents, such as an instruction that all texts share, does not: only its equal answers do. Documents with an
+    answer of less than two tokens are left out.
 
     Args:
         judges: keys of prompts (``prompt_key``) on which drafters are evaluated, whose documents are left out.
     """
     found = Split([], [])
+    used = [each for each in documents if len(each.answer) > 1 and each.prompt_key not in judges]
+    counts = Counter(tuple(each.prompt) for each in used)
     sides: dict[tuple[int, ...], list[Window]] = {}
-    for number, document in enumerate(documents):
-        if len(document.answer) > 1 and document.prompt_key not in judges:
-            side = found.held_out if number % _HELD_OUT == 0 else found.trained
-            sides.setdefault(tuple(document.prompt), side).append(window_of(document))
+    for number, document in enumerate(used):
+        key = tuple(document.prompt)
+        if _MOST_ALIKE * counts[key] > len(used):
+            key = (*key, *document.answer)
+        side = found.held_out if number % _HELD_OUT == 0 else found.trained
+        sides.setdefault(key, side).append(window_of(document))
     return found
