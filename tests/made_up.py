@@ -110,13 +110,6 @@ def write_artifacts(root: Path, name: str = "made-up", **changes) -> Path:
     plan(name, **changes).save(destination)
     learned().save(predictor)
     NGramScorer.default(with_table=False).save(predictor / SCORER_FILE)
-    scores = [("predictor", depth, scorer, 0.5 + 0.05 * depth, 0.2) for depth in (1, 2) for scorer in
-              ("predictor", "constant", "confidence")]  # fmt: skip
-    report = pd.DataFrame(scores, columns=["reads", "depth", "scorer", "auc", "brier"])
-    write_csv(predictor / "report.csv", "predictor-report", 2, report)
-    curves = [("predictor", depth, 0.1 * i, 0.1 * i + 0.02, 30) for depth in (1, 2) for i in range(10)]
-    curves = pd.DataFrame(curves, columns=["reads", "depth", "predicted", "reached", "positions"])
-    write_csv(predictor / "calibration.csv", "predictor-calibration", 1, curves)
     profile = profile_directory(root, name, machine)
     write_csv(profile / "stage_samples.csv", "stage-samples", 1, stage_samples())
     write_csv(profile / "schedule_samples.csv", "schedule-samples", 2, schedule_samples())

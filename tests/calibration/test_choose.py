@@ -53,7 +53,6 @@ def test_a_draft_model_is_chosen_for_with_and_without_its_first_guesses(pair, tm
     choice = choose(traces, AcceptanceCalibration.identity(), COSTS)
     policies = [choice.predicted.policy, *(expectation.policy for expectation in choice.rejected)]
 
-    assert set(choice.reports) == {"predictor", "head"}
     assert {"depth from predictor", "depth from head", "depth from mean", "plain decoding"} == set(policies)
     assert policies[0] == f"depth from {choice.depth_from}"
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from yggdrasil.artifacts import atomic_directory, read_csv, write_atomic, write_csv
+from yggdrasil.artifacts import read_csv, write_atomic, write_csv
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.calibration import documents, pipeline
 from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, PairSource
 from yggdrasil.calibration.documents import usable_texts
 from yggdrasil.calibration.measurement.steps import COLUMNS, Sample
 from yggdrasil.calibration.pair import check_pair, default_max_length
-from yggdrasil.calibration.work_folder import copy_benchmarks, open_part, open_work, read_or_drop
+from yggdrasil.calibration.work_folder import open_part, open_work, read_or_drop
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli.calibrate import _shapes
 from yggdrasil.drafters.model_free_options import NGramOptions
@@ -130,19 +130,6 @@ def test_a_part_of_the_work_begins_with_what_is_shared_and_goes_on_by_itself(tmp
     (part / "time").write_text("34")
     assert open_part(tmp_path, "part", ["time"]) == part
     assert (part / "time").read_text() == "34"
-
-
-def test_results_outlive_a_new_calibration_and_its_tables_do_not(tmp_path):
-    """The folder is replaced as a whole, with what benchmarks left in it."""
-    profile = tmp_path / "profile"
-    profile.mkdir()
-    (profile / "bench-c4.json").write_text("[1]")
-    (profile / "threads.csv").write_text("old")
-    with atomic_directory(profile) as folder:
-        copy_benchmarks(profile, folder)
-
-    assert [path.name for path in profile.iterdir()] == ["bench-c4.json"]
-    assert (profile / "bench-c4.json").read_text() == "[1]"
 
 
 READERS = {

@@ -10,7 +10,7 @@ import pytest
 from integrity import check_traces
 
 from yggdrasil.errors import ArtifactError
-from yggdrasil.profiling.traces import NO_PATH_SCORE, TraceSet
+from yggdrasil.profiling.traces import TraceSet
 
 if TYPE_CHECKING:
     from tests.profiling.conftest import MakeTraces
@@ -70,14 +70,6 @@ def test_edges_are_those_below_an_accepted_parent(make_traces: "MakeTraces") -> 
             expected.append((traces.edge_log_probability[2][row, node], accepted))
 
     assert list(zip(*traces.edges(2), strict=True)) == expected
-
-
-def test_best_path_scores_look_at_each_depth(make_traces: "MakeTraces") -> None:
-    traces = make_traces().traces
-    best = traces.best_path_scores(3)
-    for row, level in product(range(traces.num_positions), range(1, 5)):
-        there = [traces.scores[3][row, node] for node in range(12) if traces.depth[3][row, node] == level]
-        assert best[row, level - 1] == (max(there) if there else NO_PATH_SCORE)
 
 
 def test_select_keeps_whole_documents(make_traces: "MakeTraces") -> None:

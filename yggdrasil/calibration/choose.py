@@ -22,8 +22,7 @@ from yggdrasil.predictor.bundle import Learned
 from yggdrasil.predictor.depth import DepthPredictor
 from yggdrasil.predictor.features import FeatureSizes
 from yggdrasil.predictor.repetition import repeated_share
-from yggdrasil.predictor.report import TrainingReport
-from yggdrasil.predictor.training import train_depth_predictor
+from yggdrasil.predictor.training import DocumentSplit, train_depth_predictor
 from yggdrasil.profiling.tally import Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import DepthSource, Expectation
@@ -54,7 +53,6 @@ class Choice(NamedTuple):
     """The fitted tables, the chosen depth source, and each candidate's expected speed on held-out documents."""
 
     learned: Learned | None
-    reports: dict[DepthSource, TrainingReport]  # of each trained predictor
     depth_from: DepthSource
     predicted: Expectation
     rejected: list[Expectation]
@@ -67,7 +65,7 @@ class Choice(NamedTuple):
         Args:
             expected: simulated speeds; the first is the chosen policy's, the others are rejected alternatives.
         """
-        return cls(None, {}, MEAN, expected[0], list(expected[1:]))
+        return cls(None, MEAN, expected[0], list(expected[1:]))
 
 
 def fit_acceptance(traces: TraceSet) -> AcceptanceCalibration:
@@ -122,7 +120,7 @@ def choose(
     """
     prompts = prompts or {}
     trained = {source: _train(traces, traces.widths[-1], sizes) for source, sizes in _readings(traces).items()}
-    split = next(iter(trained.values()))[1].split
+    split = next(iter(trained.values()))[1]
     known = traces.select([*split.training, *split.validation])
     held_out = traces.select(split.held_out) if split.held_out else known
     survival = survival_of(known, costs, model_free, prompts)
@@ -154,9 +152,8 @@ def choose(
         Expectation("plain decoding", 1.0, costs.plain_ms, 1.0),
     ]
     gain = None if model_free is None else _gain(_PolicyReplays(traces, costs, model_free, prompts), policy(best), best)
-    reports = {source: report for source, (_, report) in trained.items()}
     predicted = replace(expectations[best], repeats=round(repeated_share(played.documents), 3))
-    return Choice(learned, reports, best, predicted, rejected, gain)
+    return Choice(learned, best, predicted, rejected, gain)
 
 
 def _fastest(results: Mapping[DepthSource, Totals]) -> DepthSource:
@@ -196,13 +193,12 @@ def _readings(traces: TraceSet) -> dict[DepthSource, FeatureSizes]:
     return readings
 
 
-def _train(traces: TraceSet, reference: int, sizes: FeatureSizes) -> tuple[DepthPredictor, TrainingReport]:
+def _train(traces: TraceSet, reference: int, sizes: FeatureSizes) -> tuple[DepthPredictor, DocumentSplit]:
     """Train a predictor of the accepted length of the whole tree of draft width ``reference``."""
     return train_depth_predictor(
         traces.features(sizes),
         traces.accepted_length(reference),
         traces.document,
         traces.max_depth,
-        confidence=traces.best_path_scores(reference),
         sizes=sizes,
     )

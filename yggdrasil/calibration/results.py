@@ -1,8 +1,7 @@
 """Writes the results of a calibration: samples to the profile, fitted tables to the predictor, and the plan."""
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -12,10 +11,8 @@ from yggdrasil.calibration.calibration_settings import CalibrationSettings
 from yggdrasil.calibration.choose import Choice
 from yggdrasil.calibration.measurement.steps import COLUMNS, Sample
 from yggdrasil.calibration.statistics.learning import LearnedStatistics
-from yggdrasil.calibration.work_folder import copy_benchmarks
 from yggdrasil.drafters.heads.draft_vocabulary import FILE_NAME, Vocabulary
-from yggdrasil.predictor.report import REPORT_VERSION, CalibrationPoint, TrainingReport
-from yggdrasil.scheduling.plan import DepthSource, Plan
+from yggdrasil.scheduling.plan import Plan
 
 SAMPLES_VERSION = 1
 THREADS_FILE = "threads.csv"  # a by-product, for inspection
@@ -35,7 +32,7 @@ def write_results(
 
     Args:
         destination: path of the plan.
-        choice: fitted tables and training reports.
+        choice: fitted tables.
         counted: n-gram statistics; None without them.
         vocabulary: draft vocabulary of a head; None if it is not restricted.
         samples: times of steps and iterations.
@@ -47,13 +44,9 @@ def write_results(
     profile = profile_directory(settings.root, settings.name, plan.machine)
     frame = pd.DataFrame(samples, columns=list(COLUMNS))
     with atomic_directory(profile) as folder:
-        copy_benchmarks(profile, folder)
         write_csv(folder / "stage_samples.csv", "stage-samples", SAMPLES_VERSION, frame)
-        summary = frame.groupby(["context", "width", "depth", "verify_width", "stage"])["ms"]
-        described = summary.describe(percentiles=[0.1, 0.9]).drop(columns="std").reset_index()
         if (work / THREADS_FILE).exists():
             shutil.copyfile(work / THREADS_FILE, folder / THREADS_FILE)
-        write_csv(folder / "stage_summary.csv", "stage-summary", SAMPLES_VERSION, described)
     with atomic_directory(predictor_directory(settings.root, settings.name, plan.machine)) as folder:
         if choice.learned is not None:
             choice.learned.save(folder)
@@ -61,14 +54,4 @@ def write_results(
             counted.save(folder)
         if vocabulary is not None:
             vocabulary.save(folder / FILE_NAME)
-        if choice.reports:
-            _write_reports(choice.reports, folder)
     plan.save(destination)
-
-
-def _write_reports(reports: Mapping[DepthSource, TrainingReport], folder: Path) -> None:
-    rows = [{"reads": source, **row} for source, report in reports.items() for row in report.rows()]
-    write_csv(folder / "report.csv", "predictor-report", REPORT_VERSION, pd.DataFrame(rows))
-    curves = [{"reads": source, **asdict(point)} for source, report in reports.items() for point in report.calibration]
-    columns = ["reads", *(each.name for each in fields(CalibrationPoint))]
-    write_csv(folder / "calibration.csv", "predictor-calibration", 1, pd.DataFrame(curves, columns=columns))

@@ -42,7 +42,7 @@ from yggdrasil.scheduling.stages import Schedule, named_variants
 from yggdrasil.scheduling.timeline import ExecutorKind
 from yggdrasil.tree.shape import TreeShape
 
-SAMPLES_FILE, RANKING_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_ranking.csv", "schedule_measured.csv"
+SAMPLES_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_measured.csv"
 SAMPLES_VERSION, VERSION = 2, 1
 
 
@@ -109,7 +109,7 @@ class _Bench(NamedTuple):
 def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     """Search the best schedule and tree shape of a calibrated pair, write a plan with it, and return the plan's path.
 
-    Samples, ranking and measurements are written to the profile. Equal profiles give equal rankings. The plan itself is
+    Samples and measurements are written to the profile. Equal profiles give equal rankings. The plan itself is
     replaced, unless ``settings.save_as`` names another.
 
     Raises:
@@ -131,7 +131,6 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     chosen = _choose(entries, settings.objective)
     calibrated = list(subject.plan.costs) if subject.plan.search is None else subject.plan.search.calibrated
     result = SearchResult(settings.objective, chosen.name, entries, calibrated)
-    write_csv(subject.profile / RANKING_FILE, "schedule-ranking", VERSION, ranking_frame(result))
     plan = replace(
         subject.plan,
         name=settings.save_as or subject.plan.name,
@@ -143,24 +142,6 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     destination = plan_path(subject.root, plan.name, subject.plan.machine)
     plan.save(destination)
     return destination
-
-
-def ranking_frame(result: SearchResult) -> pd.DataFrame:
-    """Return one row per candidate plan of a search, in the order of ``result.entries``.
-
-    Columns: name, chosen (bool), backend, the variant of each stage (a column per stage), width, depth, verify_width,
-    then the ``predicted_`` and ``measured_`` fields of ``Searched``: aal, iteration_ms and ms_per_token of both, and
-    measured_speedup. Measured ones are None if nothing was measured.
-    """
-    rows = []
-    for entry in result.entries:
-        width, depth, verify_width = entry.shape
-        row = {"name": entry.name, "chosen": entry.name == result.chosen, "backend": entry.backend}
-        row |= Schedule.parse(entry.stages).variants
-        row |= {"width": width, "depth": depth, "verify_width": verify_width}
-        row |= {name: value for name, value in vars(entry).items() if name.startswith(("predicted", "measured"))}
-        rows.append(row)
-    return pd.DataFrame(rows)
 
 
 def _open(settings: SearchSettings) -> _Subject:

@@ -51,12 +51,6 @@ def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
     return part
 
 
-def copy_benchmarks(old: Path, new: Path) -> None:
-    """Copy benchmark results (JSON files) from the old profile folder, which may be missing, to the new one."""
-    for file in old.glob("*.json"):
-        shutil.copy2(file, new / file.name)
-
-
 def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
     """Return ``read(file)``, or None if the file is missing. A damaged file is deleted and gives None too.
 

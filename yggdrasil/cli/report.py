@@ -36,7 +36,7 @@ def report(
     chat: ChatOption = False,
     force_machine: ForceOption = False,
 ) -> None:
-    """Report on a plan: step costs, predictions, objective, predictor, timelines, searched plans, example trees."""
+    """Report on a plan: step costs, predictions, objective, timelines, searched plans, example trees."""
     from yggdrasil.artifacts import current_machine, resolve_plan, write_atomic
 
     if out is None and csv is None and not as_text:

@@ -6,12 +6,15 @@ Dims: n positions, F features, D max depth.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.predictor.depth import DepthPredictor, Float32Array
-from yggdrasil.predictor.report import FloatArray, IntArray
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
 # Weight of the prior that pulls (slope, shift) towards (1, 0), in observations: a small validation set changes little.
 PRIOR = 4.0

@@ -17,16 +17,7 @@ import numpy.typing as npt
 
 from yggdrasil.predictor.depth import DepthPredictor, Float32Array
 from yggdrasil.predictor.features import FeatureSizes
-from yggdrasil.predictor.platt import calibrate_heads
-from yggdrasil.predictor.report import (
-    FloatArray,
-    IntArray,
-    LabelledLengths,
-    TrainingReport,
-    calibration_points,
-    score_depths,
-    split_documents,
-)
+from yggdrasil.predictor.platt import IntArray, calibrate_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,56 +34,67 @@ PATIENCE = 8
 EPOCHS_WITHOUT_VALIDATION = 5
 
 
+class DocumentSplit(NamedTuple):
+    """Three disjoint sets of document numbers. The last two may be empty if there are few documents."""
+
+    training: tuple[int, ...]
+    validation: tuple[int, ...]  # early stopping and calibration
+    held_out: tuple[int, ...]  # to choose between predictors
+
+
+def split_documents(documents: IntArray, seed: int, held_out: float = 0.25, validation: float = 0.2) -> DocumentSplit:
+    """Split document numbers at random into training, validation and held-out sets, each ascending.
+
+    Each set gets at least one document if there are enough: first training, then held out, then validation.
+
+    Args:
+        documents: document number of each position; repeated numbers count once.
+        seed: of the random order.
+        held_out: share of the documents in the held-out set.
+        validation: share of the remaining documents in the validation set.
+    """
+    order = np.random.default_rng(seed).permutation(np.unique(documents)).tolist()
+    num_held_out = min(max(1, round(held_out * len(order))), max(len(order) - 1, 0))
+    rest = order[num_held_out:]
+    num_validation = min(max(1, round(validation * len(rest))), max(len(rest) - 1, 0))
+    return DocumentSplit(
+        training=tuple(sorted(rest[num_validation:])),
+        validation=tuple(sorted(rest[:num_validation])),
+        held_out=tuple(sorted(order[:num_held_out])),
+    )
+
+
 def train_depth_predictor(
     features: Float32Array,
     lengths: IntArray,
     documents: IntArray,
     max_depth: int,
     seed: int = 0,
-    confidence: FloatArray | None = None,
     sizes: FeatureSizes | None = None,
-) -> tuple[DepthPredictor, TrainingReport]:
-    """Train a depth predictor, and return it with a report of its scores on held-out documents.
+) -> tuple[DepthPredictor, DocumentSplit]:
+    """Train a depth predictor, and return it with the split of the documents, of which it has not seen the held-out.
 
     Args:
         features: [n, F] float32 input features of n positions.
         lengths: [n] accepted length at each position.
         documents: [n] document number of each position; documents are split whole.
         max_depth: D, the number of depths to predict.
-        confidence: [n, D] best path log-score of a drafted tree at each depth; adds a baseline to the report.
         sizes: sizes of the parts of ``features``. The hidden state is scaled down by ``HIDDEN_WEIGHT``: otherwise its
             many values overfit before the other features are used. None: all features have the same scale.
 
     Raises:
         ValueError: shapes disagree, features are not finite, or there are no positions.
     """
-    _check_inputs(features, lengths, documents, max_depth, confidence)
+    _check_inputs(features, lengths, documents, max_depth)
     split = split_documents(documents, seed)
-    parts = {name: np.flatnonzero(np.isin(documents, getattr(split, name))) for name in split._fields}
-    fit = _fit(features, lengths, parts["training"], parts["validation"], _FitSettings(max_depth, seed, sizes))
-    predictor = fit.predictor
-    if len(parts["validation"]):
-        predictor = calibrate_heads(predictor, features[parts["validation"]], lengths[parts["validation"]])
-
-    def labelled(rows: npt.NDArray[np.intp]) -> LabelledLengths:
-        return LabelledLengths(lengths[rows], None if confidence is None else confidence[rows])
-
-    known, held_out = np.concatenate([parts["training"], parts["validation"]]), parts["held_out"]
-    predicted, reached = predictor.survival(features[held_out]), labelled(held_out)
-    report = TrainingReport(
-        split=split,
-        held_out_positions=len(held_out),
-        epochs=fit.epochs,
-        best_epoch=fit.best.epoch,
-        scores=score_depths(predicted, labelled(known), reached),
-        calibration=calibration_points(predicted, reached),
-    )
-    return predictor, report
+    training, validation = (np.flatnonzero(np.isin(documents, part)) for part in (split.training, split.validation))
+    predictor = _fit(features, lengths, training, validation, _FitSettings(max_depth, seed, sizes))
+    if len(validation):
+        predictor = calibrate_heads(predictor, features[validation], lengths[validation])
+    return predictor, split
 
 
-def _check_inputs(
-    features: Float32Array, lengths: IntArray, documents: IntArray, max_depth: int, confidence: FloatArray | None
-) -> None:
+def _check_inputs(features: Float32Array, lengths: IntArray, documents: IntArray, max_depth: int) -> None:
     num_positions = len(features)
     faults: list[str] = []
     if features.ndim != 2 or not num_positions or features.dtype != np.float32:
@@ -104,13 +106,8 @@ def _check_inputs(
             faults.append(f"{name} must be integers [{num_positions}], got {values.dtype} {values.shape}")
     if max_depth < 1:
         faults.append(f"max_depth must be at least 1, got {max_depth}")
-    if confidence is not None and confidence.shape != (num_positions, max_depth):
-        faults.append(f"confidence must be {(num_positions, max_depth)}, got {confidence.shape}")
-    faults += [
-        f"{name} holds non-finite values"
-        for name, values in (("features", features), ("confidence", confidence))
-        if values is not None and not np.isfinite(values).all()
-    ]
+    if not np.isfinite(features).all():
+        faults.append("features holds non-finite values")
     if faults:
         raise ValueError("; ".join(faults))
 
@@ -135,19 +132,13 @@ class _Snapshot:
     loss: float
 
 
-class _Fit(NamedTuple):
-    predictor: DepthPredictor
-    epochs: int
-    best: _Snapshot
-
-
 def _fit(
     features: Float32Array,
     lengths: IntArray,
     training: npt.NDArray[np.intp],
     validation: npt.NDArray[np.intp],
     settings: _FitSettings,
-) -> _Fit:
+) -> DepthPredictor:
     """Train with early stopping on the validation rows, or for a fixed number of epochs if there are none."""
     import torch
 
@@ -176,7 +167,7 @@ def _fit(
             if loss < best.loss or not len(validation):
                 best = _Snapshot(copy.deepcopy(model.state_dict()), epoch, loss)
     model.load_state_dict(best.state)
-    return _Fit(_to_predictor(model, mean, scale), epoch, best)
+    return _to_predictor(model, mean, scale)
 
 
 def _normalisation(features: Float32Array) -> tuple[Float32Array, Float32Array]:

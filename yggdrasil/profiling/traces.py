@@ -27,7 +27,6 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 KIND = "traces"
 SCHEMA_VERSION = 5
 ROOT = -1
-NO_PATH_SCORE = -30.0  # log-score for "no drafted node is that deep" where a finite number is needed
 
 _PER_POSITION = ("hidden", "repetition", "head", "document", "position", "root")
 _PER_NODE = ("scores", "depth", "hit", "edge_log_probability", "parent", "token")
@@ -140,22 +139,6 @@ class TraceSet:
         parent_hit = _gather_parent(self.hit[width], self.parent[width], root_value=True)
         wanted = parent_hit & np.isfinite(self.scores[width])
         return self.edge_log_probability[width][wanted], self.hit[width][wanted]
-
-    def best_path_scores(self, width: int) -> Float32Array:
-        """Return the best score among the nodes of each depth, [P, D] float32, for depths 1 to D.
-
-        A score is the log of the estimated probability that the whole path down to the node is accepted. It is -30
-        (``NO_PATH_SCORE``) where no node is that deep.
-
-        Args:
-            width: draft width of the trees, one of ``widths``.
-        """
-        columns = [
-            np.where(self.depth[width] == level, self.scores[width], -np.inf).max(axis=1)
-            for level in range(1, self.max_depth + 1)
-        ]
-        best: Float32Array = np.maximum(np.stack(columns, axis=1), NO_PATH_SCORE).astype(np.float32)
-        return best
 
     def select(self, documents: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TraceSet:
         """Return the traces of the documents with these numbers, with rows in the same order."""

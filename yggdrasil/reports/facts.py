@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from yggdrasil.artifacts import parse_json, profile_of_plan, shown
+from yggdrasil.artifacts import profile_of_plan, shown
 from yggdrasil.calibration.measurement.steps import COLUMNS as SAMPLE_COLUMNS
 from yggdrasil.drafters.statistics.drafter import table_origin
-from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.objective import objective_value
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.predictor.report import REPORT_VERSION
 from yggdrasil.reports.folder import read_csv_if_any
 from yggdrasil.reports.reasons import considered, costs, reasons
 from yggdrasil.reports.search_facts import SearchFacts
@@ -24,8 +22,6 @@ from yggdrasil.scheduling.plan import Plan
 from yggdrasil.scheduling.search import AcceptedLengths
 from yggdrasil.tree.shape import TreeShape
 
-PREDICTOR_COLUMNS = ("reads", "depth", "scorer", "auc", "brier")
-CURVE_COLUMNS = ("reads", "depth", "predicted", "reached", "positions")
 TREE_COLUMNS = ("prompt", "iteration", "node", "parent", "depth", "role", "text", "probability", "bonus", "shape")
 
 
@@ -91,23 +87,17 @@ class Facts:
         """Return all tables of the report by name, in the order of the page. A table without data is empty.
 
         Raises:
-            YggdrasilError: a file of the profile is damaged.
+            ArtifactError: a file of the profile is damaged.
         """
         return {
             "considered": considered(self.plan),
             "costs": costs(self.plan),
             "latency": self.latency(),
-            "roofline": self.roofline(),
             "iterations": self.iterations(),
             "prediction": self.search.prediction(),
-            "benchmarks": self.benchmarks(),
             "objective": self.objective(),
-            "predictor": self.predictor_scores(),
-            "calibration": self.calibration(),
-            "acceptance": self.acceptance(),
             "timelines": self.search.timelines(),
             "ranking": self.search.ranking(),
-            "variants": self.search.variants(),
             "trees": self.trees,
         }
 
@@ -131,24 +121,11 @@ class Facts:
             rows.append((model, context, width, middle, low, high, len(part)))
         return pd.DataFrame(rows, columns=["model", "context", "width", "ms", "p10_ms", "p90_ms", "samples"])
 
-    def roofline(self) -> pd.DataFrame:
-        """Return step times and lower bounds that ``scripts/profile_steps.py`` stored; empty if it was not run.
-
-        Columns: model, width (rows), context (tokens in the cache), ms, least_ms (by memory bandwidth and matrix
-        throughput).
-
-        Raises:
-            ArtifactError: the file is damaged.
-        """
-        return read_csv_if_any(
-            self.profile / "roofline.csv", "roofline", ("model", "width", "context", "ms", "least_ms")
-        )
-
     def iterations(self) -> pd.DataFrame:
         """Return the milliseconds of each stage per iteration, one row per stage.
 
-        Columns: stage, ms_an_iteration and, except where a file without it was stored, share. The times come from the
-        search's chosen plan, else from whole requests, else from the profile's mixed tree shapes.
+        Columns: stage, ms_an_iteration, share. The times come from the search's chosen plan, else from the profile's
+        mixed tree shapes.
 
         Raises:
             ArtifactError: a file is damaged.
@@ -158,9 +135,6 @@ class Facts:
         if not own.empty:
             spent = (own["end_ms"] - own["start_ms"]).astype(float)
             return pd.DataFrame({"stage": own["stage"], "ms_an_iteration": spent, "share": spent / spent.sum()})
-        found = read_csv_if_any(self.profile / "iterations.csv", "iterations", ("stage", "ms_an_iteration"))
-        if not found.empty:
-            return found
         frame = read_csv_if_any(self.profile / "stage_samples.csv", "stage-samples", SAMPLE_COLUMNS)
         if frame.empty:
             return pd.DataFrame(columns=["stage", "ms_an_iteration", "share"])
@@ -170,41 +144,6 @@ class Facts:
         mean = drafted.groupby("stage", sort=False)["ms"].median().rename("ms_an_iteration").reset_index()
         table: pd.DataFrame = mean.assign(share=mean["ms_an_iteration"] / mean["ms_an_iteration"].sum())
         return table
-
-    def benchmarks(self) -> pd.DataFrame:
-        """Return the results of ``yggdrasil bench`` that the profile has in files bench-NAME.json, one row per file.
-
-        Columns: prompts (NAME), matched ("n of m" prompts with equal output), aal, plain_ms and ours_ms (per token),
-        speedup with quartiles low and high, predicted_speedup, and repeats, the share of repeated tokens. Without such
-        files the result has no columns.
-
-        Raises:
-            YggdrasilError: a file is not the result of a benchmark.
-        """
-        rows = []
-        for path in sorted(self.profile.glob("bench-*.json")):
-            try:
-                record = parse_json(path.read_bytes())
-                speedup = dict(record.get("speedup") or {})
-            except (OSError, ValueError, TypeError, AttributeError) as error:
-                raise YggdrasilError(
-                    f"{path} holds no bench; remove it, or measure again with `bench --json`"
-                ) from error
-            rows.append(
-                {
-                    "prompts": path.stem.removeprefix("bench-"),
-                    "matched": f"{record.get('matched')} of {record.get('prompts')}",
-                    "aal": record.get("aal"),
-                    "plain_ms": record.get("baseline_tpot_ms"),
-                    "ours_ms": record.get("tpot_ms"),
-                    "speedup": speedup.get("median"),
-                    "low": speedup.get("low"),
-                    "high": speedup.get("high"),
-                    "predicted_speedup": record.get("predicted_speedup"),
-                    "repeats": record.get("repeats"),
-                }
-            )
-        return pd.DataFrame(rows)
 
     def objective(self) -> pd.DataFrame:
         """Return the predicted speed of every drafted tree shape at the plan's first context length, one row per shape.
@@ -245,35 +184,3 @@ class Facts:
             return self.best_tree()
         row = pruned.iloc[0]
         return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
-
-    def predictor_scores(self) -> pd.DataFrame:
-        """Return scores of the depth predictor and of the baselines on held-out documents; empty if none are stored.
-
-        Columns: reads (what the predictor reads), depth, scorer, auc, brier.
-
-        Raises:
-            ArtifactError: the file is damaged.
-        """
-        return read_csv_if_any(self.predictor / "report.csv", "predictor-report", PREDICTOR_COLUMNS, REPORT_VERSION)
-
-    def calibration(self) -> pd.DataFrame:
-        """Return calibration curves of the depth predictors on held-out documents; empty if none are stored.
-
-        Columns: reads (what the predictor reads), depth, predicted (mean probability of a bin), reached (share),
-        positions.
-
-        Raises:
-            ArtifactError: the file is damaged.
-        """
-        return read_csv_if_any(self.predictor / "calibration.csv", "predictor-calibration", CURVE_COLUMNS)
-
-    def acceptance(self) -> pd.DataFrame:
-        """Return the acceptance calibration, one row per knot by rising probability; empty if no model drafts.
-
-        Columns: drafter_probability, acceptance.
-        """
-        if self.learned is None:
-            return pd.DataFrame(columns=["drafter_probability", "acceptance"])
-        knots = np.asarray(self.learned.acceptance.knots, dtype=np.float64)
-        probability = np.exp(np.linspace(-12.0, 0.0, len(knots)))
-        return pd.DataFrame({"drafter_probability": probability, "acceptance": np.exp(knots)})

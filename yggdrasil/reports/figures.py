@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import TypeAlias
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -21,12 +20,12 @@ STAGE_COLOURS = {
 
 
 def latency(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw the milliseconds of a step against its width: median, 10-90 % band and roofline bound per context length.
+    """Draw the milliseconds of a step against its width: median and 10-90 % band per context length.
 
-    None if the tables "latency" and "roofline" have no rows of target or drafter.
+    None if the table "latency" is empty.
     """
-    table, limits = tables["latency"], tables["roofline"]
-    models = [model for model in ("target", "drafter") if model in set(table["model"]) | set(limits["model"])]
+    table = tables["latency"]
+    models = [model for model in ("target", "drafter") if model in set(table["model"])]
     if not models:
         return None
     titles = {"target": "T_verifier(W): one target step", "drafter": "T_drafter(W): one draft step"}
@@ -34,13 +33,6 @@ def latency(tables: dict[str, pd.DataFrame]) -> Figure | None:
     for column, model in enumerate(models, start=1):
         for colour, (context, part) in zip(_cycle(), table[table["model"] == model].groupby("context"), strict=False):
             _band(figure, part, str(context), colour, column)
-        for colour, (context, part) in zip(_cycle(), limits[limits["model"] == model].groupby("context"), strict=False):
-            least = part.groupby("width")["least_ms"].min()
-            figure.add_scatter(
-                x=list(least.index), y=least, mode="lines", line={"dash": "dot", "color": colour, "width": 1.5},
-                name=f"limit at context {context}", legendgroup=f"limit {context}", showlegend=column == 1, row=1,
-                col=column,
-            )  # fmt: skip
         figure.update_xaxes(title_text="width W (tokens in one pass)", type="log", row=1, col=column)
         widths = sorted(table[table["model"] == model]["width"].unique())
         figure.update_xaxes(tickvals=widths, ticktext=[str(width) for width in widths], row=1, col=column)
@@ -110,23 +102,6 @@ def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
     return styled(figure, 440)
 
 
-def benchmarks(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw measured and predicted speed-up over plain decoding, by prompt set; None if "benchmarks" is empty."""
-    table = tables["benchmarks"]
-    if table.empty:
-        return None
-    figure = go.Figure()
-    figure.add_bar(
-        x=table["prompts"], y=table["speedup"], name="measured (quartiles)", marker_color=COLOURS[0],
-        error_y={"type": "data", "symmetric": False, "array": table["high"] - table["speedup"],
-                 "arrayminus": table["speedup"] - table["low"], "color": INK, "thickness": 1.2},
-    )  # fmt: skip
-    figure.add_bar(x=table["prompts"], y=table["predicted_speedup"], name="predicted", marker_color="#9fc5b5")
-    figure.add_hline(y=1.0, line={"color": "#9aa5b1", "dash": "dash"})
-    figure.update_yaxes(title_text="speed-up over plain decoding", rangemode="tozero")
-    return styled(figure, 360)
-
-
 def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | None) -> Figure | None:
     """Draw the predicted speed-up over plain decoding by depth and verify width, one heatmap per draft width.
 
@@ -182,64 +157,6 @@ def _shape(table: pd.DataFrame) -> tuple[int, int, int]:
     return int(row["width"]), int(row["depth"]), int(row["verify_width"])
 
 
-def predictor(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw AUC and Brier score of depth predictor and baselines, calibration curves, and the map to acceptance.
-
-    It reads the tables "predictor", "calibration" and "acceptance". None if the first and the last are empty.
-    """
-    scores, curve = tables["predictor"], tables["acceptance"]
-    if scores.empty and curve.empty:
-        return None
-    others = "".join(f"; dotted: reading {reads}" for reads in tables["calibration"]["reads"].unique()[1:])
-    titles = ["AUC by depth", "Brier score by depth (lower is better)",
-              f"calibration of P(so many tokens accepted){others}", "acceptance of one drafted token"]  # fmt: skip
-    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.17)
-    own = scores["scorer"] == "predictor"
-    first = scores["reads"] == (scores["reads"].iloc[0] if len(scores) else "")  # baselines do not depend on it
-    names = scores["scorer"].mask(own, scores["reads"].map(_reader))
-    for colour, (scorer, part) in zip(_cycle(), scores[own | first].groupby(names, sort=False), strict=False):
-        for column, value in ((1, "auc"), (2, "brier")):
-            figure.add_scatter(
-                x=part["depth"], y=part[value], mode="lines+markers", name=scorer, legendgroup=scorer,
-                showlegend=column == 1, line={"color": colour}, row=1, col=column,
-            )  # fmt: skip
-    for column in (1, 2):
-        figure.add_scatter(
-            x=[0, 1], y=[0, 1], mode="lines", line={"dash": "dash", "color": "#9aa5b1"}, name="as predicted",
-            showlegend=column == 1, row=2, col=column,
-        )  # fmt: skip
-    _calibration_curves(figure, tables["calibration"])
-    figure.add_scatter(
-        x=curve["drafter_probability"], y=curve["acceptance"], mode="lines", line={"color": COLOURS[4], "width": 2},
-        name="fitted acceptance", row=2, col=2,
-    )  # fmt: skip
-    for column in (1, 2):
-        figure.update_xaxes(title_text="depth", dtick=1, row=1, col=column)
-        figure.update_yaxes(title_text="actual" if column == 1 else "accepted", row=2, col=column)
-    figure.update_xaxes(title_text="predicted", row=2, col=1)
-    figure.update_xaxes(title_text="drafter's probability", row=2, col=2)
-    return styled(figure, 700, legend_y=-0.12)
-
-
-def _calibration_curves(figure: Figure, table: pd.DataFrame) -> None:
-    """Add a calibration curve per predictor and selected depth; those of the second predictor are dotted."""
-    depths = [depth for depth in (1, 2, 4, 8, 16) if depth in set(table["depth"])]
-    dashes = dict(zip(table["reads"].unique(), ("solid", "dot"), strict=False))
-    for (reads, depth), part in table[table["depth"].isin(depths)].groupby(["reads", "depth"], sort=False):
-        colour = COLOURS[(depths.index(int(str(depth))) + 4) % len(COLOURS)]
-        figure.add_scatter(
-            x=part["predicted"], y=part["reached"], mode="lines+markers", name=f"calibration at depth {depth}",
-            legendgroup=f"calibration {depth}", showlegend=dashes[reads] == "solid",
-            line={"color": colour, "dash": dashes[reads], "width": 1.5},
-            marker={"size": 5}, customdata=part["positions"], row=2, col=1,
-            hovertemplate="predicted %{x:.2f}, actual %{y:.2f} of %{customdata} positions<extra></extra>",
-        )  # fmt: skip
-
-
-def _reader(reads: str) -> str:
-    return "predictor reading " + ("state and text" if reads == "predictor" else reads)
-
-
 def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
     """Draw when each stage of an iteration runs, predicted and measured, for the naive and the chosen plan.
 
@@ -266,29 +183,6 @@ def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
     figure.update_yaxes(categoryorder="array", categoryarray=list(dict.fromkeys(lane))[::-1])
     figure.update_xaxes(title_text="milliseconds since the iteration began")
     return styled(figure, 150 + 60 * lane.nunique(), legend_y=-0.35)
-
-
-def variants(tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """Draw the milliseconds that each stage variant would add to an iteration of the chosen plan.
-
-    None if the table "variants" is empty.
-    """
-    table = tables["variants"]
-    if table.empty:
-        return None
-    names = table["stage"].str.replace("_", " ") + " " + table["variant"]
-    colours = np.where(table["chosen"], INK, np.where(table["against_chosen_ms"] > 0, COLOURS[1], COLOURS[0]))
-    figure = go.Figure(
-        go.Bar(
-            x=table["against_chosen_ms"], y=names, orientation="h", marker_color=list(colours),
-            text=["chosen" if is_chosen else f"{share:+.1%}" for is_chosen, share in
-                  zip(table["chosen"], table["against_chosen"], strict=True)],
-            textposition="auto", cliponaxis=False,
-        )
-    )  # fmt: skip
-    figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title_text="milliseconds per iteration, difference to the chosen plan (predicted)")
-    return styled(figure, 420)
 
 
 def styled(figure: Figure, height: int, legend_y: float = -0.24) -> Figure:

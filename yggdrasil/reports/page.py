@@ -136,9 +136,6 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame], charts: Charts) -> 
         f"<h3>prompt {prompt}, tree {shape}, iteration {iteration}: {_accepted_text(part)}</h3>{charts.add(tree(part))}"
         for (prompt, shape, iteration), part in tables["trees"].groupby(["prompt", "shape", "iteration"])
     ]
-    limits = "The dotted line is the bound by the machine's measured bandwidth and matrix throughput." if len(
-        tables["roofline"]
-    ) else ""  # fmt: skip
     reasons = "".join(f"<li>{_prose(line)}</li>" for line in facts.reasons())
     is_measured = len(tables["latency"]) > 0
     return [
@@ -148,30 +145,24 @@ def _sections(facts: Facts, tables: dict[str, pd.DataFrame], charts: Charts) -> 
                  [f'<ul class="verdict">{reasons}</ul>', _table(tables["considered"], "", opened=True)]),
         _section("latency", "Step costs", "What a step costs",
                  "Medians and 10-90 % bands, measured inside real iterations. The plan's costs of verify widths are "
-                 f"measured by alternating quickly between all widths. {limits}" if is_measured else
+                 "measured by alternating quickly between all widths." if is_measured else
                  "Milliseconds of a target pass, by the number of tokens that it verifies.",
                  [charts.add(figures.latency(tables)), charts.add(figures.iterations(tables)),
-                  _table(tables["costs"], "costs in the plan", opened=not is_measured),
-                  _table(tables["roofline"], "roofline")]),
+                  _table(tables["costs"], "costs in the plan", opened=not is_measured)]),
         _section("prediction", "Prediction", "Predictions and measurements",
-                 "Every plan that the search measured, scaled to the speed of the profile, and benchmarks.",
-                 [f'<ul class="verdict">{lines}</ul>' if lines else "", charts.add(figures.prediction(tables)),
-                  charts.add(figures.benchmarks(tables)), _table(tables["benchmarks"], "benchmarks")]),
+                 "Every plan that the search measured, scaled to the speed of the profile.",
+                 [f'<ul class="verdict">{lines}</ul>' if lines else "", charts.add(figures.prediction(tables))]),
         _section("objective", "Objective", "The objective",
                  "Speed-up over a plain step by equation 3 with overhead, for the calibration's mean acceptance. "
                  "The diamond marks the shape with the highest accepted length (AAL).",
                  [charts.add(figures.objective(tables, shape))]),
-        _section("predictor", "Predictor", "The depth predictor",
-                 "On held-out documents: how well it predicts whether at least d tokens are accepted, compared with a "
-                 "constant rate and the drafter's confidence. A calibrated predictor lies on the dashed line.",
-                 [charts.add(figures.predictor(tables)), _table(tables["predictor"], "scores")]),
         _section("timelines", "Timelines", "Timelines of an iteration",
                  "Stages of the naive and of the chosen plan, predicted from stage costs and measured.",
                  [charts.add(figures.timelines(tables))]),
-        _section("ranking", "Plans", "Plans and stage variants",
+        _section("ranking", "Plans", "Plans",
                  "All schedules, shapes and widths are ranked by predicted latency per token; the best and the named "
                  "plans are then measured alternately.",
-                 [_table(tables["ranking"], "", opened=True), charts.add(figures.variants(tables))]),
+                 [_table(tables["ranking"], "", opened=True)]),
         _section("trees", "Trees", "Example trees",
                  "Whole iterations of real requests; a tree is draft width x depth x verify width. The bonus is the "
                  "target's token after the accepted path.",

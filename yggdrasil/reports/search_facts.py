@@ -1,4 +1,4 @@
-"""The results of a schedule search as tables: predicted and measured plans, their timelines, and stage variants."""
+"""The results of a schedule search as tables: predicted and measured plans, and their timelines."""
 
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from yggdrasil.reports.schedules import changed_variants
 from yggdrasil.scheduling.costs import COLUMNS as COST_COLUMNS
 from yggdrasil.scheduling.costs import LOOP, StageCosts
 from yggdrasil.scheduling.plan import Searched, SearchResult
-from yggdrasil.scheduling.search import AcceptedLengths, predict_ms
+from yggdrasil.scheduling.search import AcceptedLengths
 from yggdrasil.scheduling.stages import STAGES, Schedule
 from yggdrasil.scheduling.timeline import predict_timeline
 from yggdrasil.tree.shape import TreeShape
@@ -31,7 +31,7 @@ class SearchFacts:
 
     @cached_property
     def _costs(self) -> StageCosts | None:
-        """Costs of the stage variants from the search's samples; None if there are no samples."""
+        """Costs of the stages from the search's samples; None if there are no samples."""
         path = self._profile / "schedule_samples.csv"
         frame = read_csv_if_any(path, "schedule-samples", COST_COLUMNS, version=2)
         return None if frame.empty else StageCosts.from_samples(frame, shown(path))
@@ -107,30 +107,6 @@ class SearchFacts:
                 }
             )
         return pd.DataFrame(rows)
-
-    def variants(self) -> pd.DataFrame:
-        """Return the predicted iteration time of the chosen plan with each stage variant whose costs are known.
-
-        Columns: stage, variant, chosen, iteration_ms, against_chosen_ms (difference to the chosen plan) and
-        against_chosen (the same as a share).
-        """
-        columns = ["stage", "variant", "chosen", "iteration_ms", "against_chosen_ms", "against_chosen"]
-        search, lengths, costs = self._result, self._lengths, self._costs
-        chosen = search.entry(search.chosen) if search is not None else None
-        if chosen is None or lengths is None or costs is None:
-            return pd.DataFrame(columns=columns)
-        own, shape = Schedule.parse(chosen.stages).variants, TreeShape(*chosen.shape)
-        rows = []
-        base = float(predict_ms(Schedule.of(own), [shape], costs, lengths, "in-order")[0])
-        for stage, variant in (
-            (name, each) for name, choices in STAGES.items() if len(choices) > 1 for each in choices
-        ):
-            schedule = Schedule.of({**own, stage: variant})
-            if not costs.has_costs(schedule):
-                continue
-            ms = float(predict_ms(schedule, [shape], costs, lengths, "in-order")[0])
-            rows.append((stage, variant, own[stage] == variant, ms, ms - base, ms / base - 1))
-        return pd.DataFrame(rows, columns=columns)
 
     @property
     def _entries(self) -> list[Searched]:

@@ -16,15 +16,11 @@ TITLES = {
     "considered": "policies that were simulated",
     "costs": "target passes: costs in the plan",
     "latency": "step times, milliseconds",
-    "roofline": "step times and the machine's bounds",
     "iterations": "stages of an iteration",
     "prediction": "predicted and measured iterations",
-    "benchmarks": "comparison with plain decoding",
     "objective": "the objective: the best shape of each draft width, and the AAL-optimal one",
-    "predictor": "the depth predictor on held-out documents",
     "timelines": "timelines, milliseconds",
     "ranking": "plans",
-    "variants": "change of the chosen plan's iteration by stage variant (predicted)",
 }
 _STYLES = {"root": "bold", "accepted": "bold green", "verified": "yellow", "drafted": "dim"}
 

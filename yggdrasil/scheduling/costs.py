@@ -117,14 +117,6 @@ class StageCosts:
         }
         return cls(tables, _trimmed_mean(plain.to_numpy()), source)
 
-    def has_costs(self, schedule: Schedule) -> bool:
-        """Return whether the costs of all stages of ``schedule`` were measured.
-
-        The profile of a draft head that reads the target's hidden states has none of variants that draft ahead of time.
-        """
-        keys = {cost_key(schedule, stage) for stage in schedule.predecessors} - {*_NO_COST}
-        return {_DERIVED.get(key, key) for key in keys} <= self.tables.keys()
-
     def durations(self, schedule: Schedule, shapes: Sequence[TreeShape], leaf_shares: Array) -> dict[str, Array]:
         """Return the milliseconds of each stage for N tree shapes: stage name -> [N].
 
