@@ -119,17 +119,28 @@ QUESTIONS: dict[str, tuple[str, Callable[[Results], str]]] = {  # block: the ben
 
 
 def caption(results: Results, benchmark: str, machine: str = "") -> str:
-    """The machines, versions and commits of a benchmark's runs."""
+    """Each processor of a benchmark's runs with its own commits; then versions, and how often a prompt was decoded."""
     runs = [row for row in results.rows("runs") if row["benchmark"] == benchmark and machine in ("", row["machine"])]
     if not runs:
         return ""
-    parts = [
-        *_distinct(row["processor"].partition(", Linux")[0].replace(", no accelerator", "") for row in runs),
-        *_distinct(f"torch {row['torch']}, transformers {row['transformers']}" for row in runs),
-        f"commits {', '.join(_distinct(row['commit'] for row in runs))}",
-        *_distinct(f"{row['tokens']} tokens a prompt" for row in runs if row["tokens"]),
-    ]
-    return f"_{'; '.join(parts)}; one run each._"
+    commits: dict[str, list[str]] = {}
+    for row in runs:
+        processor = row["processor"].partition(", Linux")[0].replace(", no accelerator", "").replace(", ", ": ", 1)
+        commits.setdefault(processor, []).append(row["commit"])
+    measured = "; ".join(
+        f"{processor}, commit{'s' * (len(set(own)) > 1)} {', '.join(_distinct(own))}"
+        for processor, own in commits.items()
+    )
+    versions = ", ".join(
+        f"{name} {' or '.join(_distinct(row[name] for row in runs))}" for name in ("torch", "transformers")
+    )
+    lengths = _distinct(row["tokens"] for row in runs)
+    how = (
+        f"{' or '.join(lengths)} tokens for each prompt, which was decoded once each way"
+        if lengths
+        else "each file run once"
+    )
+    return f"_{measured}. With {versions}; {how}._"
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

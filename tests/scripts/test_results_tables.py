@@ -11,7 +11,8 @@ MADE = {
     "machine": "A(R) Box Processor (family 6), 2 cores, no accelerator, Linux 9", "commit": "0123456789abcdef",
     "versions": {"torch": "9.1", "transformers": "8.0"}, "dtype": "bfloat16", "max_new_tokens": 128,
 }  # fmt: skip
-CAPTION = "_A(R) Box Processor (family 6), 2 cores; torch 9.1, transformers 8.0; commits 0123456789; 128 tokens"
+VERSIONS = "With torch 9.1, transformers 8.0; 128 tokens for each prompt, which was decoded once each way._"
+CAPTION = f"_A(R) Box Processor (family 6): 2 cores, commit 0123456789. {VERSIONS}"
 
 
 @pytest.fixture
@@ -23,8 +24,8 @@ def tables():
 def collected(tables, tmp_path):
     """Puts records into the rows below ``tmp_path``."""
 
-    def collect(folder, name, machine="box", **values):
-        path = tmp_path / "profiles" / folder / machine / name
+    def collect(folder, name, place="box", **values):
+        path = tmp_path / "profiles" / folder / place / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**MADE, **values}))
         tables.collect([path], tmp_path / "docs" / "results")
@@ -70,7 +71,7 @@ def test_plain_decoding_over_ours_is_a_cell_for_each_set(tables, collected, tmp_
         "| A Box (family 6) | SmolLM2-135M, Q4_1 file | - | **1.50** (35%) |",
         "| A Box (family 6) | SmolLM2-135M, bf16 | **1.50** (50%) | - |",
     ]
-    assert captions[0].startswith(CAPTION)
+    assert captions == [CAPTION]
     assert rendered(tables, tmp_path, "how-sure")[0] == [
         "| A Box (family 6) | SmolLM2-135M, Q4_1 file | 2 | 2 | 1.50 (0.75 to 2.25) | 0 |",
         "| A Box (family 6) | SmolLM2-135M, bf16 | 1 | 0 | 1.50 (1.50 to 1.50) | 0 |",
@@ -79,15 +80,27 @@ def test_plain_decoding_over_ours_is_a_cell_for_each_set(tables, collected, tmp_
 
 def test_a_new_run_replaces_the_rows_of_its_own(tables, collected, tmp_path):
     collected("smollm2", "bench-c4.json", samples=[sample("a", 4.0, 2.0)])
-    collected("smollm2", "bench-c4.json", machine="den", samples=[sample("a", 8.0, 2.0)])
+    collected("smollm2", "bench-c4.json", place="den", samples=[sample("a", 8.0, 2.0)])
     collected("smollm2", "bench-c4.json", samples=[sample("a", 6.0, 2.0)])
 
     assert [row.split("**")[1] for row in rendered(tables, tmp_path, "faster-than-plain")[0]] == ["3.00", "4.00"]
 
 
+def test_the_caption_gives_each_processor_its_own_commits(tables, collected, tmp_path):
+    other = {"machine": "A Den (family 7), 4 cores, avx2, no accelerator, Linux 9", "samples": [sample("a", 4.0, 2.0)]}
+    collected("smollm2", "bench-c4.json", samples=[sample("a", 4.0, 2.0)])
+    collected("smollm2", "bench-c4.json", "den", **other, commit="1" * 16)
+    collected("smollm2-bf16", "bench-c4.json", "den", **other, commit="2" * 16)
+
+    assert rendered(tables, tmp_path, "faster-than-plain")[1] == [
+        "_A(R) Box Processor (family 6): 2 cores, commit 0123456789; "
+        f"A Den (family 7): 4 cores, avx2, commits 1111111111, 2222222222. {VERSIONS}"
+    ]
+
+
 def test_the_readme_shows_one_processor(tables, collected, tmp_path):
     questions = importlib.import_module("results.questions")
-    collected("smollm2", "bench-c4.json", machine=questions.HEADLINE_MACHINE, samples=[sample("a", 4.0, 2.0)])
+    collected("smollm2", "bench-c4.json", place=questions.HEADLINE_MACHINE, samples=[sample("a", 4.0, 2.0)])
     collected("smollm2", "bench-c4.json", samples=[sample("a", 9.0, 2.0)])
 
     assert rendered(tables, tmp_path, "headline")[0] == ["| SmolLM2-135M, Q4_1 file | **2.00** (50%) |"]
