@@ -34,12 +34,12 @@ Each constant is halved and doubled (for a value near 1, its distance from 1). T
 recorded text in simulation (`yggdrasil/calibration/replay.py`). A cell has the change of speed in percent for half /
 twice the value; positive is faster.
 
-The columns are traces of real models (`docs/research/policy-ablation.md`) with model-free drafts; `look-up` has n-gram
-lookup alone. An iteration costs what the plan `{plan}` records. The policy, however, sees an unsteady machine: the
-iteration times are multiplied by a factor between 0.8 and 1.8, which changes every 250 iterations, and by log-normal
-noise of 5 %; one iteration in 300 takes 3 times as long; the pass times that the policy is given at the start are off
-by 6 % (standard deviation). Two runs meet these changes at different positions of the text, so differences of a few
-tenths of a percent are noise.
+A column is the recorded text of one model (`docs/research/policy-ablation.md`), decoded with n-gram statistics as
+drafter; `look-up` uses the `ngram` drafter instead. Iteration times are those in the plan `{plan}`, on a simulated
+unsteady machine: they are multiplied by a factor between 0.8 and 1.8 that changes every 250 iterations. The times that
+the policy observes also have log-normal noise of 5 %, and one in 300 is three times as long; the pass times that it
+starts with have errors of 6 % (standard deviation). A changed constant changes which part of the text meets which
+factor, so differences of a few tenths of a percent are noise.
 
 """
 
