@@ -121,7 +121,7 @@ def documents(seed=0):
 
 
 def test_own_text_is_added_with_its_weight_and_the_report_names_both(tmp_path):
-    own, base = documents(), BaseTable(NGramScorer.of_shipped_text(), SHIPPED.taken_from("90 tokens of a book"))
+    own, base = documents(), BaseTable(NGramScorer.of_shipped_text(), SHIPPED.with_origin("90 tokens of a book"))
     learned = fit_statistics(own, COSTS, with_table=True, base=base)
     key = table_key((5,))
     shipped_total = int(SHIPPED.totals[SHIPPED.keys == key].sum())
@@ -161,7 +161,7 @@ def test_a_scorer_that_is_not_fitted_is_the_one_of_the_shipped_text():
 
 def test_a_calibration_adds_its_text_to_the_base_table(monkeypatch, tmp_path):
     """From the first line of a calibration to what its plan records, with measuring and generating left out."""
-    own, base, known = documents(), BaseTable(NGramScorer.of_shipped_text(), SHIPPED.taken_from("a book")), []
+    own, base, known = documents(), BaseTable(NGramScorer.of_shipped_text(), SHIPPED.with_origin("a book")), []
 
     class ChoosingError(Exception):
         """The statistics are fitted."""

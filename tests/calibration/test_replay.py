@@ -220,7 +220,7 @@ class Listening(Silent):
         self._text += tokens
 
     def propose(self, tree, budget):
-        if not budget.from_root:
+        if not budget.is_first:
             return
         self.heard.append(list(self._text))
 
@@ -315,7 +315,7 @@ def test_recorded_trees_are_filled_as_those_that_are_grown_no_deeper(pair, trace
             drafter.begin(text)
             drafter.propose(tree, Budget(shape.depth, shape.width))
         free.begin(text)
-        free.propose(tree, Budget(tree.num_nodes, from_root=False))
+        free.propose(tree, Budget(tree.num_nodes, is_first=False))
         trees._free.begin(text)
         trees.grow(index, shape, fills=True)
         grown, recorded = likelihoods(tree, 12), likelihoods(trees.tree, 12)

@@ -56,7 +56,7 @@ def test_native_trees_are_those_of_python_at_every_position(pooled):
             for token in text[50:]:
                 tree = TokenTree.on_host(12)
                 drafter.propose(tree, Budget(5))
-                drafter.propose(tree, Budget(5, from_root=False))
+                drafter.propose(tree, Budget(5, is_first=False))
                 trees.append(tree)
                 drafter.extend([token], {})
         grown.append(trees)

@@ -225,7 +225,7 @@ class Beside:
         self._first.propose(tree, budget)
         tree.scores[3:] = NO_SCORE  # room for others
         before = paths(tree)
-        self._drafter.propose(tree, budget._replace(from_root=False))
+        self._drafter.propose(tree, budget._replace(is_first=False))
         assert paths(tree)[: len(before)] == before
 
 

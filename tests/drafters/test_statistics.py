@@ -376,7 +376,7 @@ GUESSES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.floats(-4.
 
 def filled(drafter, text, tree, depth):
     drafter.begin(text)
-    drafter.propose(tree, Budget(depth, from_root=False))
+    drafter.propose(tree, Budget(depth, is_first=False))
     check_tree(tree)
     return tree
 

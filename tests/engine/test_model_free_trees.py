@@ -143,7 +143,7 @@ def test_a_look_at_free_guesses_changes_nothing_of_the_drafters(decoder, suggest
     for looks in (True, False):
         if not looks:
             monkeypatch.setattr(
-                SUGGESTIONS, "propose", lambda tree, budget: None if budget.from_root else whole(tree, budget)
+                SUGGESTIONS, "propose", lambda tree, budget: None if budget.is_first else whole(tree, budget)
             )
         decoder.policy = Looking()
         decoder.generate(prompt, max_new_tokens=42)

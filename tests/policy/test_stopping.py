@@ -99,7 +99,7 @@ def filled(generator, native, policy, shape):
     counts, seed, found = some_counts(generator, native), int(generator.integers(1 << 30)), []
     for bound in (policy.bound(0, shape), UNBOUNDED):
         tree = drafted_tree(counts._last, seed)
-        counts.propose(tree, Budget(9, bound=bound, from_root=False))
+        counts.propose(tree, Budget(9, bound=bound, is_first=False))
         ranking = Ranking(tree, WIDTHS)
         found.append((tree, ranking.rank(), ranking.order.tolist()))
     return found

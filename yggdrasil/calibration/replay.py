@@ -84,7 +84,7 @@ class RecordedTrees:
         tree.scores[1 + size :] = NO_SCORE
         self._offer(index, shape)
         if fills and self._free is not None:
-            self._free.propose(tree, Budget(tree.num_nodes, from_root=False))
+            self._free.propose(tree, Budget(tree.num_nodes, is_first=False))
         torch.ops.yggdrasil.rank_nodes.default(tree.scores, *self._ranking)
         expected: list[float] = self._ranking[1][torch.from_numpy(self._last)].tolist()
         return expected

@@ -18,10 +18,9 @@ _FORCED = -0.02  # log-probability of a forced token: the target may tokenise th
 
 
 class GrammarDrafter:
-    """Drafter that filters the proposals of ``inner`` by the grammar of one request.
+    """Drafter of a request with a grammar: it drafts tokens that the grammar forces, or lets ``inner`` draft.
 
-    If ``inner`` is model-free or None, forced tokens come first: if there are any, nothing else is proposed. It then
-    adds nothing to trees that other drafters have grown.
+    Nodes of ``inner`` that the grammar forbids are removed. ``sampler`` has the request's grammar and generated tokens.
     """
 
     def __init__(self, sampler: Sampler, inner: Drafter | None) -> None:
@@ -44,17 +43,18 @@ class GrammarDrafter:
             self._inner.extend(tokens, states)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach the tokens that the grammar forces next as a chain.
+        """Attach nodes that the grammar allows, at most ``budget.depth`` levels.
 
-        If it forces none, let the inner drafter attach nodes.
+        With a model-free inner drafter, or none, they are the tokens that the grammar forces next, as a chain. If it
+        forces none, the inner drafter attaches nodes. If another drafter has proposed below this root
+        (``budget.is_first`` is False), nothing changes. An inner drafter that runs a model always drafts instead.
 
-        Nodes that violate the grammar are removed with their descendants. An inner drafter that runs a model always
-        drafts, and forced tokens are not attached. Without ``budget.from_root``, a model-free or missing inner drafter
-        adds nothing. ``budget.depth`` limits both.
+        If ``budget.is_first``, the tree is first replaced by its root. The inner drafter's nodes that violate the
+        grammar are removed with their descendants.
         """
         root = self._sampler.tokens[-1]
         if self._forces:
-            if not budget.from_root:
+            if not budget.is_first:
                 return
             forced = self._grammar.forced(self._sampler.tokens)[: budget.depth]
             if forced or self._inner is None:

@@ -19,7 +19,9 @@ from yggdrasil.tree.token_tree import TokenTree, attach_best, likeliest, offer, 
 
 
 class LevelSteps:
-    """Launcher of the grow and finish steps that ``runner`` defines, by level or as one capture.
+    """Runner of the draft steps after the head draft: the steps "grow" and "finish" of ``runner``, by width.
+
+    Each step attaches nodes; all but the last ("finish") find candidates below them. On a GPU they are one capture.
 
     Args:
         place: [2] int64 input of the steps: the root's position or slot, and the index of a level's first node.
@@ -32,8 +34,6 @@ class LevelSteps:
 
     def run(self, root: int, width: int, depth: int, *, after_work: bool = False) -> None:
         """Run ``depth`` draft steps, each of which attaches ``width`` nodes.
-
-        The nodes of the last one are not run by the drafter.
 
         Args:
             root: position or cache slot of the tree's root.
@@ -75,7 +75,7 @@ class LevelSteps:
         return found
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
-        """Yield every CUDA graph that drafts of each of ``depths`` draft steps launch, head drafts included.
+        """Yield the CUDA graphs of drafts of each of ``depths`` draft steps, and of all other steps of the runner.
 
         Prepare them between requests, because preparing a graph runs it once.
         """
@@ -90,7 +90,7 @@ class LevelSteps:
 
 
 class LevelDrafter(ABC):
-    """Drafter that grows the token tree for which its steps were compiled.
+    """Base class of drafters that grow one token tree, for which their steps were compiled, level by level.
 
     A schedule may run the head draft early (``head``). Otherwise ``propose`` runs it.
     """
@@ -136,7 +136,7 @@ class LevelDrafter(ABC):
         self.grow(budget.width, budget.depth)
 
     def head_once(self) -> None:
-        """Run the head draft unless it has run for the current root. Call it once, before the tree grows."""
+        """Run the head draft unless ``head`` has run it for the current root. A second call would run it again."""
         if self._headed != self._num_certain:
             self.head()
         self._headed = None

@@ -48,9 +48,9 @@ class NGramDrafter:
     def propose(self, tree: TokenTree, budget: Budget) -> None:
         """Attach the ``budget.width`` (None: 4) best distinct continuations of the text's last tokens, as one tree.
 
-        Each adds at most one node per level, for at most ``budget.depth`` and ``max_draft_len`` levels. After i
-        accepted tokens a match of s tokens has s + i, so the edge at level i + 1 has the measured acceptance of that
-        size. Later siblings share the residual probability.
+        Each adds at most one node per level, for at most ``budget.depth`` and ``max_draft_len`` levels. A token's
+        probability is the measured acceptance after a match of as many tokens as were looked up, plus those drafted
+        before it. Later siblings share the residual probability.
         """
         self._read()
         guesses, width = _Trie(), budget.width or _BRANCHES

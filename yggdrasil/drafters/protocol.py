@@ -33,13 +33,14 @@ class Budget(NamedTuple):
     depth: int  # the most levels below the root
     width: int | None = None  # the most nodes per level; None: limited by the tree's capacity
     bound: StoppingBound = UNBOUNDED  # early-stopping bound of the policy, for drafters that grow best first
-    from_root: bool = True  # no other drafter has proposed below this root yet
+    is_first: bool = True  # no other drafter has proposed below this root; False: add to the nodes of others
 
 
 class TailDrafts(Protocol):
-    """Tail drafts, and head drafts before acceptance, that a schedule may place (Yggdrasil paper, section 5.1).
+    """Drafting that a schedule may run before the target's verification has ended (Yggdrasil paper, section 5.1).
 
-    After ``keep`` the drafter has a KV entry for every token of the next ``extend`` but the last.
+    Tail drafts run nodes of the last level, and early head drafts run possible next roots. After ``keep`` the drafter
+    has a KV entry for every token of the next ``extend`` but the last.
     """
 
     def read_leaves(self) -> None:
@@ -65,17 +66,17 @@ class TailDrafts(Protocol):
             nodes: indices of the accepted nodes below the root, in path order.
             guess: row of the last ``guess`` call that became the next root: its KV entry is kept too, and no head draft
                 runs. None: no row did.
-            at_once: move the entries now; False: with the next draft.
+            at_once: make the row ``guess`` the root now, because its candidates are read before the next draft.
         """
 
 
 @dataclass(frozen=True)
 class DraftSteps:
-    """Compiled steps of a drafter that has weights. Nodes are numbered in the order in which steps attach them."""
+    """A drafter's compiled steps, as the engine runs them. They number nodes in the order in which they attach them."""
 
     runner: "ModelRunner"
     knots: Tensor  # [M] float32 calibration table, written by a calibration
-    head: Callable[[], None]  # runs the head draft; ``propose`` does so unless the schedule has
+    head: Callable[[], None]  # runs the head draft, the first step from the root; else ``propose`` runs it
     pretend_context: Callable[[int, int], None]  # (length, root token): pretends a context, to time steps
     tail: TailDrafts | None = None  # None: the next head draft runs all accepted tokens
 
@@ -86,7 +87,7 @@ class Capabilities:
 
     layers: tuple[int, ...] = ()  # target layers whose outputs `extend` gets; -1: the LM head's input
     steps: DraftSteps | None = None
-    plants_root: bool = False  # `propose` itself plants the root if ``budget.from_root``
+    plants_root: bool = False  # `propose` itself plants the root if ``budget.is_first``
     # Returns how many first tokens of a prompt need no hidden states. None: all tokens need them.
     num_kept: Callable[[Sequence[int]], int] | None = None
 
@@ -115,7 +116,7 @@ class Drafter(Protocol):
     def propose(self, tree: TokenTree, budget: Budget) -> None:
         """Attach drafted nodes to ``tree``, whose root is the last committed token, within the limits of ``budget``.
 
-        With the capability ``plants_root``, and if ``budget.from_root``, first replace the tree by that root.
+        With the capability ``plants_root``, and if ``budget.is_first``, first replace the tree by that root.
         """
 
     def cost(self, budget: Budget) -> Sequence[Step]:
@@ -133,10 +134,10 @@ def is_model_free(drafter: Drafter) -> bool:
 def propose_in(drafter: Drafter, tree: TokenTree, root: int, budget: Budget) -> None:
     """Let ``drafter`` attach nodes to ``tree`` below ``root``, the token id of the last committed token.
 
-    If ``budget.from_root``, the tree is first replaced by that root: here, or by a drafter that has the capability
+    If ``budget.is_first``, the tree is first replaced by that root: here, or by a drafter that has the capability
     ``plants_root``.
     """
-    if budget.from_root and not drafter.capabilities.plants_root:
+    if budget.is_first and not drafter.capabilities.plants_root:
         tree.plant(root)
     drafter.propose(tree, budget)
 
@@ -163,7 +164,8 @@ def check_tree(tree: TokenTree, root: int, vocab_size: int, name: str) -> None:
 def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
     """Return how many of the first ``tokens`` of a prompt the drafter needs no hidden states for.
 
-    All of them if it reads no hidden states; otherwise those that it has cached from the last request, at least 0.
+    All of them if it reads no hidden states; otherwise what its ``capabilities.num_kept`` returns, such as the number
+    that it has cached from the last request; 0 without that function.
     """
     capabilities = drafter.capabilities
     if not capabilities.layers:
@@ -193,11 +195,11 @@ class DrafterGroup:
             drafter.extend(tokens, states)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Let every drafter add nodes to ``tree`` in order; the first plants the root if ``budget.from_root``."""
+        """Let every drafter add nodes to ``tree`` in order; the first plants the root if ``budget.is_first``."""
         first, *others = self.drafters
         propose_in(first, tree, self._last, budget)
         if others:
-            budget = budget._replace(from_root=False)
+            budget = budget._replace(is_first=False)
             for drafter in others:
                 drafter.propose(tree, budget)
 

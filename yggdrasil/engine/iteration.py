@@ -152,7 +152,7 @@ class ModelFreeDrafts:
 
         Growth stops when ``bound`` shows that no wider pass can have a higher objective value.
         """
-        self._free.propose(self._tree, Budget(depth, bound=bound, from_root=False))
+        self._free.propose(self._tree, Budget(depth, bound=bound, is_first=False))
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append the accepted token ids to the text of every model-free drafter."""

@@ -33,7 +33,7 @@ MIN_DESCENT = -1e-4  # largest score difference of a host-attached node to its p
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Buffers of one tree. A node exists if its score is finite; other entries are stale."""
+    """Nodes of one tree, and a pool of candidates that may become nodes. Entries without a finite score are stale."""
 
     tokens: Tensor  # [N] int64
     parents: Tensor  # [N] int64, the root's is 0
@@ -51,7 +51,7 @@ class TokenTree:
     def allocate(cls, num_nodes: int, candidates: int, device: torch.device) -> "TokenTree":
         """Allocate a tree for ``num_nodes`` nodes, root included, with ``candidates`` entries per node in its pool.
 
-        It has no node yet, not even a root (``plant``).
+        It has no node, not even a root, until ``plant`` or ``plant_root`` is called.
 
         Raises:
             ValueError: either number is below 1.
@@ -119,7 +119,7 @@ class TokenTree:
     def take_nodes(self, other: "TokenTree") -> None:
         """Copy the node buffers of ``other``, a tree of the same capacity, into this tree's.
 
-        The pool of candidates stays as it is.
+        This tree's pool of candidates and draws stay as they are. The buffers keep their addresses, which steps hold.
         """
         for ours, theirs in zip(self.node_tensors(), other.node_tensors(), strict=True):
             ours.copy_(theirs)
@@ -326,8 +326,8 @@ def calibrated(log_probability: Tensor, knots: Tensor) -> Tensor:
     """Map a drafter's log-probabilities, of any shape, to estimated log-probabilities of acceptance.
 
     Args:
-        knots: [M] float32 results at M equally spaced log-probabilities from -12 to 0, interpolated linearly between
-            them. All are below 0, so a child's score is strictly below its parent's.
+        knots: [M] float32 results for M equally spaced log-probabilities from -12 to 0; those between are interpolated,
+            lower ones count as -12. All results are below 0, so a child's score is strictly below its parent's.
     """
     last = knots.shape[0] - 1
     position = (log_probability.clamp(MIN_LOG_PROBABILITY, 0.0) - MIN_LOG_PROBABILITY) * (last / -MIN_LOG_PROBABILITY)
@@ -365,7 +365,7 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` likeliest tokens of each row of ``logits`` [W, V], the likeliest first.
 
     Returns:
-        Log-probabilities float32 and token ids int64, [W, count] each. NaN logits give the log-probability -12.
+        Log-probabilities float32 and token ids int64, [W, count] each. In a row with NaN they are all -12.
     """
     logits = logits.float()
     top, tokens = torch.ops.yggdrasil.top_candidates(logits, count)
@@ -377,8 +377,8 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor) -> None:
     """Write the K candidates below each of ``nodes`` to the tree's pool.
 
-    A candidate's score is that of its node plus ``calibrated`` of its edge. If the target samples, the edge is
-    reweighed by the target's random draws instead (``reweighed``).
+    A candidate's score is its node's plus the estimated log-probability that the candidate is accepted: ``calibrated``
+    of its edge, or ``reweighed`` by the target's random draws if the target samples.
 
     Args:
         nodes: [W] int64 node indices.

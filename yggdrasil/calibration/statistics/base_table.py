@@ -63,4 +63,4 @@ def base_table(settings: CalibrationSettings, target: LoadedModel, reporter: Rep
 def _announced(found: BaseTable, text: str, reporter: Reporter) -> BaseTable:
     origin = f"{found.table.num_tokens:,} tokens of {text}"
     reporter.phase(f"the n-gram table starts from {origin} (--own-table leaves that out)")(1.0)
-    return found._replace(table=found.table.taken_from(origin))
+    return found._replace(table=found.table.with_origin(origin))

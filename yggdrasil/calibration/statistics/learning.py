@@ -86,5 +86,5 @@ def fit_statistics(
     table = count_documents(documents, base) if with_table else None
     if table is not None and base is not None:
         own = sum(len(document.answer) for document in documents)
-        table = table.taken_from(f"{base.table.origin} and {own:,} tokens that the target wrote")
+        table = table.with_origin(f"{base.table.origin} and {own:,} tokens that the target wrote")
     return LearnedStatistics(scorer, table, expected, documents, base)

@@ -74,10 +74,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def tensor_names(folder: Path, config: dict[str, Any]) -> list[str]:
-    """Return the tensor names in the safetensors files of ``folder``; unreadable files are skipped.
+    """Return the names in the headers of a head's safetensors files in ``folder``; unreadable files are skipped.
 
-    If there are none and ``config`` (the content of config.json) has one layer, the names of a pickled head are
-    returned.
+    If there is no name and ``config`` (the content of config.json) has one layer, as heads of EAGLE-1 have, they are
+    the tensor names in pytorch_model.bin, if that can be read without running code.
     """
     names: list[str] = []
     for file in _weight_files(folder):

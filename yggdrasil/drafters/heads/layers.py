@@ -66,7 +66,7 @@ class Attention(nn.Module):
         Args:
             x: [.., W, inputs] rows.
             rotation: cosines and sines of the rotary embedding, [W, D] each.
-            attend: the attention function.
+            attend: attention of rotated queries to keys and values (``layers.Attend``).
             rows: [R] int64 rows whose outputs are returned; the others give only keys and values. None: all. Only
                 without leading dimensions.
         """
@@ -133,7 +133,7 @@ class DecoderLayer(nn.Module):
         Args:
             x: [.., W, H] rows.
             rotation: cosines and sines of the rotary embedding, [W, D] each.
-            attend: the attention function.
+            attend: attention of rotated queries to keys and values (``layers.Attend``).
             rows: [R] int64 rows whose outputs are returned. None: all. A layer with a convolution must return all.
         """
         normed = self.input_layernorm(x)

@@ -26,7 +26,7 @@ from yggdrasil.drafters.heads.medusa.files import open_medusa
 from yggdrasil.drafters.heads.medusa.module import MedusaHeads, MedusaSettings
 from yggdrasil.drafters.heads.mtp.files import open_mtp
 from yggdrasil.drafters.heads.mtp.module import MtpHead
-from yggdrasil.drafters.heads.target_layers import embedding_of, output_of, rows_of, table
+from yggdrasil.drafters.heads.target_layers import embedding_of, output_of, rows_of, shared_embedding
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.runtime.loaded import LoadedModel
@@ -128,7 +128,7 @@ def _opened(folder: Path, target: LoadedModel) -> tuple[Head, nn.Module]:
             f"{shown(folder)} reads layer {max(settings.layers)} of its target, and {target.name} has "
             f"{target.num_layers}; give a head that was trained for this target"
         )
-    return head, embedding_of(target) if own is None else table(own)
+    return head, embedding_of(target) if own is None else shared_embedding(own)
 
 
 def _draft_among(vocabulary: Vocabulary, head: Head, folder: Path, target: LoadedModel) -> None:

@@ -13,10 +13,11 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class Marginals:
-    """The table [D, M] of candidates and their log-probabilities that a pass fills, and the steps that attach nodes.
+    """Table of the candidates at each depth, with log-probabilities, that the pass of a Medusa or block head writes.
 
-    ``level`` attaches the next nodes and offers their candidates, by default those of their depth. It and the pass also
-    get the buffers ``more``. M is ``num_candidates``, by default that of a node.
+    It is [``num_depths``, ``num_candidates`` (default: those of a node)]. Steps that grow trees from it are defined
+    too: ``level`` attaches nodes and offers their candidates, by default those of their depth. It and the pass also
+    get the buffers ``more``.
     """
 
     def __init__(

@@ -22,14 +22,14 @@ def embedding_of(target: LoadedModel) -> nn.Module:
     """
     kept = _kept(target, _EMBEDDINGS)
     if "weight" in kept:
-        return table(kept["weight"])
+        return shared_embedding(kept["weight"])
     if "packed" in kept:
         rows = PackedRows(_format(target, _EMBEDDINGS), target.vocab_size, target.hidden_size, kept["packed"])
         return QuantisedEmbedding(rows, target.dtype)
     weight = getattr(target.model.get_input_embeddings(), "weight", None)
     if not isinstance(weight, Tensor) or weight.shape[-1] != target.hidden_size:
         raise YggdrasilError(f"{target.name} has no embedding that a head could read; give a head that brings its own")
-    return table(weight)
+    return shared_embedding(weight)
 
 
 def output_of(target: LoadedModel, num_threads: int) -> nn.Module:
@@ -82,7 +82,7 @@ def rows_of(output: nn.Module, tokens: Tensor, dtype: torch.dtype) -> nn.Linear:
     return layer
 
 
-def table(weight: Tensor) -> nn.Module:
+def shared_embedding(weight: Tensor) -> nn.Module:
     """Return a torch embedding layer that shares the memory of ``weight`` [V, H]."""
     embedding: nn.Module = nn.Embedding.from_pretrained(weight)
     return embedding

@@ -21,9 +21,9 @@ class Guess(NamedTuple):
     """A candidate node. Ordered by cost (negative log-probability of its path), then by insertion."""
 
     cost: float
-    serial: int
-    edge: float
-    parent: int
+    serial: int  # number in the order of insertion
+    edge: float  # log-probability of the token given its parent
+    parent: int  # index of a tree node
     token: int
 
 
@@ -56,7 +56,7 @@ class OpenGuesses:
 
 
 class Nodes:
-    """The buffers of a token tree, with the path of tokens below the root of each node."""
+    """The node buffers of a token tree, and each node's path: the token ids from below the root to the node."""
 
     def __init__(
         self, tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, edges: Tensor, ancestors: Tensor
@@ -111,7 +111,7 @@ class EarlyStopping:
     A limit on accepted tokens need not be considered: it only lowers the value of wider passes.
 
     Args:
-        bound: (width, base value, value per expected accepted token) for each verify width.
+        bound: width, base value and value per expected accepted token of each verify width above 1, in one array.
         existing: log-probabilities of nodes that the tree already has. Each is counted before the first new node with
             a lower one.
     """

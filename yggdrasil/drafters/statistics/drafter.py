@@ -64,7 +64,7 @@ class StatisticsDrafter:
         return cls(NGramScorer.load(folder / SCORER_FILE), table)
 
     def set_scorer(self, scorer: NGramScorer, table: Table | None) -> None:
-        """Replace the n-gram scorer and the n-gram table (None: no table), and drop the counts of the text."""
+        """Replace the n-gram scorer and the n-gram table (None: no table), and forget the text and the draws."""
         self.name = "text" if table is None else "text + table"
         self._counts: Any = self._make(*scorer.tensors())
         self._counts.leave_out_below(self._least_path)
@@ -122,12 +122,12 @@ class StatisticsDrafter:
     def propose(self, tree: TokenTree, budget: Budget) -> None:
         """Attach the most probable continuations to ``tree``, which must be on the host, best first.
 
-        With ``budget.from_root`` the tree is first replaced by its root, the last committed token. Otherwise another
-        drafter has grown it: the two estimates are averaged, each weighted by the sum of its probabilities, and free
-        nodes are filled with new continuations and with candidates that the other drafter has not attached. Growth
-        stops when ``budget.bound`` shows that no further node would be verified. ``budget.width`` is not used.
+        If ``budget.is_first``, the tree is first replaced by its root, the last committed token. Otherwise another
+        drafter has grown it: its nodes stay with new scores, and the room left is filled with continuations and with
+        candidates that the other drafter has not attached (``PortableStatistics.fill``). Growth stops when
+        ``budget.bound`` shows that no further node would be verified. ``budget.width`` is not used.
         """
-        if budget.from_root:
+        if budget.is_first:
             self._propose_alone(tree, budget)
             return
         if tree is not self._filled:
@@ -150,13 +150,14 @@ class StatisticsDrafter:
         return ()
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the n-gram counts of the known continuations after the text and ``path``, [n, 1 + 2 K] int64.
+        """Return n-gram counts of the candidates for the token after the text and ``path``, [n, 1 + 2 K] int64.
 
-        Columns: token id, its count after each of the K = 9 contexts, the count of each context.
+        Columns: the candidate's id, its count after each of the K = 9 contexts, and the count of each context. The
+        contexts are the last 1 to 6 tokens, counted in the text (16 candidates each at most), then the last 1 to 3,
+        counted in the static table. Committed tokens that wait are counted first.
 
         Args:
-            path: token ids that follow the text. The contexts are the last 1 to 6 tokens (counts of the text), then the
-                last 1 to 3 (table).
+            path: token ids that follow the text.
         """
         self._count()
         rows: Tensor = self._counts.features([*self._text[-LONGEST:], *path])
@@ -197,20 +198,7 @@ class _NativeStatistics:
         self._counts.set_grow_buffers(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:
-        """Append committed tokens to the text, and grow a tree below its last token, best candidates first.
-
-        Args:
-            certain: token ids to append and count.
-            depth: the most levels.
-            root: index of the text's last token in the request, counted from the first token of the prompt.
-            bound: early-stopping bound of the policy.
-
-        Returns:
-            The number of nodes, root included.
-
-        Raises:
-            RuntimeError: there is no text.
-        """
+        """Do the same as ``PortableStatistics.grow``, by one C call."""
         numbers = self._mail.numbers
         if bound is not self._bound:
             self._counts.grow_for(*bound.buffer_info())
@@ -233,21 +221,7 @@ class _NativeStatistics:
         self._counts.set_fill_buffers(*buffers, self._fill_mail.tensor)
 
     def fill(self, depth: int, root: int, bound: StoppingBound) -> int:
-        """Extend a tree that another drafter has grown below the text's last token with the best continuations.
-
-        ``PortableStatistics.fill`` says how the two estimates are combined.
-
-        Args:
-            depth: the most levels.
-            root: index of the text's last token in the request, counted from the first token of the prompt.
-            bound: early-stopping bound of the policy.
-
-        Returns:
-            The number of nodes, root included.
-
-        Raises:
-            RuntimeError: there is no text.
-        """
+        """Do the same as ``PortableStatistics.fill``, by one C call."""
         numbers = self._fill_mail.numbers
         numbers[0], numbers[1], (numbers[2], numbers[3]) = depth, root, bound.buffer_info()
         if (size := self._fill()) < 0:

@@ -25,7 +25,7 @@ _HOTTEST = 1.5  # higher temperatures are weighed as this one
 
 
 class Draws(NamedTuple):
-    """The noise of a request: its key, and the weights of noise and of other tokens."""
+    """The noise of a request that samples: its key, its weight, and the log-weight of tokens that are no candidates."""
 
     key: int
     noise: float

@@ -57,7 +57,7 @@ def forget_answers(fingerprint: str | None = None) -> int:
 
 
 class AnswerCounts:
-    """Counter of one model's answers. Counts are stored in ``folder`` and merged with the table file ``base``."""
+    """Counter of one model's answers. Counts are written to ``folder``; another process merges them with ``base``."""
 
     def __init__(self, folder: Path, base: Path) -> None:
         self._folder, self._base = folder, base
@@ -73,7 +73,7 @@ class AnswerCounts:
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Queue an answer for counting; an empty one is ignored.
 
-        From 4,096 queued tokens on, the counts are written and the merging process is started.
+        From 4,096 queued tokens on, ``save`` is called.
 
         Args:
             prompt: token ids of the prompt.
@@ -87,9 +87,9 @@ class AnswerCounts:
             self.save()
 
     def save(self) -> None:
-        """Write the counts of the queued answers, if any, to a file of ``folder``.
+        """Write the counts of the queued answers, if any, to a file of ``folder``; if that fails, warn and drop them.
 
-        If writing fails, warn and drop them.
+        If files of 4,096 tokens wait there and ``base`` exists, a process is started that merges them.
         """
         if not self._new:
             return
@@ -144,7 +144,7 @@ def merge(folder: Path, base: Path) -> None:
 def with_answers(base: Table, answers: Table) -> Table:
     """Return ``base`` plus four times (``OWN_WEIGHT``) the counts of a model's own answers.
 
-    Three-token contexts that were seen once in all are left out.
+    Three-token contexts whose count in the sum is 1 are left out.
     """
     return base.plus(answers.times(OWN_WEIGHT)).without_rare()
 

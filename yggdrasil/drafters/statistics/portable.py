@@ -66,7 +66,7 @@ class Continuations:
 
 
 class PortableStatistics:
-    """N-gram counts and tree growth, with the interface of the native ``Counts``."""
+    """N-gram counts and tree growth in Python, in place of ``NativeStatistics``; ``weights`` are the scorer's."""
 
     def __init__(self, *weights: Tensor) -> None:
         shapes = [tuple(each.shape) for each in weights]
@@ -126,12 +126,13 @@ class PortableStatistics:
         self._draws = Draws(key, noise, others) if noise else None
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the n-gram counts of the known continuations of ``path``, [n, 1 + 2 K] int64.
+        """Return n-gram counts of the candidates for the token after ``path``, [n, 1 + 2 K] int64.
 
-        Columns: token id, its count after each of the K = 9 contexts, the count of each context.
+        Columns: the candidate's id, its count after each of the K = 9 contexts, the count of each context.
 
         Args:
-            path: token ids. The contexts are its last 1 to 6 tokens (counts of the text), then its last 1 to 3 (table).
+            path: token ids. The contexts are its last 1 to 6 tokens, counted in the text (16 candidates each at most),
+                then its last 1 to 3, counted in the table.
         """
         seen, followed = self._gather(list(path))
         rows = [[token, *counts, *seen] for token, counts in followed.items()]

@@ -132,7 +132,7 @@ class Table:
         kept, renamed = known[row], np.cumsum(known) - 1
         return _ranked(self.keys[known], self.totals[known], renamed[row[kept]], self.tokens[kept], self.counts[kept])
 
-    def taken_from(self, origin: str) -> Table:
+    def with_origin(self, origin: str) -> Table:
         """Return the same n-gram table with ``origin`` set, a description of the text that was counted."""
         return replace(self, origin=origin)
 

@@ -25,7 +25,7 @@ _MARKOV_CANDIDATES = 128  # tokens of a depth that DSpark's bias ranks again; th
 
 @dataclass(frozen=True)
 class BlockSettings(HeadSettings):
-    """Sizes and options of a block head. Those that other heads have too are of every layer."""
+    """Sizes and options of a block head. The inherited fields are those of each of its layers."""
 
     block_size: int = 2  # rows of a block: the last accepted token, and masks
     mask_token: int = 0

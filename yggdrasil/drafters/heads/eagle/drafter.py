@@ -18,7 +18,7 @@ SHORT_HEADS = 2, 4  # widths of steps for the few tokens that most iterations ac
 
 
 class HeadDrafter(TextHeadDrafter):
-    """Drafter over a head with a KV cache.
+    """Drafter over an EAGLE head or MTP module, which has a KV cache.
 
     The cache has a row for every accepted token but the first, computed from the target's hidden states. Rows of
     drafted tokens, computed from the head's own outputs, follow in the tree's slots and are overwritten.

@@ -35,7 +35,7 @@ class FirstEagleHead(StateHead):
             embedded: [.., W, H] embeddings of W tokens.
             features: [.., W, H] hidden states of the tokens before them.
             positions: [W] int64 positions for the rotary embedding.
-            attend: the attention function.
+            attend: attention of rotated queries to keys and values (``layers.Attend``).
             rows: [R] int64 rows whose outputs [R, H] are returned; the others give only keys and values. None: all.
                 Only without leading dimensions.
         """

@@ -82,7 +82,7 @@ class EagleHead(DraftingVocabulary):
             embedded: [.., W, H] embeddings of W tokens.
             features: [.., W, H] features of the tokens before them, from ``feature`` or ``fed_back``.
             positions: [W] int64 positions for the rotary embedding.
-            attend: the attention function.
+            attend: attention of rotated queries to keys and values (``layers.Attend``).
             rows: [R] int64 rows whose outputs [R, H] are returned; the others give only keys and values. None: all.
                 Only without leading dimensions.
         """

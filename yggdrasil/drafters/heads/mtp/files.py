@@ -77,10 +77,13 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
-    """Load the MTP module of the model in ``folder`` (or GGUF file of that path), with weights in ``dtype``.
+    """Load the multi-token-prediction (MTP) module that is stored with a model, with weights in ``dtype``.
+
+    Args:
+        folder: the model's folder, or its GGUF file; its module must be of a supported family (``kind_of``).
 
     Raises:
-        YggdrasilError: the configuration cannot be read, or the tensors are not those of the family's modules.
+        YggdrasilError: the configuration cannot be read, or tensors of the module are missing, unexpected or misshapen.
     """
     config = load_config(folder).get_text_config()
     with torch.device("meta"):

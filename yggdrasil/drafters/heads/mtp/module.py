@@ -47,7 +47,7 @@ class MtpHead(StateHead):
             embedded: [.., W, H] embeddings of W tokens.
             features: [.., W, H] hidden states of the tokens before them.
             positions: [W] int64 positions for the rotary embedding.
-            attend: the attention function.
+            attend: attention of rotated queries to keys and values (``layers.Attend``).
             rows: [R] int64 rows to return, [R, H]; all are computed. None: all. Only without leading dimensions.
         """
         parts = [self.embedding_norm(embedded), self.hidden_norm(features)]
