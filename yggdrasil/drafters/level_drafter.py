@@ -33,11 +33,11 @@ class LevelSteps:
         self._captures: dict[tuple[int, int, bool], Capture] = {}
 
     def run(self, root: int, width: int, depth: int, *, after_work: bool = False) -> None:
-        """Run ``depth`` draft steps, each of which attaches ``width`` nodes.
+        """Run ``depth`` draft steps of ``width`` nodes each. The last one's nodes get no candidates.
 
         Args:
             root: position or cache slot of the tree's root.
-            after_work: on a GPU, begin with the work ``before`` that the constructor got; on a CPU, not used.
+            after_work: on a GPU, first run the constructor's ``before``, as part of the graph; on a CPU, not used.
         """
         if self._runner.recorder is not None:
             self._place.write(root)
@@ -54,7 +54,7 @@ class LevelSteps:
         """Return the CUDA graph of ``depth`` draft steps of ``width`` nodes each, captured in the first call.
 
         Args:
-            after_work: the graph begins with the work ``before`` that the constructor got, if any.
+            after_work: the graph begins with the constructor's ``before``, if any.
         """
         found = self._captures.get((width, depth, after_work))
         if found is None:
@@ -126,8 +126,9 @@ class LevelDrafter(ABC):
         self._headed = self._num_certain
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Run the head draft if it has not run, and ``budget.depth`` draft steps of ``budget.width`` nodes each.
+        """Run the head draft, which plants the root, if it has not run, then ``budget.depth`` draft steps.
 
+        Each draft step attaches ``budget.width`` nodes.
         ``tree`` must be the tree for which the steps were compiled, and ``budget.width`` must be a compiled width, not
         None.
         """

@@ -45,7 +45,7 @@ def cuda_operators() -> dict[str, Callable[..., Any]]:
 
 
 def has_triton() -> bool:
-    """Return whether operators on CUDA devices are Triton kernels."""
+    """Return whether Triton works here, so that some operators on CUDA devices are its kernels."""
     return cuda_operators()["quantised_linear"] is not ON_GPUS["quantised_linear"]
 
 

@@ -18,7 +18,7 @@ _LINE = 64  # bytes; tensors are aligned to cache lines
 
 
 class Arena:
-    """Allocator of contiguous CPU tensors; a region is freed with the arena and the last tensor in it.
+    """Allocator of contiguous CPU tensors in large regions, each freed once the arena and all its tensors are gone.
 
     Each tensor has its own storage: compiled steps that write to one of several views of a storage would copy all. With
     ``is_sparse`` pages are small until ``use_huge_pages`` is called: on huge pages a tensor with few rows in use takes

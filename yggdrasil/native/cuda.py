@@ -96,10 +96,10 @@ def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) 
 def quantised_linear(
     x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, form: int, num_threads: int
 ) -> Tensor:
-    """Multiply ``x`` [..., K] by a quantised weight [N, K] on a GPU, and return [..., N].
+    """Multiply ``x`` [..., K] by a quantised weight [N, K] on a GPU, add ``bias`` [N] (or None), and return [..., N].
 
     ``packed`` [N, bytes] uint8 has the weight's GGUF blocks, of the GGUF type number ``form``. A row has the same bits
-    whatever the number of rows.
+    whatever the number of rows. ``out_features`` is N; ``num_threads`` is not used.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     width, num_inputs = rows.shape

@@ -48,8 +48,8 @@ class NativeObject:
 def direct(name: str, of: NativeObject) -> Callable[[], int]:
     """Return the C function ``name`` of the native object ``of`` as a function without arguments.
 
-    It returns a number that the C function defines, and -1 if it fails. The caller must keep the object alive. The call
-    holds the GIL: another thread that took it during these few microseconds would keep it for milliseconds.
+    It returns a number that the C function defines, negative if it fails. The caller must keep the object alive. The
+    call holds the GIL: another thread that took it during these few microseconds would keep it for milliseconds.
     """
     function = getattr(_library(), f"yggdrasil_{name}")
     function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_int64
@@ -57,9 +57,10 @@ def direct(name: str, of: NativeObject) -> Callable[[], int]:
 
 
 def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
-    """Return a native object whose C function "move" moves KV entries within ``caches``, [Hkv, S, D] each.
+    """Return a native object whose C function "move" (see ``direct``) moves KV entries in ``caches``, [Hkv, S, D] each.
 
-    ``mail`` int64 holds, at each call, the number n of rows, the first slot they move to, and their n present slots.
+    At each call, the caller has written to ``mail`` (int64): the number n of entries, the first slot that they move to,
+    and their n present slots, ascending.
 
     Raises:
         RuntimeError: a tensor is not on the CPU, or its dtype is unsupported.
@@ -69,13 +70,14 @@ def native_rows(caches: Sequence[Tensor], mail: Tensor) -> NativeObject:
 
 
 def native_state_rows(buffer: Tensor, layers: int, mail: Tensor) -> NativeObject:
-    """Return a native object whose C function "keep" copies hidden states into ``buffer`` [n, layers * H].
+    """Return a native object whose C function "keep" (see ``direct``) copies hidden states of a pass into ``buffer``.
 
-    ``mail`` int64 holds, at each call, the first row of ``buffer`` to write, the number of rows, the address of each
-    layer's states, and the row of the states to copy for each row.
+    ``buffer`` is [n, layers * H]: a row has the states of all layers, side by side. At each call, the caller has
+    written to ``mail`` (int64): the first row of ``buffer`` to write, the number R of rows, the address of each layer's
+    states [W, H], and the R row indices of these states to copy.
 
     Raises:
-        RuntimeError: a tensor is not on the CPU, or its dtype is unsupported.
+        RuntimeError: a tensor is not on the CPU, its dtype is unsupported, or ``buffer`` is not contiguous.
     """
     arguments = view_of(buffer), ctypes.c_int64(layers), view_of(mail)
     return NativeObject("state_rows", arguments, [buffer, mail])
@@ -115,7 +117,7 @@ class VerifiedRows(NativeObject):
 
 
 def native_ranking(*buffers: Tensor) -> NativeObject:
-    """Return a native object whose C function "rank" sorts a tree's nodes by score.
+    """Return a native object whose C function "rank" (see ``direct``) sorts a tree's nodes by score.
 
     ``buffers`` are the tree's scores and depths, node indices by rank [N] (written), the verify widths [V], and for
     each width the expected tokens [V] float64 and the depth [V] int64 (both written).
@@ -135,7 +137,7 @@ class NativeStatistics(NativeObject):
         self._call("set_table", *_pointers([array.contiguous() for array in arrays]))
 
     def forget(self) -> None:
-        """Drop the n-gram counts of the text. The table stays."""
+        """Drop the text and its n-gram counts. The static n-gram table stays."""
         self._call("forget")
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -149,20 +151,19 @@ class NativeStatistics(NativeObject):
     def follow_draws(self, key: int, noise: float, others: float) -> None:
         """Reweigh candidates of later trees by the random draws of a sampling target (tree/draws.h).
 
-        Args:
-            key: key of the request's noise.
-            noise: weight of the noise; 0 for a greedy target.
-            others: log-weight of all tokens that are not candidates.
+        ``key`` is the key of the request's noise, ``noise`` the weight of the noise (0 for a greedy target), ``others``
+        the log-weight of all tokens that are not candidates.
         """
         self._call("follow_draws", ctypes.c_int64(key), ctypes.c_double(noise), ctypes.c_double(others))
 
     def features(self, path: Sequence[int]) -> Tensor:
-        """Return the n-gram counts of the known continuations of ``path``, [n, 1 + 2 K] int64.
+        """Return n-gram counts of the candidates for the token after ``path``, [n, 1 + 2 K] int64.
 
-        Columns: token id, its count after each of the K = 9 contexts, the count of each context.
+        Columns: the candidate's id, its count after each of the K = 9 contexts, the count of each context.
 
         Args:
-            path: token ids. The contexts are its last 1 to 6 tokens (counts of the text), then its last 1 to 3 (table).
+            path: token ids. The contexts are its last 1 to 6 tokens, counted in the text (16 candidates each at most),
+                then its last 1 to 3, counted in the table.
         """
         function = getattr(_library(), "yggdrasil_counts_features")  # noqa: B009
         function.restype = ctypes.c_int64
@@ -176,26 +177,26 @@ class NativeStatistics(NativeObject):
             room = count
 
     def set_grow_buffers(self, *buffers: Tensor) -> None:
-        """Register the buffers of the C function "grow", which drafts a new tree.
+        """Register the buffers of the C function "grow", which appends new tokens to the text and drafts a new tree.
 
-        They are tokens, parents, depths, scores, edges, ancestors, and the mailbox, which holds depth, root, the number
-        of new tokens, and these tokens.
+        They are those of ``TokenTree.node_tensors``, and an int64 mailbox, which holds the depth, the root's index in
+        the text, the number of new tokens, and these tokens.
         """
         self._keep("grow_in", buffers)
 
-    def grow_for(self, address: int, count: int) -> None:
+    def set_bound(self, address: int, count: int) -> None:
         """Set the early-stopping bound of later tree growth (tree/early_stopping.h).
 
         ``address`` points to ``count`` float64 values, three per verify width: width, base value, value per expected
-        accepted token. The memory is not copied: the caller keeps it alive.
+        accepted token. The memory is not copied: the caller keeps it alive, and may change the values.
         """
         self._call("grow_for", ctypes.c_int64(address), ctypes.c_int64(count))
 
     def set_fill_buffers(self, *buffers: Tensor) -> None:
         """Register the buffers of the C function "fill", which adds nodes to a tree that another drafter has grown.
 
-        They are tokens, parents, depths, scores, edges, ancestors, the candidate pool's tokens and scores, and the
-        mailbox, which holds depth, root, and address and length of the early-stopping bound.
+        They are those of ``TokenTree.node_tensors``, the candidate pool's tokens and scores, and an int64 mailbox,
+        which holds the depth, the root's index in the text, and address and length of the early-stopping bound.
         """
         self._keep("fill_in", buffers)
 

@@ -25,7 +25,10 @@ def native_operators() -> dict[str, Callable[..., Any]]:
 
 
 def native_functions() -> dict[str, Callable[..., Any]]:
-    """Return the native library's operators that take no tensors, or only store them, name -> function."""
+    """Return the native library's operators that compute nothing on tensors, name -> function.
+
+    They are ``has_byte_products``, and ``keep_stack``, which only stores its tensors.
+    """
     keep_layers = _call("keep_stack")
 
     def keep_stack(tensors: Sequence[Tensor], *described: Sequence[Any]) -> int:
@@ -72,9 +75,7 @@ def packed_shape(weight: Tensor) -> list[int]:
 
 
 def quantised_shape(rows: Tensor, form: int, inputs: int) -> list[int]:
-    """Return the shape of the packed form of ``rows`` [N, bytes]: [pairs of panels, bytes per pair].
-
-    A panel is 16 rows.
+    """Return the shape of the packed form of ``rows`` [N, bytes]: [pairs of panels of 16 rows, bytes per pair].
 
     Args:
         rows: quantised blocks as in a GGUF file.

@@ -54,7 +54,7 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
     out_features: list[int],
     num_threads: int,
 ) -> list[Tensor]:
-    """Apply several packed linear layers to one input, with fused gate, norm and residual.
+    """Apply several packed linear layers to one input, with gate, norm and residual; return each output [..., N].
 
     Each operation is rounded to the dtype of ``x``.
 
@@ -66,9 +66,6 @@ def packed_linears(  # noqa: PLR0913  (an operator's schema)
         plus_one, eps: as in ``norm_rows``.
         residual: [..., N], added to the output; only with a single layer. None: nothing is added.
         packed, biases, out_features: weight, bias or None, and N of each layer.
-
-    Returns:
-        The output [..., N] of each layer, in order.
     """
     if norm is not None:
         x = norm_rows(x, norm, plus_one, eps, None, num_threads)
@@ -117,7 +114,7 @@ def packed_experts(  # noqa: PLR0913  (an operator's schema)
         chosen: [W, K] int64, expert ids; E is no expert.
         shares: [W, K], weights of the experts' outputs.
         gate_up: [E, 2, I, H], without a gate [E, 1, I, H]; down: [E, 1, H, I].
-        biases: empty, or float32 of gate [E, I], up [E, I] and down [E, H].
+        biases: empty, or float32 of gate [E, I], up [E, I] and down [E, H]. ``inner_features`` is I.
         activation: 0 for SiLU, 1 for tanh-approximated GELU, 2 for squared ReLU without a gate.
         clamp: empty, or limit and alpha of gpt-oss's clamped SwiGLU.
     """
@@ -232,7 +229,7 @@ def rows_attention(
     softcap: float,
     num_threads: int,
 ) -> Tensor:
-    """Attend, for each token of a batch of texts, to the first keys of its own text.
+    """Attend, for each token of a batch of texts, to the first keys of its own text, and return [N, Hq, D].
 
     Args:
         query: [N, Hq, D].
@@ -241,9 +238,6 @@ def rows_attention(
         scale: factor of the scores.
         window: > 0: only the last ``window`` of these keys; 0: all.
         softcap: > 0: bound of scores as in Gemma 2; 0: none.
-
-    Returns:
-        Outputs [N, Hq, D].
     """
     longest = int(lengths.max())
     slots = torch.arange(longest, device=query.device)
@@ -339,9 +333,8 @@ def keep_rows(
 
     Args:
         caches: [Hkv, S, D] each.
-        start: [1] int64, the slot of the pass's first row.
-        rows: [W] int64 row indices of the pass, ascending; the first ``count`` are accepted. The others stay in their
-            slots.
+        start: [1] int64, the slot of the pass's first row; row r is in slot ``start`` + r.
+        rows: [W] int64 row indices of the pass, ascending. The first ``count`` are accepted, and only these are moved.
         count: [1] int64.
     """
     places = torch.arange(rows.numel(), device=rows.device)

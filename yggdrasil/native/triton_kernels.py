@@ -58,7 +58,8 @@ def attend_to_split(
     """Triton kernel: attend with a block of rows (axis 1) of a key head (axis 0) to one split of the keys (axis 2).
 
     ``partial`` [Hq * W, P, D] float32 receives unnormalised sums, ``stats`` [Hq * W, P, 2] float32 the maximum score
-    and the sum of weights. Splits without keys are not written.
+    and the sum of weights. Splits without keys are not written. ``tree_mask`` is [W, T] uint8; ``tree_lengths`` [W] are
+    the tree slots that each row sees, read only with a WINDOW.
     """
     head, split = tl.program_id(0), tl.program_id(2)
     first, last, _ = _split_range(offsets, width, split, WINDOW, BLOCK_N, NUM_SPLITS)
@@ -119,7 +120,10 @@ def merge_splits(
     WINDOW: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Triton kernel: combine the splits of a row and query head (axis 0: head * W + row) into ``output`` [W, Hq, D]."""
+    """Triton kernel: combine the splits of a row and query head (axis 0: head * W + row) into ``output`` [W, Hq, D].
+
+    ``partial`` and ``stats`` are those that ``attend_to_split`` has written; ``sinks`` [Hq] are read if HAS_SINKS.
+    """
     member = tl.program_id(0)
     _, _, num_used = _split_range(offsets, width, 0, WINDOW, BLOCK_N, NUM_SPLITS)
     splits = tl.arange(0, BLOCK_P)
@@ -151,10 +155,12 @@ def keep_rows(
     caches, start, rows, count, cache_head,
     ELEMENT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Triton kernel: move the accepted rows of one key head (axis 1) of one buffer (axis 0) to slots from ``start`` on.
+    """Triton kernel: move the KV entries of a pass's accepted rows to consecutive slots from ``start[0]`` on.
 
-    ``caches`` holds the buffers' addresses. Sources ascend and are never before their destination, so every row is read
-    before it is overwritten.
+    Launch it with the grid (buffers, key heads). Pointers to int64: ``caches`` to the addresses of the buffers,
+    [Hkv, S, D] each; ``start`` to the slot of the pass's first row; ``rows`` to the accepted rows, as indices relative
+    to it, ascending; ``count`` to their number. ``cache_head`` is a head's stride in elements, ELEMENT the Triton type
+    of an element's size. No row moves to a later slot, so each is read before it is overwritten.
     """
     buffer = tl.load(caches + tl.program_id(0)).to(tl.pointer_type(ELEMENT))
     columns = tl.arange(0, BLOCK_D)

@@ -89,8 +89,8 @@ def multiply(
 ):  # fmt: skip
     """Triton kernel: multiply a block of rows (axis 0) by a block of outputs (axis 1) over a split of inputs (axis 2).
 
-    ``inputs`` [W, K]; ``blocks`` [N, bytes] uint8; ``partial`` [P, W, N] float32 receives the sums. Row blocks are
-    always of BLOCK_M rows, since another size may be summed in another order.
+    ``inputs`` [W, K]; ``blocks`` [N, ``row_bytes``] uint8; ``partial`` [P, W, N] float32 receives the sums. A split is
+    ``steps_each`` * BLOCK_K inputs. Row blocks are always of BLOCK_M rows: another size may sum in another order.
     """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -131,9 +131,9 @@ def read_rows(
     ids, blocks, result, num_inputs, row_bytes,
     FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Triton kernel: dequantise a block of inputs (axis 1) of row ``ids[i]`` of a weight for each i (axis 0).
+    """Triton kernel: write row ``ids[i]`` of a weight, dequantised, to row i of ``result`` [n, K].
 
-    ``blocks`` [N, bytes] are the weight's GGUF blocks.
+    The grid is (n, blocks of BLOCK_K inputs). ``blocks`` [N, ``row_bytes``] uint8 are the weight's GGUF blocks.
     """
     number = tl.program_id(0)
     at = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)

@@ -168,8 +168,7 @@ class DraftingVocabulary(nn.Module):
 
         Args:
             tokens: [Vd] int64 token ids of the target, ascending.
-            rows: returns a layer over ``tokens`` alone, given the LM head over all tokens; given None, from the
-                target's.
+            rows: makes an LM head over ``tokens`` alone from this head's, or from the target's if it gets None.
         """
         self.lm_head = rows(self.lm_head)
         self._draft_only(tokens)

@@ -180,7 +180,7 @@ def default_statistics(_: StatisticsOptions | None = None) -> StatisticsDrafter:
 
 
 class _NativeStatistics:
-    """The native counts, whose ``grow`` and ``fill`` are called as plain C functions."""
+    """The native counts with the methods of ``PortableStatistics``; ``grow`` and ``fill`` are one C call each."""
 
     _MOST = 128  # the most tokens passed in the buffer of one call
 
@@ -194,14 +194,12 @@ class _NativeStatistics:
         return getattr(self._counts, name)
 
     def set_grow_buffers(self, *buffers: Tensor) -> None:
-        """Set the buffers that ``grow`` writes, those of ``TokenTree.node_tensors``."""
         self._counts.set_grow_buffers(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:
-        """Do the same as ``PortableStatistics.grow``, by one C call."""
         numbers = self._mail.numbers
         if bound is not self._bound:
-            self._counts.grow_for(*bound.buffer_info())
+            self._counts.set_bound(*bound.buffer_info())
             self._bound = bound  # keeps its memory alive, which the native code reads
         if len(certain) > self._MOST:
             self._counts.append(certain)
@@ -214,14 +212,9 @@ class _NativeStatistics:
         return size
 
     def set_fill_buffers(self, *buffers: Tensor) -> None:
-        """Set the buffers of ``fill``, given in this order.
-
-        They are those of ``TokenTree.node_tensors``, then the tree's pool_tokens and pool_scores.
-        """
         self._counts.set_fill_buffers(*buffers, self._fill_mail.tensor)
 
     def fill(self, depth: int, root: int, bound: StoppingBound) -> int:
-        """Do the same as ``PortableStatistics.fill``, by one C call."""
         numbers = self._fill_mail.numbers
         numbers[0], numbers[1], (numbers[2], numbers[3]) = depth, root, bound.buffer_info()
         if (size := self._fill()) < 0:

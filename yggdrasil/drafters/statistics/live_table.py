@@ -56,7 +56,7 @@ class LiveTable:
         return self._answers.save
 
     def load_once(self) -> None:
-        """In the first call, load the newest file of the table if there is one; later calls do nothing."""
+        """In the first call, load the table's newest file unless it is loaded already; later calls do nothing."""
         if self._watched is not None:
             self._watched.load_once()
 

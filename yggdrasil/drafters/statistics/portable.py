@@ -118,10 +118,8 @@ class PortableStatistics:
     def follow_draws(self, key: int, noise: float, others: float) -> None:
         """Reweigh candidates of later trees by the random draws of a sampling target.
 
-        Args:
-            key: key of the request's noise.
-            noise: weight of the noise; 0 for a greedy target.
-            others: log-weight of all tokens that are not candidates.
+        ``key`` is the key of the request's noise, ``noise`` the weight of the noise (0 for a greedy target), ``others``
+        the log-weight of all tokens that are not candidates.
         """
         self._draws = Draws(key, noise, others) if noise else None
 
@@ -319,10 +317,7 @@ def table_key(context: Sequence[Tokens]) -> Tokens:
 
 
 def has_one_token(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return for each key of an n-gram table whether its context has one token.
-
-    Every counted token follows one of these.
-    """
+    """Return for each key of an n-gram table whether its context has one token. Each counted token has such a one."""
     found: npt.NDArray[np.bool_] = keys < 1 << TOKEN_BITS
     return found
 

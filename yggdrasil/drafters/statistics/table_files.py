@@ -32,12 +32,12 @@ class WatchedTable:
         self._has_looked = False
 
     def load_once(self) -> None:
-        """Load the newest n-gram table, unless this or ``load_newest`` has been called before."""
+        """Call ``load_newest``, unless it or this has been called before."""
         if not self._has_looked:
             self.load_newest()
 
     def load_newest(self) -> bool:
-        """Load the n-gram table of the first existing file if it has changed, and return whether a table is in use.
+        """Pass the table of the first existing file to ``use`` if it has changed; return whether a table is in use.
 
         Damaged files are deleted, and the next one is tried.
         """

@@ -27,8 +27,8 @@ class BlockConvolution(nn.Module):
             x: [.., W, H] inputs of the layer.
 
         Returns:
-            The convolved input [.., W, H], and the weights [.., W, T, G] with which ``after`` convolves the layer's
-                output.
+            The convolved input [.., W, H], and the weights [.., W, taps, groups of channels] with which ``after``
+                convolves the layer's output.
         """
         weights = self.kernel_projection(x).unflatten(-1, (2, self._taps, -1))
         return self._convolved(x, self.base_kernel[0], weights[..., 0, :, :]), weights[..., 1, :, :]

@@ -46,8 +46,7 @@ class BlockHead(DraftingVocabulary):
 
         Args:
             tokens: [Vd] int64 token ids of the target, ascending.
-            rows: returns a layer over ``tokens`` alone, given the LM head over all tokens; given None, from the
-                target's.
+            rows: makes an LM head over ``tokens`` alone from this head's, or from the target's if it gets None.
         """
         super().restrict_to(tokens, rows)
         if self.successors is not None:

@@ -83,7 +83,7 @@ class MedusaHeads(DraftingVocabulary):
 
         Args:
             tokens: [Vd] int64 token ids of the target, ascending.
-            rows: returns a layer over ``tokens`` alone, given an LM head over all tokens.
+            rows: makes an LM head over ``tokens`` alone from one over all tokens.
         """
         self.lm_heads = nn.ModuleList(rows(each) for each in self.lm_heads)
         self._draft_only(tokens)

@@ -34,13 +34,13 @@ def has_mtp(path: Path) -> bool:
 
 
 def mtp_tensors(path: Path, config: "PretrainedConfig", names: Mapping[str, object]) -> dict[str, Tensor]:
-    """Return the tensors of the MTP module in the GGUF file ``path``, dequantised to float32, by our names.
+    """Return the tensors of the MTP module in the GGUF file ``path``, dequantised to float32, by ``MtpHead``'s names.
 
     Tensors that the file lacks are missing in the result.
 
     Args:
         config: the target's text configuration.
-        names: our names of all tensors of the module, as keys.
+        names: those of all tensors of the ``MtpHead``, as keys.
     """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
