@@ -31,7 +31,7 @@ def test_rows_equal_plain_forwards(family):
                 text.append(token)
             read.append(rows.read([token] * 3, lengths, []))
             wanted.append(expected((0, 1, 2)))
-        rows.move(2, 0, len(texts[2]))  # the first one ended; the last begins
+        rows.copy(2, 0, len(texts[2]))  # the first one ended; the last begins
         lengths = [len(texts[2]), len(texts[1])]
         texts[2].append(8)
         texts[1].append(9)

@@ -167,5 +167,5 @@ class RowWriter:
             if self._is_finished(going[row]):
                 last = going.pop()
                 if row < len(going):
-                    self._rows.move(len(going), row, last.length - 1)
+                    self._rows.copy(len(going), row, last.length - 1)
                     going[row] = last

@@ -86,8 +86,8 @@ class Tokenizer:
     def apply_chat_template(self, turns: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         """Render a chat with the tokenizer's template in a sandbox, as ``render_chat`` does.
 
-        Pass ``tokenize=False`` to get the text as str; this class cannot tokenise it. ``turns`` are messages with
-        ``role`` and ``content``; ``options`` are those of transformers' method of this name, and template variables.
+        Pass ``tokenize=False`` to get the text as str; else transformers' tokenizer encodes it. ``turns`` are messages
+        with ``role`` and ``content``; ``options`` are those of transformers' method, and template variables.
 
         Raises:
             ValueError: there is no template, or no text to continue.

@@ -73,9 +73,6 @@ def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
 
     Code is cached in our cache folder, unless the user sets TORCHINDUCTOR_CACHE_DIR. A damaged file in the cache is
     deleted and compiled again.
-
-    Args:
-        inputs: the graph's inputs as fake tensors.
     """
     if _USERS_FOLDER is None:
         os.environ[_FOLDER_VARIABLE] = str(cache_root() / "steps")
@@ -91,7 +88,7 @@ def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
 
 
 def interpret(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Return the FX graph ``graph`` itself, which runs operator by operator, for ``compiling_by`` on any device."""
+    """Return the FX graph ``graph``, which runs operator by operator: a compiler for ``compiling_by`` on any device."""
     run: Callable[..., Any] = graph
     return run
 
@@ -103,7 +100,10 @@ _run_steps: "ContextVar[list[InProcessStep]]" = ContextVar("_run_steps")
 
 @contextmanager
 def compiling_by(compiler: Compiler | None) -> Iterator[None]:
-    """Context manager: steps created in the block use ``compiler`` on any device; None: they run uncompiled."""
+    """Context manager: steps created in the block are compiled by ``compiler``, on any device; None: not compiled.
+
+    Prefill steps are never compiled on a GPU.
+    """
     before = _compiler.set(compiler)
     try:
         yield
@@ -163,12 +163,12 @@ class InProcessStep:
         return self._run()
 
     def prepare(self) -> None:
-        """Compile the step without running it; does nothing if this was done or has failed before.
+        """Compile the step without running it. Later calls do nothing, even after a failure.
 
-        If that fails, a warning is printed, and the step runs operator by operator from then on.
+        If compiling fails, a warning is printed, and the step runs operator by operator; without a compiler it does so.
 
         Raises:
-            YggdrasilError: tracing or compiling raised it.
+            YggdrasilError: raised while tracing or compiling; unlike other exceptions, it is passed on.
         """
         if self._run is not None:
             return

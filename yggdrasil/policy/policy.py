@@ -330,7 +330,7 @@ class AcceptanceCorrection:
         return {"estimated": self._estimated, "accepted": self._accepted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the moving averages to those of ``state``, a result of ``state()``, and recompute the factor."""
+        """Restore the moving averages of estimated and accepted tokens from ``state()``, and recompute the factor."""
         self._estimated, self._accepted = state["estimated"], state["accepted"]
         self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
 
@@ -374,10 +374,10 @@ class RegretBudget:
         self._first, self._has_first = 0.0, False
 
     def add_tree(self, gained: float) -> None:
-        """Add the gain or loss of one verified tree to the balance; a loss counts at most ``WORST``.
+        """Add the gain or loss of one verified tree to the balance; a loss counts at most 4 (``WORST``).
 
-        The loss of a request's first tree, at most three times ``WORST``, is not added now. Later gains of the request
-        repay it, and ``begin`` of the next request charges the rest.
+        The loss of a request's first tree, at most 12, is not added now. Later gains of the request repay it, and
+        ``begin`` of the next request charges the rest.
 
         Args:
             gained: the tree's tokens minus the tokens that plain decoding gives in the same time. Negative: a loss.

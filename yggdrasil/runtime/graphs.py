@@ -109,9 +109,9 @@ class Recorder:
         self.num_recorded = 0
 
     def capture(self, run: Launch) -> Capture:
-        """Return a callable that runs ``run`` on its first call, and records it as a CUDA graph on its second.
+        """Return a callable that runs ``run`` on its first call, and from its second on replays a CUDA graph of it.
 
-        Later calls replay the graph.
+        The second call records the graph. On other devices, or if that fails, every call runs ``run``.
         """
         return Capture(run, self)
 

@@ -44,7 +44,7 @@ class KeptRows:
 
     @staticmethod
     def bytes_of(runner: ModelRunner) -> int:
-        """Return the size in bytes of the KV entries of the text in the runner's cache, without recurrent states."""
+        """Return the bytes that a copy of the KV entries in the runner's cache takes; recurrent states do not count."""
         count = runner.text.num_kept
         return sum(each[:, :count].nbytes for each in runner.cache.rows())
 

@@ -53,8 +53,8 @@ def open_model(
 ) -> LoadedModel:
     """Load a model so that steps can be built from it, by the fastest applicable way.
 
-    On a CPU, models that native steps cover are packed directly from their mapped file. Models that are quantised at
-    load are read from the disk cache, and written to it the first time. All others are loaded with transformers.
+    On a CPU, models that native steps cover are packed directly from their mapped file or, if they are quantised at
+    load, read from the disk cache (and written to it the first time). All others are loaded with transformers.
 
     Args:
         source: folder, GGUF file or hub id.

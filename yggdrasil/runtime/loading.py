@@ -47,7 +47,7 @@ def load_model(
     Args:
         source: folder, GGUF file or hub id.
         num_threads: threads of the packed layers' kernels.
-        pack: whether to pack linear layers on a CPU.
+        pack: pack linear layers: on a CPU all, on a GPU the quantised ones.
         weights: "full"; "file" to read the quantised blocks of a GGUF file or of MXFP4 experts; or a format to which
             linear layers and embedding are quantised.
 

@@ -89,11 +89,11 @@ class StepModule(nn.Module):
     """The computation of a step: ``forward(weights, caches, *inputs)``."""
 
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """Return the decoder layers that can be compiled separately; empty if the step must be compiled as a whole."""
+        """Return the decoder layers that can be compiled separately: none, so that the step is compiled as a whole."""
         return ()
 
     def tracing(self) -> AbstractContextManager[object]:
-        """Return the context manager under which the step and its layers must be traced."""
+        """Return the context manager under which the step and its layers must be traced, here one without effect."""
         return nullcontext()
 
 
@@ -105,12 +105,12 @@ class CallStep(StepModule, Generic[Call]):
         self._call = call
 
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """Return the model's layers that can be compiled separately; empty if the step must be compiled as a whole."""
+        """Return the call's decoder layers, to be compiled separately; if empty, the step is compiled as a whole."""
         layers: Sequence[nn.Module] = getattr(self._call, "decoder_layers", ())  # traced calls have some
         return layers
 
     def tracing(self) -> AbstractContextManager[object]:
-        """Return the context manager under which the step and its layers must be traced."""
+        """Return the call's context manager under which the step and its layers must be traced."""
         tracing: Callable[[], AbstractContextManager[object]] = getattr(self._call, "tracing", nullcontext)
         return tracing()
 

@@ -78,10 +78,10 @@ class _Record:
     num_replayed: int = 0  # layers whose attention ran in this part
 
     def compare(self, what: str, found: Tensor, expected: Tensor, before: Tensor | None = None) -> None:
-        """Compare rows [W, ...] of pass 2 with ``expected`` [T, ...]; raise ``_Differs`` if they differ.
+        """Compare rows [W, ...] of a tree pass with those of the model's own pass, ``expected`` [T, ...], by token.
 
-        With ``before`` [T, ...], to which a layer added something, that sum is compared. ``what`` names the rows in the
-        message.
+        Raises ``_Differs`` if they differ. Siblings are left out. With ``before`` [T, ...], a layer's inputs, what the
+        layer added to them is compared. ``what`` names the rows in the message.
         """
         assert self.part is not None
         is_own = ~self.part.is_sibling

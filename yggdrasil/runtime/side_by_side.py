@@ -46,7 +46,7 @@ class Rows:
         self._parts: list[_Part] = []
         self._layers_attended = 0
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def copy(self, source: int, target: int, length: int) -> None:
         """Copy the KV entries of the first ``length`` tokens of the text with index ``source`` to text ``target``."""
         for caches in self._caches:
             for cache in caches:
@@ -150,7 +150,7 @@ class OneRow:
         self.capacity = capacity
         self._runner = ModelRunner(loaded, capacity + _READ, loaded.vocab_size, "eager", widest=_READ)
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def copy(self, source: int, target: int, length: int) -> None:
         """Raise AssertionError: a single text is never copied."""
         raise AssertionError("there is one row")
 

@@ -73,10 +73,7 @@ class StepCache(Cache):
         return self._parents
 
     def own_states(self) -> Sequence[Tensor]:
-        """Return the state buffers of the recurrent layer that is running.
-
-        They are window, inputs and, with states, state, decays, strengths.
-        """
+        """Return the running recurrent layer's buffers: window, inputs and, with states, state, decays, strengths."""
         return self._states[self._layer]
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:

@@ -117,7 +117,10 @@ class TracedCall:
 
     @property
     def decoder_layers(self) -> Sequence[nn.Module]:
-        """The model's decoder layers, in order; empty if some layers share keys and values of others."""
+        """The model's decoder layers, in order, to be compiled separately; if empty, a step is compiled as a whole.
+
+        It is empty for models in which layers read keys and values of other layers (``num_kv_shared_layers``).
+        """
         if getattr(self._loaded.model.config.get_text_config(), "num_kv_shared_layers", 0):
             return ()
         return tuple(decoder_layers(self._loaded.model))

@@ -25,11 +25,11 @@ _DEAR = ("v_proj.", "down_proj.")  # layers whose quantisation harms the output 
 def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
     """Return a function (parameter name, weight) that quantises weights of ``model`` to the format ``weights``.
 
-    The format is neither "full" nor "file".
+    The format is neither "full" nor "file". Embedding and LM head get Q8_0, with K formats Q6_K. The mixes ("..._m")
+    are llama.cpp's: sensitive projections get Q6_K in every third layer and in the first and last eighth.
 
-    Embedding and LM head get Q8_0. The mixes of K formats are llama.cpp's: Q6_K for embedding and LM head, and for
-    sensitive projections in every third layer and in the first and last eighth. The function returns None, to keep a
-    weight unquantised, for experts and for weights whose number of inputs is no multiple of the block size.
+    A weight whose number of inputs is no multiple of 256 gets a format of blocks of 32 in place of a K format. The
+    function returns None, to keep a weight unquantised, for experts and where that number is no multiple of 32.
     """
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     tables = {id(end.weight) for end in ends if isinstance(end, nn.Embedding | nn.Linear)}

@@ -121,7 +121,7 @@ def _as_in_model(header: GgufHeader, config: PretrainedConfig, name: str, values
 def tensor_names(
     header: GgufHeader, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]] | None = None
 ) -> dict[str, str]:
-    """Return the transformers weight name of every tensor of a GGUF file, by the tensor's name.
+    """Return the transformers weight name of every tensor of a GGUF file but those of drafting layers, by its name.
 
     ``shapes`` are the model's weight shapes by name; None: they are derived from ``config``.
 

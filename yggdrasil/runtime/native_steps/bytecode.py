@@ -72,7 +72,7 @@ class Writer:
         residual: int = NOTHING,
         scale: float = 1.0,
     ) -> list[int]:
-        """Write linear layers over the same input, and return the tensor number of each one's output, in order.
+        """Write the bytecode of linear layers over one input; return the tensor number of each output, in order.
 
         Args:
             source: tensor number of the input.
@@ -99,7 +99,7 @@ class Writer:
         return [given[i] for i in range(len(layers))]
 
     def norm(self, source: int, weight: Tensor, kind: int, eps: float, residual: int = NOTHING) -> int:
-        """Write an RMS norm of the tensor number ``source``, and return the tensor number of its output.
+        """Write the bytecode of an RMS norm of tensor number ``source``; return the tensor number of its output.
 
         Args:
             weight: of the norm.
@@ -114,7 +114,7 @@ class Writer:
         return self._give()
 
     def attention(self, values: Sequence[int], plain: Sequence[int], numbers: Sequence[float]) -> int:
-        """Write tree attention, and return the tensor number of its output.
+        """Write the bytecode of tree attention, and return the tensor number of its output.
 
         Args:
             values: tensor numbers: queries, keys, values, norms of query and key heads, cosines and sines, the key and
@@ -125,7 +125,7 @@ class Writer:
         return self._stage(_ATTENTION, values, plain, numbers)
 
     def convolution(self, values: Sequence[int], *, is_silu: bool = False) -> int:
-        """Write a causal convolution along the tree's paths, and return the tensor number of its output.
+        """Write the bytecode of a causal convolution along a tree's paths; return the tensor number of its output.
 
         Args:
             values: tensor numbers: inputs, two factors, weight, bias, window, the buffer of inputs, offsets, parents.
@@ -134,7 +134,7 @@ class Writer:
         return self._stage(_CONVOLUTION, values, [int(is_silu)], [0.0] * 3)
 
     def recurrence(self, values: Sequence[int], numbers: Sequence[float], *, is_normed_first: bool = False) -> int:
-        """Write the recurrence and norm of a gated delta network or Mamba-2, and return its output's tensor number.
+        """Write the bytecode of a gated delta network's or Mamba-2's recurrence and norm; return its output's number.
 
         Args:
             values: tensor numbers: convolved inputs, decays, strengths, gate, bias, rates, skip weights, norm, state,
@@ -152,7 +152,7 @@ class Writer:
         formats: Sequence[int],
         numbers: Sequence[float],
     ) -> int:
-        """Write a mixture of experts, and return the tensor number of its output.
+        """Write the bytecode of a mixture of experts, and return the tensor number of its output.
 
         Args:
             values: tensor numbers: rows, the router's logits and correction, output and gate of the shared experts,

@@ -33,9 +33,9 @@ def write_attention(
     norm: Tensor | None,
     caches: Sequence[Tensor],
 ) -> Mixed:
-    """Write the bytecode of the attention layer ``name`` up to its output projection.
+    """Write the bytecode of the attention layer ``name``, except for its output projection.
 
-    Returns that projection and its input, which the caller writes, fused with what follows.
+    Returns that projection and its input, for the caller to write it, fused with what follows.
 
     Args:
         name: in the checkpoint, such as "model.layers.0.self_attn".
@@ -48,7 +48,7 @@ def write_attention(
     sizes = [heads * model.head_size for heads in (model.query_heads, model.key_heads, model.key_heads)]
     sizes[0] *= 2 if model.is_gated else 1
     if weights.has(f"{name}.qkv_proj.packed"):
-        layers = weights.joined(f"{name}.qkv_proj", sizes)
+        layers = weights.split(f"{name}.qkv_proj", sizes)
     else:
         parts = ("q_proj", "k_proj", "v_proj")
         layers = [weights.linear(f"{name}.{part}", size) for part, size in zip(parts, sizes, strict=True)]
@@ -90,9 +90,9 @@ def _turn_of(model: Description, rope: str) -> list[int]:
 def write_short_convolution(
     writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the bytecode of LFM2's gated short convolution ``name`` up to its output projection.
+    """Write the bytecode of LFM2's gated short convolution ``name``, except for its output projection.
 
-    Returns that projection and its input, which the caller writes, fused with what follows.
+    Returns that projection and its input, for the caller to write it, fused with what follows.
 
     Args:
         name: in the checkpoint, such as "model.layers.0.conv".
@@ -103,7 +103,7 @@ def write_short_convolution(
     Raises:
         NotCoveredError: a tensor is missing or has an unsupported layout.
     """
-    layers = weights.joined(f"{name}.in_proj", [model.hidden_size] * 3)
+    layers = weights.split(f"{name}.in_proj", [model.hidden_size] * 3)
     factor, gate, source = writer.linears(CARRIED, layers, norm=norm, norm_kind=model.norm_kind, eps=model.norm_eps)
     taps = _taps(writer, weights, f"{name}.conv", states)
     rows = writer.convolution([source, factor, gate, *taps, OFFSETS, parents_tensor(model)])
@@ -113,9 +113,9 @@ def write_short_convolution(
 def write_gated_delta(
     writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the bytecode of the gated delta net ``name`` up to its output projection.
+    """Write the bytecode of the gated delta net ``name``, except for its output projection.
 
-    Returns that projection and its input, which the caller writes, fused with what follows.
+    Returns that projection and its input, for the caller to write it, fused with what follows.
 
     Args:
         name: in the checkpoint, such as "model.layers.0.linear_attn".
@@ -145,9 +145,9 @@ def write_gated_delta(
 def write_state_space(
     writer: Writer, model: Description, weights: Weights, name: str, norm: Tensor | None, states: Sequence[Tensor]
 ) -> Mixed:
-    """Write the bytecode of the Mamba-2 layer ``name`` up to its output projection.
+    """Write the bytecode of the Mamba-2 layer ``name``, except for its output projection.
 
-    Returns that projection and its input, which the caller writes, fused with what follows.
+    Returns that projection and its input, for the caller to write it, fused with what follows.
 
     Args:
         name: in the checkpoint, such as "model.layers.0.mamba".
@@ -162,7 +162,7 @@ def write_state_space(
     assert sizes is not None, "the layer is recurrent"
     assert form is not None, "the layer is Mamba-2"
     values, keys = sizes.heads * sizes.value_size, sizes.key_heads * sizes.key_size
-    layers = weights.joined(f"{name}.in_proj", [values, sizes.conv_channels, sizes.heads])
+    layers = weights.split(f"{name}.in_proj", [values, sizes.conv_channels, sizes.heads])
     read: dict[str, Any] = {"norm": norm, "norm_kind": model.norm_kind, "eps": model.norm_eps}
     given: list[int] = []
     if scales[0] == scales[4] == 1.0:
@@ -190,9 +190,10 @@ def write_state_space(
 def write_mlp(
     writer: Writer, model: Description, weights: Weights, name: str, source: int, norm: Tensor | None
 ) -> Mixed:
-    """Write the bytecode of the MLP ``name`` up to its down projection.
+    """Write the bytecode of the gate and up projections of the MLP ``name``, with the norm before them.
 
-    Returns that projection and its input, which the caller writes, fused with what follows.
+    Activation and down projection are not written. Returns what the caller needs to write both by one call of
+    ``Writer.linears``: the down projection, the number of its input (up's output), and the gate with its activation.
 
     Args:
         name: in the checkpoint, such as "model.layers.0.mlp".
@@ -205,7 +206,7 @@ def write_mlp(
     read: dict[str, Any] = {"norm": norm, "norm_kind": model.norm_kind, "eps": model.norm_eps}
     down, scale = weights.linear(f"{name}.down_proj", model.hidden_size), model.scales.gate
     if weights.has(f"{name}.gate_up_proj.packed"):
-        layers = weights.joined(f"{name}.gate_up_proj", [model.inner_size] * 2)
+        layers = weights.split(f"{name}.gate_up_proj", [model.inner_size] * 2)
     else:
         parts = ("gate_proj", "up_proj") if weights.has(f"{name}.gate_proj.packed") else ("up_proj",)
         layers = [weights.linear(f"{name}.{part}", model.inner_size) for part in parts]

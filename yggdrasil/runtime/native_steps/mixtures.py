@@ -119,7 +119,7 @@ def _shared_inputs(mixture: Mixture, weights: Weights, name: str) -> dict[str, L
     if not mixture.shared_size:
         return {}
     if weights.has(f"{name}.gate_up_proj.packed"):
-        both = weights.joined(f"{name}.gate_up_proj", [mixture.shared_size] * 2)
+        both = weights.split(f"{name}.gate_up_proj", [mixture.shared_size] * 2)
         return dict(zip(("gate", "up"), both, strict=True))
     parts = ("gate", "up") if mixture.activation != _SQUARED_RELU else ("up",)
     return {part: weights.linear(f"{name}.{part}_proj", mixture.shared_size) for part in parts}

@@ -46,7 +46,7 @@ class Weights:
         bias = self.tensors.get(f"{name}.bias")
         return Linear(packed, None if bias is None else bias.float(), outputs, self._formats.get(name, -1))
 
-    def joined(self, name: str, sizes: Sequence[int]) -> list[Linear]:
+    def split(self, name: str, sizes: Sequence[int]) -> list[Linear]:
         """Split the packed linear layer ``name``, a concatenation of layers, into these layers, in order.
 
         Args:

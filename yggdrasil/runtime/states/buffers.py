@@ -66,7 +66,7 @@ class StateBuffers:
         )  # fmt: skip
 
     def read_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the weights of the layers' convolutions from a model's ``tensors`` by name.
+        """Copy the weights of the layers' convolutions, which commits need, from a model's ``tensors`` by name.
 
         Raises:
             YggdrasilError: a layer has no convolution called "conv1d".
@@ -90,10 +90,7 @@ class StateBuffers:
             bias.copy_(own_bias)
 
     def tensors(self) -> list[Tensor]:
-        """Return the buffers that steps take, layer by layer.
-
-        They are window, inputs and, with states, state, decays, strengths.
-        """
+        """Return the buffers that steps take, by layer: window, inputs and, with states, state, decays, strengths."""
         count = 5 if self.states else 2
         return [tensor for layer in self.layers for tensor in self.of_layer(layer)[:count]]
 
