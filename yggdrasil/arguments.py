@@ -60,7 +60,7 @@ def check_number(
 
 
 def keep_plain_numbers(checked: Any) -> None:
-    """Convert the numbers in the fields of a frozen dataclass to int and float: other libraries reject numpy's."""
+    """Convert the numbers in a frozen dataclass's fields to int and float, in place: other libraries reject numpy's."""
     for each in fields(checked):
         value = getattr(checked, each.name)
         number = as_integer(value)

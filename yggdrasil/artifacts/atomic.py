@@ -16,7 +16,7 @@ _ASIDE = ".old"
 
 
 def shown(path: Path) -> str:
-    """Return ``path`` as messages show it: relative to the working directory if it is inside, else absolute."""
+    """Return ``path``, unresolved, for messages: relative if it begins with the working directory, else absolute."""
     absolute = path.absolute()
     try:
         return str(absolute.relative_to(Path.cwd()))

@@ -48,7 +48,7 @@ class GgufHeader:
     path: Path
     facts: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    data_start: int
+    data_start: int  # offset in the file of the first tensor's data
 
     @property
     def architecture(self) -> str:

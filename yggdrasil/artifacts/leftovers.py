@@ -56,7 +56,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Remove temporary files and folders that killed processes have left in ``folder``. Failures are ignored.
 
     Args:
-        name: only those under which the file or folder of this name was being written; None: all.
+        name: only those of the file or folder of this name, which was being written; None: all.
     """
     pattern = re.compile(r"\..+\.tmp") if name is None else temporary_name_pattern(name, SUFFIX)
     with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
 
 
 def temporary_name_pattern(name: str, suffix: str) -> re.Pattern[str]:
-    """Return a pattern of the temporary names for the file or folder ``name``: ``.NAME.XXXXXXXX`` + ``suffix``."""
+    """Return a regular expression of temporary names of the file or folder ``name``: ``.NAME.HEX`` + ``suffix``."""
     return re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}{re.escape(suffix)}")
 
 

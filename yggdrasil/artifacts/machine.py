@@ -61,7 +61,7 @@ class Machine:
 def current_machine() -> Machine:
     """Describe the machine of this process: processor, instruction sets, usable cores, memory, accelerator, system.
 
-    torch is imported only if a device file of an accelerator exists.
+    torch is imported only if ``may_have_accelerator``.
     """
     cpu, cpu_family, isa = _cpu()
     return Machine(
@@ -127,7 +127,7 @@ def _memory_gib() -> int:
 
 
 def may_have_accelerator() -> bool:
-    """Return whether PyTorch may see an accelerator here, decided without importing PyTorch.
+    """Return whether PyTorch may see a CUDA or ROCm GPU here, without importing PyTorch. False is certain.
 
     On Linux, one of the device files of accelerators must exist. False on macOS, True on other systems.
     """

@@ -63,7 +63,7 @@ def model_fingerprint(path: Path) -> str:
 def head_files(path: Path) -> list[Path]:
     """Return the weight files of a draft head in the folder ``path``; an empty list if there are none.
 
-    They are the first file of ``OWN_HEADS`` that exists, else the safetensors files by name, else ``PICKLED_HEAD``.
+    They are medusa_lm_head.safetensors or .pt, else the safetensors files by name, else pytorch_model.bin.
 
     Raises:
         ArtifactError: the index of the weights is damaged or lists a missing file.

@@ -19,10 +19,10 @@ def cached_for_file(path: Path, name: str, make: Callable[[], Any]) -> Any:
     """Return the JSON value that ``make()`` computes from the file ``path``, or its copy cached on disk.
 
     A cached value is used only while the file's size, times, inode and device are the same. If the cache cannot be
-    written, every process computes the value.
+    written, ``make`` is called once in every process.
 
     Args:
-        name: identifies the value, and must change with the code that computes it.
+        name: identifies the value in the cache. Change it when the code of ``make`` changes.
 
     Raises:
         OSError: there is no file ``path``.

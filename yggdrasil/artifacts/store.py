@@ -64,7 +64,7 @@ def read_yaml(path: Path, kind: str, version: int) -> dict[str, Any]:
 
     Args:
         kind: the expected kind, such as "plan".
-        version: the expected version of the file's format.
+        version: of the file's format; the file's must be equal.
 
     Raises:
         ArtifactError: the file is missing, not YAML, of another kind or version, edited or truncated.
@@ -119,7 +119,7 @@ def read_csv(path: Path, kind: str, version: int, columns: Sequence[str] = ()) -
 
     Args:
         kind: the expected kind, such as "stage-samples".
-        version: the expected version of the file's format.
+        version: of the file's format; the file's must be equal.
         columns: columns that must exist, others are returned too. They must be numeric, except those that are known to
             hold text.
 
@@ -186,7 +186,7 @@ def read_tensors(path: Path, kind: str, version: int) -> "dict[str, np.ndarray[A
 
     Args:
         kind: the expected kind, such as "predictor".
-        version: the expected version of the file's format.
+        version: of the file's format; the file's must be equal.
 
     Raises:
         ArtifactError: the file is missing, not safetensors, of another kind or version, edited or truncated.

@@ -17,7 +17,7 @@ _LEAST_COVERED = 0.9
 
 
 class Frequent:
-    """The most frequent tokens of the target's own text, and their coverage of held-out text."""
+    """The ``most`` most frequent tokens of the target's own text ``documents``, and their coverage of held-out text."""
 
     def __init__(self, documents: Sequence[Document], vocab_size: int, most: int) -> None:
         held_out = documents[::_HELD_OUT_EVERY]

@@ -48,7 +48,7 @@ def first_plan(
 ) -> tuple[Plan, Tokenizer]:
     """Return a provisional plan of a model, with assumed step costs, and the target's tokenizer. Nothing is measured.
 
-    The n-gram scorer and n-gram table of its drafters are written to the predictor folder below ``root``.
+    The n-gram scorer, and the model's n-gram table if one is shipped, are written to the predictor folder in ``root``.
 
     Args:
         model: the target's checkpoint.

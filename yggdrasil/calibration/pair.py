@@ -155,9 +155,6 @@ def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
     """Return an assembly of the same target and head, which drafts only tokens of ``source.vocabulary``.
 
     The head is loaded again from ``source.drafter``.
-
-    Raises:
-        YggdrasilError: the models or the backend do not support the shapes.
     """
     assert source.drafter is not None, "the assembly has one"
     target = assembly.target.loaded
@@ -186,9 +183,6 @@ def with_threads(assembly: Assembly, source: "PairSource") -> Assembly:
 
     It has its own caches, tree and steps, which are not built yet. ``assembly``, which shares the layers, is not to be
     used any more.
-
-    Raises:
-        YggdrasilError: the models or the backend do not support the shapes.
     """
     target, drafter = on_threads(assembly.target.loaded, source.target_threads), assembly.second
     if isinstance(drafter, LoadedHead):

@@ -58,7 +58,7 @@ class _Beginning(NamedTuple):
 def survival_of(
     traces: TraceSet, costs: StepCosts, model_free: DrafterGroup | None, prompts: Mapping[int, Sequence[int]]
 ) -> Survival:
-    """Compute how deep the drafter's recorded trees are accepted, by tree shape.
+    """Return tables of how deep the drafter's recorded trees are accepted: P(accepted length >= d) by tree shape.
 
     Args:
         traces: trees recorded on the target's text.

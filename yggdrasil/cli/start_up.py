@@ -37,7 +37,9 @@ def load_torch_libraries() -> None:
 
 
 def work_ahead(source: str, *, packs: bool) -> None:
-    """Begin in threads to load PyTorch's libraries, open a model's tokenizer and, with ``packs``, pack its weights.
+    """Begin in threads to load PyTorch's libraries, to open a model's tokenizer and to prepare for its weights.
+
+    With ``packs``, the weights of a GGUF file are packed, and memory is reserved for those of a folder.
 
     Does nothing if ``source`` is no model on this machine (but a plan or a hub id), or PyTorch is imported already. The
     metadata of a GGUF file are read before, and cached. Faults are left to the loader, which raises them.

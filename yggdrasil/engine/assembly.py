@@ -66,10 +66,9 @@ def default_backend(device: torch.device, *, compiles: bool = True) -> Backend:
 
 
 def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | None:
-    """Return the backend that serves the request for the backend ``wanted`` on ``device``.
+    """Return the backend that the option ``wanted`` (None: not given) stands for on ``device``.
 
-    On a GPU, "inductor" becomes "cudagraph". Otherwise ``wanted`` itself is returned, also if it is None (none was
-    requested).
+    On a GPU, "inductor" becomes "cudagraph". Otherwise ``wanted`` itself is returned, also None.
 
     Raises:
         YggdrasilError: ``wanted`` is "native" and the device is a GPU.
@@ -100,7 +99,7 @@ class Assembly:
 
     @property
     def second(self) -> LoadedModel | LoadedHead | Drafter | None:
-        """The drafter in the form that ``assemble`` takes as its parameter ``drafter``; None without one."""
+        """The drafter as ``assemble`` takes it, to build another assembly of the same models; None without one."""
         drafter = self.engine.drafter
         if isinstance(drafter, HeadDrafter | MedusaDrafter | BlockDrafter):
             return drafter.opened
@@ -132,9 +131,9 @@ class Assembly:
 
     @cached_property
     def expansion_drafter(self) -> ExpansionDrafter:
-        """Return a drafter that runs the draft model level by level from the host, as k-ary trees or drawn candidates.
+        """Return the drafter of requests that fix the expansion, or whose rule needs candidates drawn at random.
 
-        Acceptance rules that need drawn candidates use it. The first access builds its steps.
+        The host runs the draft model level by level. The first access builds its steps.
 
         Raises:
             YggdrasilError: there is no draft model.

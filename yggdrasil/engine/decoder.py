@@ -128,8 +128,8 @@ class Decoder:
         Args:
             folder: has the files that the plan's calibration learned: acceptance, depth predictor, n-gram table and
                 scorer.
-            check: called with the assembly before steps are built from a model's transformers code, to verify that
-                code.
+            check: called with the assembly, to verify the models' code, before steps are built: on a GPU, or if a
+                model runs by its transformers code.
 
         Raises:
             YggdrasilError: a file of the plan or a checkpoint is missing or damaged, or they do not fit each other.

@@ -23,9 +23,10 @@ def accepts_on_device(
 ) -> bool:
     """Return whether the target's steps can choose and accept a request's tokens, so that no logits go to the host.
 
-    They can for greedy requests, and as CUDA graphs (``is_captured``) also for most sampling parameters. They cannot
-    for sampled drafts, acceptance rules of users, and detection of near ties. ``tolerance`` is the lead in logits below
-    which a decision is a near tie; 0 if near ties do not matter.
+    They can for greedy requests with the rule "match" or "off", and as CUDA graphs (``is_captured``) also for most
+    sampling parameters and rules. They cannot for a fixed expansion or width, drawn candidates, acceptance rules of
+    users, and detection of near ties. ``tolerance`` is the lead in logits below which a decision is a near tie; 0 if
+    near ties do not matter.
     """
     is_exact = speculation.exactness == "fast" or (speculation.exactness == "strict" and tolerance == 0)
     if speculation.expansion is not None or speculation.audit or not is_exact:

@@ -54,8 +54,8 @@ class PreparedRequest:
     policy: Policy
     report: DecodingReport
     sampler: Sampler | None = None
-    decision: AcceptanceSetup | None = None
-    counts: Counts | None = None
+    decision: AcceptanceSetup | None = None  # if the host accepts
+    counts: Counts | None = None  # of near ties; None: not looked for
     is_planned: bool = False  # whether the decoder's own policy chooses the trees
     set_up: Callable[[], None] | None = None  # called when the request begins
     follow_draws: Callable[[], None] | None = None  # likewise; gives drafters the seed and temperature of the target
@@ -73,7 +73,7 @@ class PreparedRequest:
                 call()
 
     def final_report(self) -> DecodingReport:
-        """Return how the request was decoded, with the numbers of near ties, width-1 passes and flips so far."""
+        """Return how the request was decoded, with the near ties, width-1 passes and flips (changed tokens) so far."""
         if self.counts is None:
             return self.report
         counts = self.counts

@@ -79,9 +79,9 @@ class Iteration:
 class ShadowTree:
     """A tree of model-free drafts, grown before the policy decides whether to verify it.
 
-    The drafts grow in a tree of their own, which is copied to ``tree`` if the policy chooses it: with ahead-of-time
-    head drafts, ``tree`` may have the next root already. With ``shares_tree`` they grow in ``tree`` itself if that is
-    on the host, and are ranked in ``order`` [N] int64. The drafter's next root then overwrites them.
+    The drafts grow in a tree of their own, which ``use`` copies to ``tree`` if the policy chooses it: with head drafts
+    ahead of acceptance, ``tree`` may have the next root already. With ``shares_tree``, and if ``tree`` is on the host,
+    they grow in ``tree`` and are ranked in ``order`` [N] int64; the drafter's next root overwrites them.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def planned_policy(
         wants_model_free: whether model-free drafts may be used.
 
     Raises:
-        YggdrasilError: the plan and its predictor are not from the same calibration.
+        YggdrasilError: plan and predictor do not fit each other, or there are costs of widths that the shapes lack.
     """
     drafted, verified = set(plan.shapes.draft_widths), set(plan.shapes.verify_widths)
     if not all(entry.draft_ms.keys() <= drafted and entry.verify_ms.keys() <= verified for entry in plan.costs):
@@ -93,7 +93,8 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
     """Return the drafters of a plan whose drafter is replaced by ``stand_in``, with the plan adapted to them.
 
     The plan's model-free drafters stay, and n-gram statistics are added if it has none. An ``NGramDrafter`` as
-    ``stand_in`` drafts alone. The adapted plan has the default schedule and no depth predictor.
+    ``stand_in`` drafts alone. The adapted plan has the default schedule and no depth predictor and, for a drafter that
+    is not model-free, at least one draft width.
 
     Args:
         folder: the plan's predictor, which has n-gram tables.

@@ -36,7 +36,7 @@ class Occurrences:
     def of_last_ngram(self, text: Sequence[int]) -> list[int]:
         """Return the start indices, ascending, of all occurrences of the last n-gram of ``text``, itself included.
 
-        Empty if ``text`` is shorter than an n-gram.
+        An n-gram has the ``size`` tokens of the constructor. Empty if ``text`` is shorter.
 
         Args:
             text: begins with the text of the last call.

@@ -28,7 +28,7 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, eq=False)
 class AcceptanceCalibration:
-    """A monotone map from draft log-probability to log-acceptance, given at K uniform knots; never falls, below 0."""
+    """A monotone map from draft log-probability to log-acceptance, given at K uniform knots: rising, below 0."""
 
     knots: npt.NDArray[np.float32]  # [K] log acceptance at KNOT_LOG_PROBABILITY
 

@@ -30,7 +30,7 @@ class FeatureSizes(NamedTuple):
 
     hidden: int
     repetition: int
-    head: int
+    head: int  # log-probabilities of the head draft's candidates
 
     @property
     def total(self) -> int:
@@ -125,7 +125,7 @@ def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
 
 
 def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Array:
-    """Return log-probabilities as float32, same shape, with lower values than -12, such as -inf, raised to -12."""
+    """Return a head draft's log-probabilities as float32, same shape; values below -12, such as -inf, become -12."""
     bounded: Float32Array = np.maximum(log_probabilities, _NO_GUESS, dtype=np.float32)
     return bounded
 

@@ -22,7 +22,7 @@ MIN_POSITIONS = 20
 MAX_SLOPE = 10.0
 
 
-def calibrate_heads(predictor: DepthPredictor, features: Float32Array, lengths: IntArray) -> DepthPredictor:
+def calibrate_outputs(predictor: DepthPredictor, features: Float32Array, lengths: IntArray) -> DepthPredictor:
     """Return ``predictor`` with a Platt calibration of each depth's output, fitted on validation positions.
 
     A slope and a shift of depth d are fitted on positions with length >= d - 1, and folded into the output weights. A

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from yggdrasil.predictor.depth import DepthPredictor, Float32Array
 from yggdrasil.predictor.features import FeatureSizes
-from yggdrasil.predictor.platt import IntArray, calibrate_heads
+from yggdrasil.predictor.platt import IntArray, calibrate_outputs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -90,7 +90,7 @@ def train_depth_predictor(
     training, validation = (np.flatnonzero(np.isin(documents, part)) for part in (split.training, split.validation))
     predictor = _fit(features, lengths, training, validation, _FitSettings(max_depth, seed, sizes))
     if len(validation):
-        predictor = calibrate_heads(predictor, features[validation], lengths[validation])
+        predictor = calibrate_outputs(predictor, features[validation], lengths[validation])
     return predictor, split
 
 

@@ -12,8 +12,8 @@ Timer: TypeAlias = Callable[[Callable[[], object]], float]  # milliseconds of on
 def timer_for(device: torch.device) -> Timer:
     """Return the function that calls its argument and returns the milliseconds of a run on ``device``.
 
-    On a GPU it is ``device_ms``, which calls it twice and reads CUDA events, since launches return early; else
-    ``host_ms``.
+    On a GPU it is ``device_ms``, which calls it twice and times the second call with CUDA events; else ``host_ms``,
+    which calls it once.
     """
     return device_ms if device.type == "cuda" else host_ms
 

@@ -186,7 +186,7 @@ def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
 
 
 def styled(figure: Figure, height: int, legend_y: float = -0.24) -> Figure:
-    """Apply the report's fonts, colours and margins to ``figure``, in place, and return it.
+    """Apply the report's fonts, background and grid colours, and margins to ``figure``, in place, and return it.
 
     Args:
         height: in pixels.

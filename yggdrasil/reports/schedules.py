@@ -15,9 +15,10 @@ def changed_variants(entry: Searched) -> str:
 
 
 def verdict(result: SearchResult) -> list[str]:
-    """Return sentences on a search: error and regret of its predictions, and the chosen plan's speed.
+    """Return sentences on a search: the errors of its predictions, and the chosen plan's speed over the named plans'.
 
-    One sentence says so if nothing was measured.
+    Regret is the share by which the plan with the best prediction is slower than the fastest measured one. One sentence
+    says so if nothing was measured.
     """
     chosen = result.entry(result.chosen)
     measured = [entry for entry in result.entries if entry.measured_ms_per_token and entry.shape[1]]

@@ -26,11 +26,7 @@ _STYLES = {"root": "bold", "accepted": "bold green", "verified": "yellow", "draf
 
 
 def show(facts: Facts, console: Console | None = None) -> None:
-    """Print a report on ``facts`` in a terminal: what the plan is and why, tables with data, and example trees.
-
-    Args:
-        console: where to print; None: stdout.
-    """
+    """Print a report on ``facts`` to ``console`` (None: stdout): the plan and its reasons, tables, example trees."""
     console = console or Console()
     plan = facts.plan
     console.print(plan.describe(), style="bold", markup=False)

@@ -99,11 +99,11 @@ class Costs:
     """Measured step costs in milliseconds, at one context length in tokens."""
 
     context: int
-    head_ms: float
-    draft_ms: dict[int, float]
-    verify_ms: dict[int, float]
-    overhead_ms: float
-    plain_ms: float
+    head_ms: float  # head draft: a drafter's first step
+    draft_ms: dict[int, float]  # draft width -> each further draft step
+    verify_ms: dict[int, float]  # verify width -> target pass
+    overhead_ms: float  # of an iteration, outside the models
+    plain_ms: float  # an iteration of plain decoding, its overhead included
     model_free_overhead_ms: float | None = None  # of iterations with model-free drafts only
     reading_ms: float = 0.0  # drafter's prefill time per token
 
@@ -192,13 +192,13 @@ class Plan:
 
     name: str
     machine: Machine
-    versions: dict[str, str]
+    versions: dict[str, str]  # package -> version
     dtype: Literal["bfloat16", "float32"]
     target: ModelRef
     drafters: list[ModelRef | ModelFreeOptions]  # at most one model or head, which is first; all draft in one tree
     tokenizer: str  # fingerprint of the tokenizer
     shapes: Shapes
-    stages: tuple[str, ...]
+    stages: tuple[str, ...]  # labels of the schedule, in launch order
     objective: Objective
     depth_from: DepthSource
     predictor: str  # folder, relative to the plan file

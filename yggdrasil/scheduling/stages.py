@@ -213,10 +213,13 @@ def check_order(labels: Sequence[str]) -> None:
 
 
 def is_head_first(labels: Sequence[str]) -> bool:
-    """Return whether a schedule's head draft runs before the depth is chosen.
+    """Return whether a schedule's depth prediction reads the head draft's candidates (``depth_prediction=informed``).
 
-    Args:
-        labels: ``name`` or ``name=variant`` of every stage, in launch order.
+    The head draft, a drafter's first step from the last accepted token, then runs before the depth is chosen, and costs
+    time even if nothing more is drafted. ``labels`` are ``name`` or ``name=variant`` of every stage, in launch order.
+
+    Raises:
+        ValueError: ``labels`` is not a legal schedule.
     """
     return Schedule.parse(labels).variants["depth_prediction"] == "informed"
 

@@ -14,7 +14,7 @@ _REST_SECONDS = 5e-4
 
 
 class AnswerDelivery:
-    """Emits the pieces of one answer as their text becomes final."""
+    """Emits the pieces of one answer as their text becomes final; ``scored`` has the prompt's log-probabilities."""
 
     def __init__(self, job: Job, scored: Sequence[TokenLogprobs]) -> None:
         self.trees: list[IterationTree] = []

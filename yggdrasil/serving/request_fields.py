@@ -89,7 +89,7 @@ class DecodingFields(Wire):
 
     @property
     def warnings(self) -> list[str]:
-        """One sentence for each unknown field of the request that was ignored."""
+        """One sentence for each unknown field, ignored, that may have been meant to change the answer; at most 16."""
         return warnings_of(self.model_extra)
 
     model: str | None = None

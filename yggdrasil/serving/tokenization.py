@@ -173,10 +173,10 @@ class Texts:
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return chat messages as dictionaries for chat templates, with role, content and what else is set.
+    """Return chat messages as dictionaries for chat templates.
 
-    Role "developer" becomes "system". The other keys are name, tool_call_id and tool_calls, the latter's arguments
-    parsed from JSON.
+    The keys are role ("developer" becomes "system") and content, and, where the message has them, name, tool_call_id
+    and tool_calls. The arguments of tool calls are parsed from JSON; invalid JSON stays text.
 
     Raises:
         Fault: a message has neither content nor tool calls.

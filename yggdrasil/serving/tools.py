@@ -197,7 +197,10 @@ class ToolFormat:
         return ToolCallReply(id=uuid.uuid4().hex[:9], function=function)  # Mistral's templates require 9 characters
 
     def constraint(self, tools: Sequence[Tool]) -> Constraint:
-        """Return a grammar that permits exactly one call, of one of ``tools``, with arguments that match its schema."""
+        """Return a grammar that permits exactly one call, of one of ``tools``, with arguments that match its schema.
+
+        Nothing else is permitted, except the text with which the chat template begins such an answer.
+        """
         definitions: dict[str, Any] = {}
         choices = []
         for number, tool in enumerate(tools):

@@ -95,14 +95,12 @@ class DFlashRecipe:
 
 
 def choose_anchors(learned: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose a quarter of the trained tokens at random as anchors; without gradients, always the same ones.
+    """Choose N trained tokens of each window at random as anchors; without gradients, always the same ones.
 
-    Args:
-        learned: [B, T] bool, the trained tokens.
+    N is a quarter of the trained tokens of the window that has most. ``learned`` [B, T] bool marks the trained tokens.
 
     Returns:
-        Positions of the anchors, [B, N] int64, and whether each exists, [B, N] bool, since windows have different
-            numbers.
+        Positions of the anchors, [B, N] int64, and whether each exists, [B, N] bool: a window may have fewer tokens.
     """
     generator = None if torch.is_grad_enabled() else torch.Generator().manual_seed(0)
     order = torch.rand(learned.shape, generator=generator).to(learned.device).masked_fill(~learned, -1.0)

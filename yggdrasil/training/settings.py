@@ -30,7 +30,7 @@ class TrainSettings:
 
     @property
     def generates(self) -> bool:
-        """Whether the target generates text to train on: always without ``texts``, else with prompts or ``tokens``."""
+        """Whether the target writes text: with prompts or ``tokens``, or without ``texts`` if it is not beside use."""
         return not (self.texts or self.is_beside_use) or bool(self.prompts) or self.tokens is not None
 
     @property

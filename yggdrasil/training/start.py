@@ -142,7 +142,7 @@ def copy_layer(middle: Any, layer: Any, hidden: int, norms: Mapping[str, str]) -
 def copy_norm(ours: Norm, theirs: nn.Module | None, size: int) -> None:
     """Copy the factors of the target's norm ``theirs`` (None: nothing) to ``ours``, whatever its parametrisation.
 
-    They are its output for ``size`` ones.
+    They are read off as its output for a vector of ``size`` ones.
     """
     if theirs is not None:
         weight = getattr(theirs, "weight", torch.ones(1))

@@ -87,7 +87,7 @@ class Training:
 
     @torch.no_grad()
     def update_average(self, steps: int) -> None:
-        """Update the moving average of the weights after step number ``steps``."""
+        """Update the moving average of the weights after training step ``steps``, counted from 0."""
         share = 1 - min(_MOST_AVERAGED, (1 + steps) / (10 + steps))
         torch._foreach_lerp_(list(self.average.parameters()), list(self.head.parameters()), share)
 

@@ -49,7 +49,7 @@ def costs_from(samples: Iterable[Sample], shapes: Shapes) -> list[Costs]:
 
     Verification costs never fall as the width grows: a width that is slower than a wider one has the wider one's cost.
     Memory may have been slower in iterations than in the passes, at the same compute speed. So where plain iterations
-    were timed, the part of a pass beyond the pass of width 1 is taken as compute time, and added to their plain step.
+    were timed, what a pass takes beyond that of width 1 counts as compute time, and is added (p-norm) to a plain step.
     If the cores were slower too, this underestimates wide passes; the latency scales correct that during decoding.
 
     Args:

@@ -61,7 +61,7 @@ class LogitTarget:
 
     @property
     def text(self) -> KeptText:
-        """The tokens whose KV entries are in the cache. The engine appends accepted tokens to it."""
+        """The committed tokens; all but the last have KV entries in the cache. The engine appends accepted tokens."""
         return self._target.text
 
     @property
@@ -116,8 +116,8 @@ class LogitTarget:
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """Accept a path of the verified tree by the request's rule and sampler.
 
-        Return its tokens, rows and hidden states. ``outputs`` are those of ``verify``. Rows that a width-1 pass has
-        already committed are left out of the rows.
+        Return its tokens, rows and hidden states. ``outputs`` are those of ``verify``. Rows that width-1
+        passes have committed are left out, and the others are counted from the first that is not.
 
         Raises:
             YggdrasilError: logits are not finite, no token is possible, or the rule does not take this kind of drafts.

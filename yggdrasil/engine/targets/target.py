@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 
     tokens: list[int]  # accepted tokens, then the bonus token
     rows: list[int]  # accepted rows of the pass, the root's first
-    states: Tensor  # [R, H] float32, last hidden states of the pass
+    states: Tensor  # [R, H] float32, last hidden states of the pass: of all rows, or of the last accepted one
     layers: Mapping[int, Tensor]  # layer -> hidden states of the accepted rows, [len(tokens), H]
     nodes: Sequence[int] = ()  # tree nodes of the accepted rows, the root's first; empty for a plain step
     expected: float | None = None  # tokens expected by the verified nodes' scores, if the device ranked them
@@ -150,7 +150,7 @@ class PromptReader(ABC):
                 runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
 
     def write_position(self, token: int | None = None) -> None:
-        """Write the number of cached tokens, and ``token`` (id; None: none), to the input buffers of the next pass."""
+        """Write the number of cached tokens, and the id ``token`` if given, to the input buffers of the next pass."""
         if token is not None:
             self._tokens.write(token)
         self._start.write(self.length)
@@ -287,10 +287,7 @@ class TargetModel(PromptReader):
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """Return what ``accept`` returns, but find the path of the target's argmax tokens on the host.
 
-        Args:
-            outputs: those of ``verify``.
-            width: number of verified nodes.
-            tree: the verified tree, whose nodes are copied to the host.
+        ``outputs`` are those of ``verify`` for ``width`` nodes of ``tree``, which are copied to the host.
 
         Raises:
             YggdrasilError: logits are not finite.

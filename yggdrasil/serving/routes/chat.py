@@ -113,7 +113,11 @@ class Chat:
 
     @property
     def warnings(self) -> list[str]:
-        """One sentence for each part of the chat request that the server or the chat template ignored."""
+        """Sentences on what the request has and the server ignored.
+
+        These are unknown fields that may change the answer (at most 16), and earlier tool calls if the chat template
+        leaves them out.
+        """
         told = self.body.warnings
         template = str(self.service.decoder.tokenizer.chat_template)
         if any(message.tool_calls for message in self.body.messages) and "tool_calls" not in template:
@@ -148,7 +152,7 @@ class Chat:
 
     @property
     def frame(self) -> TextFrames | None:
-        """Encoder of text chunks; None unless the stream has only the text of one answer."""
+        """Encoder with which the decoder's thread sends text; None unless the stream is one answer's text alone."""
         if len(self.jobs) > 1 or self.tools is not None or self.body.logprobs or self.body.show_trees:
             return None
         writer = self._chunks()

@@ -84,7 +84,7 @@ class _Completion:
 
     @property
     def warnings(self) -> list[str]:
-        """One sentence for each field of the request that was ignored, and one for a repeated BOS token."""
+        """Sentences on ignored unknown fields that may change the answer (at most 16), and on a repeated BOS token."""
         told = self.body.warnings
         begin = self.service.decoder.tokenizer.bos_token_id
         if begin is not None and any(list(job.prompt[:2]) == [begin] * 2 for job in self.jobs):
@@ -141,7 +141,7 @@ class _Completion:
 
     @property
     def frame(self) -> TextFrames | None:
-        """Encoder of text chunks; None unless the stream has only the text of one answer."""
+        """Encoder with which the decoder's thread sends text; None unless the stream is one answer's text alone."""
         if len(self.jobs) > 1 or self.body.logprobs is not None:
             return None
         writer = self._chunks()
