@@ -44,7 +44,7 @@ def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
 
 
 def drafter(parameter: typer.CallbackParam, value: str) -> str:
-    """Return ``value``, a drafter, if it is "plan", "ngram" or of the form "module:Class"; else raise YggdrasilError."""
+    """Return the drafter ``value`` if it is "plan", "ngram" or formed as "module:Class"; else raise YggdrasilError."""
     from yggdrasil.drafters.registry import NGRAM, is_own
 
     if value not in ("plan", NGRAM) and not is_own(value):
