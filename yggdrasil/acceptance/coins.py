@@ -63,9 +63,8 @@ class SeededCoins:
     def at(self, position: int, purpose: Purpose) -> "PositionCoins":
         """Return the random decisions for one token, which begin again in every call with the same arguments.
 
-        Args:
-            position: index of the token in the text, prompt included.
-            purpose: "target" for the target's choices, "draft" for sampled drafts.
+        ``position`` is the token's index in the text, prompt included; ``purpose`` is "target" for the target's
+        choices, "draft" for sampled drafts.
         """
         return PositionCoins(self.seed, position, purpose)
 

@@ -67,7 +67,8 @@ class MatchRule:
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
         """Commit the target's choice after the root, and after each child that holds the choice before it.
 
-        The last token is a choice that no child holds (the bonus token) or an end token.
+        The last token is a choice that no child holds (the bonus token) or an end token. Where ``tree.replay`` is set,
+        a choice with a margin below ``tolerance`` is made again from a width-1 pass; if ``obeys``, that one holds.
 
         Raises:
             YggdrasilError: the candidates of ``tree`` were drawn, a score is not finite, or no token is possible.
@@ -194,8 +195,9 @@ class RelaxedRule:
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
         """Commit tokens from the root on: the target's choice if a child holds it, else the best acceptable child.
 
-        A child is acceptable if it is among the ``topk`` best tokens and within ``delta`` of the best log-probability.
-        Where none is, the target's choice is the last token; so is an end token.
+        A child is acceptable if it is among the ``topk`` best tokens and within ``delta`` of the best log-probability;
+        outside the thinking section, if there is one, none is. Where none is, the target's choice is the last token;
+        so is an end token.
 
         Raises:
             YggdrasilError: the candidates of ``tree`` were drawn, a score is not finite, or no token is possible.

@@ -78,8 +78,7 @@ class Sampler:
     def coins(self, purpose: Purpose) -> Coins:
         """Return the random decisions for the next token, which begin again in every call.
 
-        Args:
-            purpose: "target" for the target's choices, "draft" for sampled drafts.
+        ``purpose`` is "target" for the target's choices, "draft" for sampled drafts.
         """
         return self._coins.at(self._length, purpose)
 

@@ -94,8 +94,8 @@ def _kept_file(folder: Path) -> Path:
 def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, facts: Mapping[str, Any]) -> None:
     """Write a tokenizer to ``folder``, which exists, in files for ``open_tokenizer`` and for transformers.
 
-    Files of the same names are replaced. ``facts`` has the keys "chat_template" (None: none) and "special_tokens", as
-    ``Tokenizer`` takes them.
+    Files of the same names are replaced. ``facts`` are those of ``Tokenizer``: its chat template, special tokens, and
+    ids of the tokens that begin and end a text.
 
     Raises:
         YggdrasilError: its chat template takes too much time or memory.

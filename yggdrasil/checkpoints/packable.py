@@ -15,8 +15,8 @@ _PAGE_OUT = 21  # MADV_PAGEOUT: ask the system to reclaim the pages; an access r
 def is_packable(weight: Tensor) -> bool:
     """Return whether the kernels can pack weights of the dtype and device of ``weight`` [..., N, K].
 
-    Its shape is not checked; K must be even.
-    Weights on the meta device count as packable, to find out which will be packed before they are loaded.
+    Its shape is not checked; K must be even. Weights on the meta device count as packable, to find out which will be
+    packed before they are loaded.
     """
     return weight.dtype in _DTYPES and weight.device.type in ("cpu", "meta")
 

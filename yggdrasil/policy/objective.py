@@ -259,9 +259,9 @@ class DraftedTrees:
     def typical(self, here: int, model_free: Decision | None) -> Decision:
         """Return the best shape for the calibration's mean acceptance, with its expected tokens, as a decision.
 
-        Its ``milliseconds`` are 0. A drafted tree also contains the model-free drafts. If ``model_free`` could
-        be verified alone, the expected tokens are its own plus those that drafting adds, which are fewer the more
-        ``model_free`` expects.
+        Its ``milliseconds`` are 0. A drafted tree also contains the model-free drafts: with ``model_free`` it gets the
+        larger verify width of both, and the expected tokens of ``model_free`` plus those that drafting adds, which are
+        fewer the more ``model_free`` expects.
 
         Args:
             here: index into ``costs``, of the nearest context length.

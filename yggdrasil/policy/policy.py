@@ -265,7 +265,7 @@ class LatencyScales:
         The first iteration that is not cold sets all factors at once, because the machine may be busy or another.
 
         Args:
-            step: index of the factor: 0 is plain, i the i-th verify width with model-free drafts, -1 any drafted tree.
+            step: index of the factor: 0 is plain, i > 0 model-free drafts at verify width i, -1 any drafted tree.
             predicted_ms: the iteration's predicted time with the present factors.
             milliseconds: its measured time.
             is_cold: the iteration follows a prefill, which fills the CPU caches, so it can only lower the factors.

@@ -137,7 +137,7 @@ def shapes_in_file(architecture: str, shapes: dict[str, tuple[int, ...]]) -> dic
 
 
 def split_joined(config: "PretrainedConfig", weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the (name, values) of ``weights``, with Qwen3-Next's joined numbers of strengths and decays split."""
+    """Yield ``weights``, each (name, values), with Qwen3-Next's ``in_proj_ba`` split into ``in_proj_b`` and ``_a``."""
     for name, weight in weights:
         if not name.endswith(_JOINED):
             yield name, weight
@@ -148,7 +148,7 @@ def split_joined(config: "PretrainedConfig", weights: Iterable[tuple[str, Tensor
 
 
 def whole_name_in_table(config: "PretrainedConfig", name: str) -> str:
-    """Return the name in llama.cpp's table of names of the transformers weight ``name``; it differs for Nemotron-H."""
+    """Return the name that llama.cpp's table has for the transformers weight ``name``; it differs for Nemotron-H."""
     if config.model_type != "nemotron_h" or not name.startswith("model."):
         return name
     if ".experts." in name:
@@ -157,9 +157,9 @@ def whole_name_in_table(config: "PretrainedConfig", name: str) -> str:
 
 
 def name_in_table(config: "PretrainedConfig", stem: str) -> str:
-    """Return the name in llama.cpp's table of names for the transformers layer ``stem``.
+    """Return the name that llama.cpp's table has for the transformers layer ``stem``; it differs for Granite's hybrids.
 
-    It differs for Granite's hybrids.
+    ``stem`` is the name of a weight without ".weight" or ".bias".
     """
     if config.model_type != "granitemoehybrid":
         return stem
