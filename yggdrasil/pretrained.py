@@ -181,6 +181,7 @@ def _first_use(
 ) -> engine.Decoder:
     """Open a decoder with a provisional plan: measure its step costs for a few seconds and save it in the cache."""
     from yggdrasil.calibration.first_use import first_plan
+    from yggdrasil.drafters.heads.kinds import module_note
 
     root, name = search_roots()[-1], automatic_name(model, drafters, dtype, device)
     path = plan_path(root, name, current_machine())
@@ -192,6 +193,8 @@ def _first_use(
     )
     if TABLE in (drafters or ()) and table_folder(model.fingerprint()) is None:
         _say(f"there is no n-gram table of {model.given} yet; `yggdrasil calibrate` makes one")
+    if drafters is None and (note := module_note(model.gguf or model.folder)) is not None:
+        _say(note)
     plan, tokenizer = first_plan(model, named_drafters(drafters or USUAL), dtype, name, root, device)
     folder = predictor_directory(root, name, current_machine())
     decoder = cls.from_loaded(

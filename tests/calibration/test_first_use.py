@@ -66,13 +66,17 @@ def kept_plan():
 
 
 @pytest.mark.parametrize("drafter", [None, "draft model"])
-def test_a_first_use_times_the_steps_and_decodes_what_the_model_alone_would(models, user_cache, capsys, drafter):
+def test_a_first_use_times_the_steps_and_decodes_what_the_model_alone_would(
+    models, user_cache, capsys, monkeypatch, drafter
+):
     target, draft_model = models
+    monkeypatch.setattr("yggdrasil.drafters.heads.kinds.module_note", "about {}".format)
     decoder = opened(target, drafter=None if drafter is None else [str(draft_model), "text"])
     said = capsys.readouterr().err
 
     assert f"first use of {target}" in said
     assert f"`yggdrasil calibrate {target}`" in said
+    assert (f"about {target}" in said) == (drafter is None)
     plan = Plan.load(kept_plan())
     assert plan.is_provisional
     assert (plan.drafter is not None) == (drafter is not None)

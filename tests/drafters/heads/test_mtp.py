@@ -1,6 +1,7 @@
 """A target's own MTP module is read from its files; test_drafting.py checks what it drafts."""
 
 import json
+import re
 
 import gguf
 import pytest
@@ -22,21 +23,24 @@ from safetensors.torch import load_file, save_file
 from tiny_pair import VOCAB_SIZE
 
 from yggdrasil.calibration.pair import default_max_length
-from yggdrasil.drafters.heads.kinds import kind_of
+from yggdrasil.drafters.heads.kinds import kind_of, module_note
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.mtp import files as mtp_files
 from yggdrasil.drafters.heads.mtp.files import open_mtp
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loading import load_model
 
+IN_GGUF = {"qwen3_5_text": "qwen35", "qwen3_next": "qwen3next"}  # llama.cpp's names of architectures
 # llama.cpp's names of a module's tensors, in the layer behind the target's own.
-IN_GGUF = {
+NAMES_IN_GGUF = {
     "mtp.fc": "nextn.eh_proj", "mtp.pre_fc_norm_embedding": "nextn.enorm", "mtp.pre_fc_norm_hidden": "nextn.hnorm",
     "mtp.norm": "nextn.shared_head_norm", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "post_attention_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }  # fmt: skip
 
 
@@ -144,16 +148,12 @@ def test_a_published_models_tensors_are_those_of_its_module(family, tmp_path, mo
         assert open_mtp(tmp_path, torch.bfloat16).settings.key_heads == sizes.key_heads
 
 
-def test_a_gguf_file_gives_the_module_of_its_folder(tmp_path, monkeypatch):
-    """llama.cpp's converter adds one to the weights of norms."""
-    model, module = tiny_target("qwen3_5_text"), random_module("qwen3_5_text", scale=1.0)
-    folder, path = write_target(tmp_path / "target", "qwen3_5_text", model, module), tmp_path / "target.gguf"
-    writer = gguf.GGUFWriter(path, "qwen35")
-    for name, tensor in module.items():
-        stem = name.removesuffix(".weight")
-        theirs = IN_GGUF[stem if stem in IN_GGUF else stem.removeprefix("mtp.layers.0.")]
-        writer.add_tensor(f"blk.{LAYERS}.{theirs}.weight", (tensor + theirs.endswith("norm")).numpy())
-    finish(writer)
+@pytest.mark.parametrize("family", IN_GGUF)
+def test_a_gguf_file_gives_the_module_of_its_folder(family, tmp_path, monkeypatch):
+    """llama.cpp's converter adds one to the weights of norms, and stores the experts of a layer together."""
+    model, module = tiny_target(family), random_module(family, scale=1.0)
+    folder = write_target(tmp_path / "target", family, model, module)
+    path = write_module(tmp_path / "target.gguf", IN_GGUF[family], module)
     config = mtp_files.load_config(folder)
     expected = open_mtp(folder, torch.float32).state_dict()
     monkeypatch.setattr(mtp_files, "load_config", lambda _: config)
@@ -164,3 +164,31 @@ def test_a_gguf_file_gives_the_module_of_its_folder(tmp_path, monkeypatch):
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
+
+
+def write_module(path, architecture, module):
+    """A GGUF file with the tensors of a module of Qwen alone, as llama.cpp's converter writes them."""
+    writer, experts = gguf.GGUFWriter(path, architecture), {}
+    for name, tensor in module.items():
+        stem = name.removesuffix(".weight").removeprefix("mtp.layers.0.")
+        if found := re.fullmatch(r"mlp\.experts\.\d+\.(\w+)_proj", stem):
+            experts.setdefault(f"ffn_{found[1]}_exps", []).append(tensor)
+            continue
+        theirs = NAMES_IN_GGUF[stem]
+        writer.add_tensor(f"blk.{LAYERS}.{theirs}.weight", (tensor + theirs.endswith("norm")).squeeze().numpy())
+    for theirs, tensors in experts.items():
+        writer.add_tensor(f"blk.{LAYERS}.{theirs}.weight", torch.stack(tensors).numpy())
+    finish(writer)
+    return path
+
+
+def test_a_module_that_is_not_used_is_said(tmp_path):
+    module = random_module("qwen3_5_text")
+    served, other, without = (tmp_path / f"{name}.gguf" for name in ("served", "other", "without"))
+    write_module(served, "qwen35", module)
+    write_module(other, "nemotron_h_moe", module)
+    write_module(without, "qwen35", {name: each for name, each in module.items() if name != "mtp.fc.weight"})
+
+    assert f"`--drafter {served}` drafts with it" in module_note(served)
+    assert "modules of nemotron_h_moe in GGUF files are not supported" in module_note(other)
+    assert module_note(without) is None

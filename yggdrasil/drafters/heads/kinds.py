@@ -5,10 +5,10 @@ import struct
 from pathlib import Path
 from typing import Any, Literal
 
-from yggdrasil.artifacts import OWN_HEADS, PICKLED_HEAD, head_files, parse_json
+from yggdrasil.artifacts import OWN_HEADS, PICKLED_HEAD, head_files, parse_json, shown
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.drafters.heads.mtp.files import MTP_NAMES
-from yggdrasil.drafters.heads.mtp.gguf import has_mtp
+from yggdrasil.drafters.heads.mtp.gguf import has_mtp, mtp_architecture
 from yggdrasil.errors import ArtifactError
 
 Kind = Literal["eagle3", "eagle", "medusa", "mtp", "dflash"]
@@ -55,6 +55,19 @@ def kind_of(folder: Path) -> Kind | None:
         return "medusa"
     is_eagle = written == "eagle" or any(name.removeprefix("model.") in _FUSIONS for name in names)
     return "eagle" if is_eagle else None
+
+
+def module_note(target: Path) -> str | None:
+    """Return a sentence about the MTP module in a target's folder or GGUF file, for a user who does not draft with it.
+
+    None if there is no module.
+    """
+    if kind_of(target) == "mtp":
+        return f"{shown(target)} has an MTP module, which is not used; `--drafter {target}` drafts with it"
+    architecture = mtp_architecture(target)
+    if architecture is None:
+        return None
+    return f"the MTP module in {shown(target)} is not used: modules of {architecture} in GGUF files are not supported"
 
 
 def _has_mtp(config: dict[str, Any], names: list[str]) -> bool:
