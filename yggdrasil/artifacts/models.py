@@ -32,8 +32,8 @@ _OTHER_TOKENIZER_FILES = (*_OTHER_VOCABULARIES, "merges.txt", "added_tokens.json
 def model_fingerprint(path: Path) -> str:
     """Return the fingerprint of a checkpoint's configuration and weights, 16 hexadecimal digits.
 
-    Weight files up to 64 MiB (GGUF files up to 256 MiB) are hashed completely; of larger ones, the header, the size, 16
-    samples of 1 MiB and 4 KiB from the middle of each tensor. File names and folders do not matter.
+    Weight files up to 64 MiB (GGUF files up to 256 MiB) are hashed completely; of larger ones, the header, 16 samples
+    of 1 MiB and 4 KiB from the middle of each tensor. File names and folders do not matter.
 
     Args:
         path: folder or GGUF file.

@@ -144,8 +144,8 @@ class CalibrationSettings:
 
     pair: PairSource
     prompts: Path
-    name: str
-    root: Path
+    name: str  # of the plan
+    root: Path  # folder of the folders plans, profiles and predictors
     effort: Effort
     chat: bool = False  # plain prompts are a user's message in the target's chat template
     table_tokens: int | None = None  # tokens to generate for a table; None: by the effort's time

@@ -54,8 +54,8 @@ class Choice(NamedTuple):
 
     learned: Learned | None
     depth_from: DepthSource
-    predicted: Expectation
-    rejected: list[Expectation]
+    predicted: Expectation  # of the chosen source
+    rejected: list[Expectation]  # of the alternatives
     gain: Gain | None = None  # None without model-free drafters
 
     @classmethod

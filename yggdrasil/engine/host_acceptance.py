@@ -313,8 +313,8 @@ class PolicyPerSetting:
     def policy_for(self, policy: Policy, sampling: SamplingParams, speculation: Speculation) -> Policy:
         """Return the policy whose estimates belong to a request's sampling parameters and acceptance rule.
 
-        This is ``policy`` itself for greedy decoding with the default rule, else a copy of ``policy`` that only
-        requests with the same setting use.
+        This is ``policy`` itself for greedy decoding by the default rule without logits processors or fixed width, else
+        a copy of ``policy`` as it first was, which only requests with the same setting use.
         """
         width = speculation.fixed_width if speculation.exactness == "fixed-width" else None
         if policy not in self._unused:

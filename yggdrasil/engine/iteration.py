@@ -40,10 +40,10 @@ class Iteration:
     is_decided: bool = False  # whether the shape is final before any stage runs
     previous: Emission | None = None  # tokens that are not detokenised yet
     ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
-    outputs: Sequence[Tensor] = ()
-    outcome: Outcome | None = None
-    emission: Emission | None = None
-    next_decision: Decision | None = None
+    outputs: Sequence[Tensor] = ()  # of the stage "verify", for "accept"
+    outcome: Outcome | None = None  # accepted tokens, once known
+    emission: Emission | None = None  # what this iteration has committed
+    next_decision: Decision | None = None  # for the next iteration, if the schedule decides one ahead
 
     @property
     def drafts(self) -> bool:

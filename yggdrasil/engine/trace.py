@@ -170,16 +170,16 @@ class Metrics:
     tpot_ms: float
     ttft_ms: float
     reused_tokens: int  # prompt tokens reused from the cache
-    proposed: int
-    accepted: int
+    proposed: int  # drafted tokens that the target verified
+    accepted: int  # of these
     acceptance_rate: float
     plain_steps: int
     model_free_trees: int  # iterations that verified only model-free drafts; their draft width is 0
-    depths: dict[int, int]
+    depths: dict[int, int]  # depth -> iterations; likewise the next two
     draft_widths: dict[int, int]
     verify_widths: dict[int, int]
     stage_ms: dict[str, float]
-    overhead_share: float
+    overhead_share: float  # of the decoding time, outside the models
     predicted_tpot_ms: float | None  # predicted cost over expected tokens; None without a plan
     decoding: DecodingReport = DecodingReport()
 

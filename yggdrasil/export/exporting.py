@@ -40,9 +40,9 @@ class Request:
     costs: Path | None = None  # a file of costs, instead of measuring on servers
     prompts: Path | None = None  # for the server, whose answers lookups are simulated on; None: the target's text
     chat: bool = False
-    limit: int = 24
-    tokens: int = 128
-    prompt_tokens: int = 256
+    limit: int = 24  # prompts that the server answers
+    tokens: int = 128  # of each answer
+    prompt_tokens: int = 256  # kept of each prompt, its last ones
     force_machine: bool = False
 
 

@@ -57,7 +57,7 @@ class Job:
     options: RequestOptions
     emit: Callable[[Event], None]
     is_streamed: bool = True  # emit pieces, not only the result
-    shows_trees: bool = False
+    shows_trees: bool = False  # emit each iteration's tree too
     scores: int | None = None  # alternatives reported at each prompt position; None: the prompt is not scored
 
 
@@ -69,7 +69,7 @@ class QueuedRequest:
     jobs: list[Job]
     gone: Flag = field(default_factory=Flag)  # set when the client disconnected
     has_begun: bool = False  # whether the worker has taken the first job
-    since: float = field(default_factory=monotonic)
+    since: float = field(default_factory=monotonic)  # when it was queued
 
     def fail(self, fault: Fault) -> None:
         """Emit ``fault`` to every answer that the worker has not taken, and remove these answers."""

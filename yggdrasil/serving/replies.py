@@ -30,11 +30,11 @@ class Timings(BaseModel):
     prompt_ms: float
     prompt_per_token_ms: float
     prompt_per_second: float
-    predicted_n: int
+    predicted_n: int  # generated tokens; the times leave out the first
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
-    draft_n: int
+    draft_n: int  # drafted tokens that the target verified
     draft_n_accepted: int
     iterations: int
     accepted_length: float  # mean tokens per iteration, bonus token included

@@ -36,8 +36,8 @@ def train(settings: TrainSettings, teller: Teller) -> Path:
     If ``settings.work`` has the state of an earlier run, training resumes from it.
 
     Raises:
-        YggdrasilError: the target is unsupported, prompts or texts cannot be read, or ``out`` has files of another
-            origin.
+        YggdrasilError: the target is unsupported, prompts or texts cannot be read or are too few, or ``out`` has files
+            of another origin.
     """
     check_out(settings.out)
     if settings.kind != "eagle3" and settings.start is not None:

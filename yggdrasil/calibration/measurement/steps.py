@@ -25,7 +25,7 @@ class TimedStep(NamedTuple):
     """One step at one context: call ``prepare``, then ``run``."""
 
     model: str  # "target" or "drafter"
-    step: str
+    step: str  # one of ``TIMED``
     width: int
     context: int
     capacity: int  # tokens of its KV caches
