@@ -122,11 +122,9 @@ class Effort:
     def contexts_within(self, max_length: int) -> list[int]:
         """Return the context lengths, in tokens, at which a calibration measures step costs.
 
-        They are the ``contexts`` that leave room for the timed iterations. A long ``max_length`` adds its half and its
-        end, where attention dominates a pass and each further row costs nearly as much as the first.
-
-        Args:
-            max_length: longest request of the plan in tokens, prompt included.
+        They are the ``contexts`` that leave room for the timed iterations. A long ``max_length`` (prompt included; at
+        most 8,192 count) adds its half and its end, where attention dominates a pass and each further row costs nearly
+        as much as the first.
         """
         limit = min(max_length, _LONGEST) - _ROOM
         fitting = [context for context in self.contexts if context <= limit] or [max(limit, 1)]

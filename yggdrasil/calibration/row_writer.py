@@ -75,7 +75,7 @@ class Written:
 
 
 def rows_that_fit(loaded: LoadedModel, capacity: int) -> int:
-    """Return the batch size: how many KV caches of ``capacity`` tokens fit the memory, 1 to ``ROWS``."""
+    """Return the batch size, 1 to 64: KV caches of ``capacity`` tokens that fit 2 GiB and 1/4 of the free memory."""
     left = available_bytes() if loaded.device.type == "cpu" else None
     room = _MOST_BYTES if left is None else min(_MOST_BYTES, left // _ROOM_SHARE)
     return max(1, min(ROWS, room // cache_bytes(loaded, capacity)))

@@ -192,7 +192,7 @@ class LiveFeatures:
     def head(self) -> Float32Array:
         """Return the drafter's log-probabilities of the root's K candidates, [K] float32, -inf for absent ones.
 
-        The head draft must have run.
+        The head draft, the drafter's first step, must have run.
         """
         return np.where(np.isfinite(self._root_scores.read()), self._root_edges.read(), np.float32(NO_SCORE))
 
@@ -217,8 +217,8 @@ class ShapeChoice:
     def use_schedule(self, schedule: Schedule) -> None:
         """Set the schedule.
 
-        Its variants say when a shape is chosen: before its iteration, within it after the head draft, or during the
-        iteration before.
+        Its variants say when a shape is chosen: before its iteration, within it after the head draft (the drafter's
+        first step), or during the iteration before.
         """
         self._predicts_late = schedule.variants["depth_prediction"] == "late"
         self._keeps_books_late = schedule.variants["bookkeeping"] == "overlapped"

@@ -57,7 +57,7 @@ class Features(Protocol):
     def head(self) -> Float32Array:
         """Return the drafter's log-probabilities of the K likeliest tokens after the text, descending, [K] float32.
 
-        Entries are -inf where there are fewer. The head draft, which computes them, must have run.
+        Entries are -inf where there are fewer. The head draft (first draft step), which computes them, must have run.
         """
 
 
@@ -110,9 +110,9 @@ class RepetitionFigures:
 
 
 def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
-    """Return the input of the depth predictor, [F] float32: hidden state, repetition and head draft, in this order.
+    """Return the input of the depth predictor, [F] float32: ``hidden``, ``repetition`` and ``head`` of ``features``.
 
-    A part of size 0 is neither computed nor included.
+    They are in this order. A part of size 0 is neither computed nor included.
     """
     parts = []
     if sizes.hidden:
@@ -125,7 +125,7 @@ def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
 
 
 def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Array:
-    """Return a head draft's log-probabilities as float32, same shape; values below -12, such as -inf, become -12."""
+    """Return ``Features.head`` as float32 for the predictor, same shape; values below -12, such as -inf, become -12."""
     bounded: Float32Array = np.maximum(log_probabilities, _NO_GUESS, dtype=np.float32)
     return bounded
 

@@ -123,8 +123,8 @@ class StageCosts:
         The key "loop" (``LOOP``) has the time between stages.
 
         Args:
-            leaf_shares: [N] probability that the accepted path has as many nodes as draft steps, so that a conditional
-                tail draft runs.
+            leaf_shares: [N] probability that the accepted path has as many nodes as draft steps: then a conditional
+                tail draft runs, which computes the leaf's KV entry.
 
         Raises:
             YggdrasilError: a cost was not measured.

@@ -70,7 +70,7 @@ class Shapes:
     def cache_capacity(self) -> int:
         """Number of KV cache slots: the longest text, then the temporary rows of the widest step.
 
-        Rows of an early head draft are after the tree, whose root is at most at the last but one position of the text.
+        Rows of a head draft ahead of acceptance follow the tree, whose root is at most the text's last but one token.
         """
         guesses = self.num_nodes + self.verify_widths[-1] - 2
         return self.max_length + max(self.num_nodes, guesses, self.prefill_widths[-1], self.max_depth + 1)

@@ -84,7 +84,7 @@ def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> F
 def fault_of(error: BaseException) -> Fault:
     """Return the error reply for an exception: a ``Fault`` itself, a YggdrasilError's message, else a general text.
 
-    The status is 400 for a YggdrasilError, but 500 for one about non-finite logits or a fault of ours, and for others.
+    The status is 400 for a YggdrasilError; 500 for one about non-finite logits or a fault of ours, and for any other.
     """
     if isinstance(error, Fault):
         return error
@@ -100,6 +100,7 @@ def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
     """Return the error reply for a request with invalid fields, which names the first of them.
 
     For a field with a union type pydantic reports one error per member. The member that matched furthest is reported.
+    By ``content_type``, the request's header, it says if the body was not sent as JSON.
     """
     found = error.errors()
     first = max((each for each in found if each["loc"][:2] == found[0]["loc"][:2]), key=_fit)

@@ -176,8 +176,8 @@ def measure_reading(
 ) -> list[Sample]:
     """Time how long the drafter reads a prompt: ``READ`` samples of the stage "reading", milliseconds per token.
 
-    It is the time of a request's first head draft beyond the median of the following ones. The text is rotated because
-    KV entries of a known text would be reused. Empty without a draft model or head.
+    It is the time of a request's first head draft, which reads the prompt, beyond the median of the following ones. The
+    text is rotated because KV entries of a known text would be reused. Empty without a draft model or head.
 
     Args:
         stream: makes the text stream of a request.
