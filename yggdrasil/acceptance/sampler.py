@@ -44,10 +44,7 @@ class Sampler:
         grammar: Grammar | None = None,
         bad_words: Sequence[Sequence[int]] = (),
     ) -> None:
-        """
-        Args:
-            bad_words: token sequences that ``tree_bits`` forbids. ``processors`` forbid their own.
-        """
+        """``bad_words`` are token sequences that ``tree_bits`` forbids; ``processors`` forbid their own."""
         self.params = params
         self.grammar = grammar
         self._bad_words = bad_words

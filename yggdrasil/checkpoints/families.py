@@ -72,8 +72,5 @@ def _split_projections(network: Any) -> None:
 
 
 def cache_name(model: nn.Module) -> str:
-    """Return the name of the cache argument of the model's forward, "cache" or "past_key_values".
-
-    Transformers 5.24 renamed it.
-    """
+    """Return the name of forward's cache argument: "cache", or "past_key_values" (transformers before 5.24)."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -54,7 +54,7 @@ def open_ahead(folder: Path) -> Ahead[Tokenizer | None]:
 def open_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of ``folder``, equivalent to that of transformers' ``AutoTokenizer``.
 
-    Files that were never opened before are first opened in a fork with limited time and memory.
+    Files that were never opened before are first tried in a fork with limited time and memory.
 
     Raises:
         YggdrasilError: the files crash the parser, or take too much time or memory.

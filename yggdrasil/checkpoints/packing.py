@@ -89,7 +89,7 @@ def pack_linears(
 
 
 def weights_of(name: str, module: Any) -> tuple[str, ...]:
-    """Return the names of the weights that must be quantised together; empty unless linear, embedding or experts."""
+    """Return the names of layer ``name``'s weights, quantised together; empty unless linear, embedding or experts."""
     if type(module) in (nn.Embedding, nn.Linear):
         return (f"{name}.weight",)
     form = form_of(module)

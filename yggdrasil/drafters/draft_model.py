@@ -199,6 +199,8 @@ class DraftModel(LevelDrafter):
     def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
         """Move the KV entries of accepted nodes to the slots after the root's, so that no later head draft runs them.
 
+        On a GPU they are moved when the next draft begins, unless ``at_once`` applies.
+
         Args:
             nodes: indices of the accepted nodes below the root, in path order.
             guess: row of the last ``guess`` call that became the next root: its KV entry is kept too, and no head draft

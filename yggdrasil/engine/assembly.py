@@ -177,7 +177,7 @@ class Assembly:
         """Compile and record every step and draft, and store the compiled code for later processes."""
         self.forget()
         captures = list(self._captures())
-        if not all(capture.is_recorded for capture in captures):
+        if not all(capture.is_prepared for capture in captures):
             report = phase("compiling and capturing steps of this GPU")
             for number, capture in enumerate(captures, start=1):
                 capture.prepare()

@@ -34,8 +34,8 @@ def native_functions() -> dict[str, Callable[..., Any]]:
     def keep_stack(tensors: Sequence[Tensor], *described: Sequence[Any]) -> int:
         """Register a model's stack of layers in the native library, and return its number.
 
-        ``tensors`` are the layers' tensors, which stay alive until ``drop_stack``; layers/layer_stack.h explains
-        ``described``.
+        ``tensors`` are the layers' tensors, which stay alive until ``drop_stack``; ``described`` is their bytecode, in
+        parts (layers/layer_stack.h).
         """
         held = [tensor.detach() for tensor in tensors]
         number: int = keep_layers(held, *described)

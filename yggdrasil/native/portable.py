@@ -259,10 +259,7 @@ def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
 
 
 def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the ``k`` largest values of each row of ``values`` [R, V], largest first, and their indices.
-
-    Both are [R, k]; the indices are int64.
-    """
+    """Return the ``k`` largest of each row of ``values`` [R, V], largest first, and their indices int64, [R, k] each."""
     best, index = values.topk(k, dim=-1)
     return best, index
 

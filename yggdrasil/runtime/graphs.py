@@ -43,8 +43,8 @@ class Capture:
         return self.prepare()()
 
     @property
-    def is_recorded(self) -> bool:
-        """Whether the work is recorded as a CUDA graph, so that calls replay it."""
+    def is_prepared(self) -> bool:
+        """Whether ``prepare`` has ended, so that calls replay the CUDA graph or, where there is none, run the work."""
         return self._replay is not None
 
     def prepare(self) -> Launch:
@@ -54,7 +54,7 @@ class Capture:
         function. If recording fails, a warning is printed, and the function runs the work.
 
         Raises:
-            YggdrasilError: the device's memory is full.
+            YggdrasilError: the device's memory is full in the first run.
         """
         if not self._was_run:
             self()

@@ -181,7 +181,7 @@ class HostBuffer:
         self._stage = 0
 
     def write(self, *values: int) -> None:
-        """Set the first ``len(values)`` entries of ``tensor``; other entries keep their values."""
+        """Set the first ``len(values)`` entries of ``tensor``; the others keep the values that ``write`` last set."""
         if self._view is not None:
             if len(values) == 1:  # faster than assigning a slice, which builds an array
                 self._view[0] = values[0]

@@ -365,7 +365,7 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` likeliest tokens of each row of ``logits`` [W, V], the likeliest first.
 
     Returns:
-        Log-probabilities float32 and token ids int64, [W, count] each. In a row with NaN they are all -12.
+        Log-probabilities float32 and token ids int64, [W, count] each. A row with NaN gets the log-probability -12.
     """
     logits = logits.float()
     top, tokens = torch.ops.yggdrasil.top_candidates(logits, count)
@@ -405,10 +405,10 @@ def _may_sample(draw_weights: Tensor) -> bool:
 
 
 def attach_best(tree: TokenTree, first: Tensor, width: int) -> Tensor:
-    """Attach the ``width`` candidates with the highest scores in the tree's pool as nodes ``first`` [1] int64 onwards.
+    """Move the ``width`` candidates with the highest scores from the tree's pool to its nodes from ``first`` on.
 
-    Returns their indices, [W] int64. If the pool has fewer candidates, the entries left over get the score -inf: no
-    node exists there.
+    ``first`` is [1] int64. Returns the nodes' indices, [W] int64. If the pool has fewer candidates, the entries left
+    over get the score -inf: no node exists there.
     """
     best, indices = torch.ops.yggdrasil.top_candidates(tree.pool_scores[None], width)
     scores, entries = best[0], indices[0]

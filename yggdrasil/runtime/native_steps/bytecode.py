@@ -38,7 +38,7 @@ class Writer:
         return self._first_own + len(self.own) - 1
 
     def code(self) -> list[int]:
-        """Return the finished bytecode of the layer, with the numbers of stage outputs resolved."""
+        """Return the finished bytecode of the layer: outputs of stages, -2, -3, .. until now, get tensor numbers."""
         first = self._first_own + len(self.own)
         return [
             first - 2 - value if place in self._given and value < NOTHING else value

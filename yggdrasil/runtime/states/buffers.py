@@ -96,7 +96,7 @@ class StateBuffers:
 
     @property
     def node_share(self) -> float:
-        """Bytes of the factors that a row of a pass stores, over the bytes of states and windows."""
+        """Bytes of the factors that a row (a tree node) stores for commits, over those of all states and windows."""
         factors = (*self.inputs, *self.decays, *self.strengths)
         kept = sum(tensor.nbytes for tensor in (*self.windows, *self.states))
         return sum(tensor.nbytes for tensor in factors) / self.num_slots / kept
