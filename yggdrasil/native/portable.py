@@ -259,7 +259,7 @@ def best_tokens(logits: Tensor, num_threads: int) -> tuple[Tensor, Tensor]:
 
 
 def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the ``k`` largest of each row of ``values`` [R, V], largest first, and their indices int64, [R, k] each."""
+    """Return the ``k`` largest of each row of ``values`` [R, V], largest first, and int64 indices of them, [R, k]."""
     best, index = values.topk(k, dim=-1)
     return best, index
 
