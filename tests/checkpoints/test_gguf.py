@@ -16,13 +16,15 @@ from tokenizers.models import BPE
 from transformers import GenerationConfig
 
 from yggdrasil import native
+from yggdrasil.artifacts import gguf as reader
 from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
-from yggdrasil.artifacts.gguf import read_gguf_header
+from yggdrasil.artifacts.gguf import read_gguf_header, read_gguf_layout
 from yggdrasil.checkpoints import usual_weights as usual
 from yggdrasil.checkpoints.facts import load_config, load_tokenizer
 from yggdrasil.checkpoints.shards import raising_os_errors
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
+from yggdrasil.engine.recommended_sampling import recommended_sampling
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loading import load_model
 
@@ -337,9 +339,23 @@ def test_a_damaged_header_is_one_sentence_or_harmless(tmp_path):
         other = tmp_path / f"{trial}.gguf"
         other.write_bytes(damaged)
         with contextlib.suppress(YggdrasilError):
-            header = read_gguf_header(other)
-            assert all(tensor.start + tensor.num_bytes <= len(data) for tensor in header.tensors.values())
+            layout = read_gguf_layout(other)
+            assert all(tensor.start + tensor.num_bytes <= len(data) for tensor in layout.tensors.values())
+            assert read_gguf_header(other).tensors == layout.tensors
         other.unlink()
+
+
+def test_a_start_holds_no_vocabulary_to_find_the_tensors(tmp_path, monkeypatch):
+    """Python objects of a vocabulary of 262,144 tokens take 80 MB, and leave gaps of 30 MB."""
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    whole = read_gguf_header(file)
+    monkeypatch.setattr(reader._Reader, "_strings", lambda *_: pytest.fail("the vocabulary is read"))
+
+    layout = read_gguf_layout(file)
+
+    assert layout.tensors == whole.tensors
+    assert layout.facts == {name: fact for name, fact in whole.facts.items() if not isinstance(fact, list)}
+    assert recommended_sampling(None, file).origin == "llama.cpp's, the model names none"
 
 
 @pytest.mark.parametrize(

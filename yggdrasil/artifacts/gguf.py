@@ -89,14 +89,15 @@ def read_gguf_header(path: Path) -> GgufHeader:
 def read_gguf_layout(path: Path) -> GgufHeader:
     """Read the header of the GGUF file ``path`` without metadata that are lists, such as the vocabulary.
 
-    It is cached on disk until the file changes, so later starts do not read the vocabulary.
+    The vocabulary is never held in memory. The layout is cached on disk until the file changes, so later starts do not
+    even skip it.
 
     Raises:
         ArtifactError: the file is missing, unsupported or damaged.
     """
     if not path.is_file():
         return read_gguf_header(path)  # raises the error
-    facts, tensors, start = cached_for_file(path, _LAYOUT, lambda: _layout_of(read_gguf_header(path)))
+    facts, tensors, start = cached_for_file(path, _LAYOUT, lambda: _layout_of(_parsed(path, skips_lists=True)))
     placed = [GgufTensor(name, tuple(shape), *rest) for name, shape, *rest in tensors]
     return GgufHeader(path.absolute(), facts, {tensor.name: tensor for tensor in placed}, start)
 
@@ -113,13 +114,18 @@ def forget_headers() -> None:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, num_bytes: int, _modified: int) -> GgufHeader:
+def _read(path: Path, _num_bytes: int, _modified: int) -> GgufHeader:
+    return _parsed(path, skips_lists=False)
+
+
+def _parsed(path: Path, *, skips_lists: bool) -> GgufHeader:
+    """Parse the header of ``path``; with ``skips_lists``, metadata that are lists are empty lists."""
     try:
         with path.open("rb") as file:
-            if num_bytes < len(MAGIC) or file.read(len(MAGIC)) != MAGIC:
+            if file.read(len(MAGIC)) != MAGIC:
                 raise ArtifactError(f"{shown(path)} is not a GGUF file: it does not begin with GGUF.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data).header()
+                return _Reader(path.absolute(), data, skips_lists=skips_lists).header()
     except OSError as error:
         raise ArtifactError(f"cannot read {shown(path)} ({error.strerror or error}).") from error
     except (struct.error, UnicodeDecodeError, OverflowError, ValueError) as error:
@@ -129,8 +135,8 @@ def _read(path: Path, num_bytes: int, _modified: int) -> GgufHeader:
 class _Reader:
     """Parser of the header. Raises ValueError or struct.error for anything beyond the end of the file."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._at = path, data, len(MAGIC)
+    def __init__(self, path: Path, data: mmap.mmap, *, skips_lists: bool) -> None:
+        self._path, self._data, self._at, self._skips_lists = path, data, len(MAGIC), skips_lists
 
     def header(self) -> GgufHeader:
         version, num_tensors, num_facts = self._take("IQQ")
@@ -197,8 +203,21 @@ class _Reader:
         kind, count = self._take("IQ")
         self._count(count)
         if kind == _STRING:
-            return self._strings(count)
-        return list(self._take(f"{count}{_SCALARS[kind] if kind in _SCALARS else _unknown(kind)}"))
+            return self._skip_strings(count) if self._skips_lists else self._strings(count)
+        layout = f"{count}{_SCALARS[kind] if kind in _SCALARS else _unknown(kind)}"
+        return self._skip(struct.calcsize(f"<{layout}")) if self._skips_lists else list(self._take(layout))
+
+    def _skip_strings(self, count: int) -> list[str]:
+        data, at, size_at = self._data, self._at, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            at += 8 + size_at(data, at)[0]
+        return self._skip(at - self._at)
+
+    def _skip(self, num_bytes: int) -> list[Any]:
+        self._at += num_bytes
+        if self._at > len(self._data):
+            raise ValueError("a list beyond the end")
+        return []
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from yggdrasil.acceptance.sampling import GREEDY, SamplingParams
 from yggdrasil.artifacts import parse_json
-from yggdrasil.artifacts.gguf import read_gguf_header
+from yggdrasil.artifacts.gguf import read_gguf_layout
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def recommended_sampling(folder: Path | None, gguf: Path | None) -> RecommendedS
         ArtifactError: the GGUF file is damaged or unsupported.
     """
     if gguf is not None:
-        facts = read_gguf_header(gguf).facts
+        facts = read_gguf_layout(gguf).facts
         given = {ours: facts.get(f"general.sampling.{theirs}") for theirs, ours in _GGUF.items()}
         if any(value is not None for value in given.values()):
             return RecommendedSampling(_params({"temperature": 0.8, **_present(given)}), "the file's own")
