@@ -3,6 +3,7 @@
 import gc
 import os
 import subprocess
+import weakref
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.drafters.model_free_options import StatisticsOptions
-from yggdrasil.drafters.statistics import grown_table
+from yggdrasil.drafters.statistics import grown_table, table_files
 from yggdrasil.drafters.statistics.best_first import BRANCHES
 from yggdrasil.drafters.statistics.grown_table import OWN_WEIGHT, AnswerCounts, answers_folder, forget_answers, merge
 from yggdrasil.drafters.statistics.portable import table_key
@@ -241,6 +242,16 @@ def test_a_table_is_taken_up_when_its_file_changes(tmp_path):
 
     assert [read(each) for each in used[:3]] == [read(Table.of([([], [n, n + 1])])) for n in (1, 3, 5)]
     assert not first.exists()
+
+
+def test_the_arrays_of_a_table_are_freed_before_the_heap_is_trimmed(tmp_path, monkeypatch):
+    """Drafting keeps a copy of its own; what the arrays took would stay in the heap."""
+    file, used, alive = tmp_path / "table", [], []
+    Table.of([([], [1, 2])]).save(file)
+    monkeypatch.setattr(table_files, "trim_heap", lambda: alive.append(used[0]()))
+    assert WatchedTable((file,), lambda table: used.append(weakref.ref(table))).load_newest()
+
+    assert alive == [None]
 
 
 def test_a_table_in_use_is_not_loaded_again(tmp_path):

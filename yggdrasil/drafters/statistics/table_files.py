@@ -54,7 +54,8 @@ class WatchedTable:
                 continue
             self._use(table)
             self._used = version
-            trim_heap()  # the arrays, which are larger than what is kept of them
+            del table  # its arrays take as much memory as what drafting keeps of them
+            trim_heap()
             return True
         return self._used is not None
 
