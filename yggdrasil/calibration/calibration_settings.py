@@ -116,6 +116,7 @@ class Effort:
     tokens: int = 96  # generated on each
     prompt_tokens: int = 256  # kept of each prompt, the last ones
     contexts: tuple[int, ...] = (128, 512, 1024)  # lengths at which costs are measured
+    long_contexts: tuple[float, ...] = (0.5, 1.0)  # and these shares of a long ``max_length``
     samples: int = 24  # iterations per shape and context
     own_text: float = 600.0  # seconds of generating text for a table, earlier runs of the calibration included
 
@@ -123,15 +124,16 @@ class Effort:
         """Return the context lengths, in tokens, at which a calibration measures step costs.
 
         They are the ``contexts`` that leave room for the timed iterations. A long ``max_length`` (prompt included; at
-        most 8,192 count) adds its half and its end, where attention dominates a pass and each further row costs nearly
-        as much as the first.
+        most 8,192 count) adds shares of it, ``long_contexts``, where attention dominates a pass and each further row
+        costs nearly as much as the first.
         """
         limit = min(max_length, _LONGEST) - _ROOM
         fitting = [context for context in self.contexts if context <= limit] or [max(limit, 1)]
-        return [*fitting, limit // 2, limit] if limit >= _LONG else fitting
+        return [*fitting, *(int(share * limit) for share in self.long_contexts)] if limit >= _LONG else fitting
 
 
-QUICK = Effort(documents=20, tokens=64, contexts=(128,), samples=8, own_text=60.0)
+# One long context: reading 8,000 tokens takes a large model minutes.
+QUICK = Effort(documents=20, tokens=64, contexts=(128,), long_contexts=(0.5,), samples=8, own_text=60.0)
 QUICK_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16, 32)  # draft and verify widths
 FIRST_WIDTHS = (1, 2, 4), (1, 2, 4, 6, 8, 16)  # draft and verify widths of a first use
 
