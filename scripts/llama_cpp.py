@@ -62,13 +62,18 @@ class LlamaCpp:
         """The program that serves a model."""
         return self._build_folder / "bin" / "llama-server"
 
+    @property
+    def completion(self) -> Path:
+        """The program that gives one answer and ends; llama-cli in older versions."""
+        return self._build_folder / "bin" / "llama-completion"
+
     def build(self, jobs: int) -> None:
         """Download, unpack and compile what is not there yet; minutes the first time, and it goes on where it stopped.
 
         Raises:
             YggdrasilError: a step failed; its log is named.
         """
-        if self.server.exists():
+        if self.server.exists() and self.completion.exists():
             return
         self._work.mkdir(parents=True, exist_ok=True)
         if not self._python.exists():
@@ -77,14 +82,14 @@ class LlamaCpp:
         self._pip("install", "cmake", "ninja", "scikit-build-core")
         source = self._source()
         _keep_stores(source / MATRIX_SOURCE)
-        self._say("llama.cpp: compiling its server for this machine")
+        self._say("llama.cpp: compiling its programs for this machine")
         cmake = str(self._python.with_name("cmake"))
         tools = {**os.environ, "PATH": f"{self._python.parent}{os.pathsep}{os.environ['PATH']}"}
         options = [f"-D{name}={value}" for name, value in CMAKE_OPTIONS.items()]
         configure = [cmake, "-S", str(source), "-B", str(self._build_folder), "-G", "Ninja", *options]
         self._run("configure", configure, environment=tools)
-        compile_server = [cmake, "--build", str(self._build_folder), "--target", "llama-server", "-j", str(jobs)]
-        self._run("compile", compile_server, environment=tools)
+        targets = ["--target", self.server.name, self.completion.name]
+        self._run("compile", [cmake, "--build", str(self._build_folder), *targets, "-j", str(jobs)], environment=tools)
 
     def version(self) -> str:
         """What was built: the package and llama.cpp's own description."""

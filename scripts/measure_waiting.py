@@ -3,10 +3,12 @@
 
     scripts/measure_waiting.py turns --plan smollm2 --json turns.json
     scripts/measure_waiting.py first-contact my/model --json first-contact.json
+    scripts/measure_waiting.py first-contact my/model.gguf --llama-cpp ~/llama --rounds 3 --max-new-tokens 1
 
 ``turns`` asks about a long text, then asks on, and compares with a short prompt. ``first-contact`` runs `yggdrasil
 generate` in processes of their own, with a copy of the package beside which no plan lies and with an empty cache, and
-once more with what that left.
+once more with what that left. With ``--llama-cpp`` it runs llama.cpp's `llama-completion` on the same file in between:
+the program for one answer, which older versions call llama-cli.
 """
 
 import json
@@ -17,14 +19,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
 import typer
+from llama_cpp import LlamaCpp
 from rich.console import Console
 
 from yggdrasil.artifacts import write_atomic
+from yggdrasil.artifacts.gguf import is_gguf
+from yggdrasil.artifacts.machine import usable_cores
+from yggdrasil.artifacts.templates import lacks_chat_template
 from yggdrasil.bench.record import provenance, public_source
 from yggdrasil.cli import checks
 from yggdrasil.cli.exit_codes import run_guarded
@@ -37,6 +44,8 @@ WORDS = (PACKAGE / "assets" / "prompts" / "humaneval.jsonl").read_text(encoding=
 SHORT_TOKENS, ANSWER_TOKENS = 50, 16
 ROOM = 200  # for the template, two answers and the second question
 QUESTION = "Why is the sky blue?"
+EMPTY, FULL = "empty: nothing compiled, no plan", "full: the same command again"
+THEIR_CONTEXT = 8192  # tokens; by default llama.cpp allocates the model's whole context
 console = Console(stderr=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Out = Annotated[Path | None, typer.Option("--json", callback=checks.output_file, help="Write the result here.")]
@@ -88,18 +97,36 @@ def turns(
 def first_contact(
     model: Annotated[str, typer.Argument(help="A folder, a hub id or a .gguf file.")],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs with full caches; medians are kept.")] = 1,
+    llama_cpp: Annotated[
+        Path | None, typer.Option(help="Also run llama.cpp on the GGUF file MODEL, built in this folder.")
+    ] = None,
     out: Out = None,
 ) -> None:
     """Seconds from the command to the first token and to its end, with empty caches and with full ones."""
     source = str(Path(model).resolve()) if Path(model).exists() else model
+    is_chat = not (Path(source).exists() and lacks_chat_template(Path(source)))
+    found: dict[str, list[dict[str, float]]] = {}
+    theirs: list[str] = []
+    if llama_cpp is not None:
+        if not is_gguf(Path(source)):
+            raise YggdrasilError(f"{model} is no GGUF file, which --llama-cpp needs")
+        llama = LlamaCpp(llama_cpp, lambda step: console.print(step, highlight=False))
+        llama.build(os.cpu_count() or 1)
+        theirs = completion_command(llama.completion, source, max_new_tokens, is_chat=is_chat)
     with tempfile.TemporaryDirectory(prefix="yggdrasil-first-contact-") as name:
         folder = Path(name)
         shutil.copytree(PACKAGE, folder / "yggdrasil", ignore=shutil.ignore_patterns("__pycache__"))
-        cases = [
-            {"name": title, **_generate(folder, source, max_new_tokens)}
-            for title in ("empty: nothing compiled, no plan", "full: the same command again")
-        ]
-    _keep({**provenance(), "model": public_source(source), "max_new_tokens": max_new_tokens, "cases": cases}, out)
+        for title in (EMPTY, *[FULL] * rounds):
+            found.setdefault(title, []).append(_generate(folder, source, max_new_tokens, is_chat=is_chat))
+            if theirs:
+                found.setdefault("llama.cpp: llama-completion", []).append(watched(theirs, folder, dict(os.environ)))
+    cases = [
+        {"name": title, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}}
+        for title, runs in found.items()
+    ]
+    about = {"model": public_source(source), "max_new_tokens": max_new_tokens, "rounds": rounds}
+    _keep({**provenance(), **about, "cases": cases}, out)
 
 
 def _short(decoder: Decoder, number: int) -> Generation:
@@ -117,17 +144,38 @@ def _two_turns(decoder: Decoder, length: int, number: int) -> tuple[Generation, 
     return answer, asked_on
 
 
-def _generate(folder: Path, model: str, max_new_tokens: int) -> dict[str, float]:
-    """Run the command below ``folder`` and watch its standard output."""
-    options = ["--chat", "--prompt", QUESTION, "--max-new-tokens", str(max_new_tokens)]
+def _generate(folder: Path, model: str, max_new_tokens: int, *, is_chat: bool) -> dict[str, float]:
+    """Run `yggdrasil generate` with the package and the caches of ``folder``."""
+    options = ["--prompt", QUESTION, "--max-new-tokens", str(max_new_tokens), *(["--chat"] if is_chat else [])]
     command = [sys.executable, "-c", "from yggdrasil.cli import main; main()", "generate", model, *options]
     temporary = folder / "tmp"  # where PyTorch keeps headers that it compiled
     temporary.mkdir(exist_ok=True)
     places = {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(temporary)}
     environment = {**os.environ, **places}
     environment.pop("YGGDRASIL_CACHE", None)
+    return watched(command, folder, environment)
+
+
+def completion_command(program: Path, file: str, max_new_tokens: int, *, is_chat: bool) -> list[str]:
+    """The command of llama.cpp for one greedy answer on all cores, without the pass that warms it up."""
+    chat = ["--conversation", "--single-turn"] if is_chat else ["--no-conversation"]
+    sizes = ["--ctx-size", str(THEIR_CONTEXT), "--threads", str(usable_cores()), "--predict", str(max_new_tokens)]
+    answer = ["--prompt", QUESTION, "--no-display-prompt", "--temp", "0", "--no-warmup", "--simple-io", "--offline"]
+    return [str(program), "--model", file, *chat, *sizes, *answer]
+
+
+def watched(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> dict[str, float]:
+    """Run the command in ``folder`` and time its standard output; the first token is the first text that is no space.
+
+    Raises:
+        YggdrasilError: it failed, or printed nothing.
+    """
     start, first, peak = perf_counter(), 0.0, 0.0
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=folder)
+    log = folder / "stderr.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder
+        )
     assert process.stdout is not None
     while piece := os.read(process.stdout.fileno(), 4096):
         if not first and piece.strip():
@@ -135,7 +183,8 @@ def _generate(folder: Path, model: str, max_new_tokens: int) -> dict[str, float]
         peak = max(peak, _peak_mb(process.pid))
     process.wait()
     if process.returncode or not first:
-        raise YggdrasilError(f"`yggdrasil generate {model}` ended with {process.returncode}; its reason is above")
+        last = log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise YggdrasilError(f"`{' '.join(command)}` ended with {process.returncode}: {' '.join(last)}")
     return {"first_token_s": first, "whole_s": perf_counter() - start, "peak_mb": peak}
 
 
