@@ -88,7 +88,7 @@ def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
 
 
 def interpret(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Return the FX graph ``graph``, which runs operator by operator: a compiler for ``compiling_by`` on any device."""
+    """Return ``graph``, an FX graph, which runs operator by operator: a compiler for ``compiling_by`` on any device."""
     run: Callable[..., Any] = graph
     return run
 

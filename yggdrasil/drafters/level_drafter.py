@@ -191,7 +191,11 @@ class RowsStep(CallStep[ModelCall]):
         mask: Tensor,  # [W, T] bool over the slots from offsets[0] on
         offsets: Tensor,  # [2] int64: context length, first slot written
     ) -> tuple[Tensor]:
-        """Run W tokens at any positions and return ``(logits [W, V],)``; their KV entries are written to the cache."""
+        """Run W tokens at any positions and return ``(logits [W, V],)``; their KV entries are written to ``caches``.
+
+        ``mask`` [W, T] bool covers the slots from ``offsets[0]`` on; all rows see earlier ones. The KV entries are
+        written from slot ``offsets[1]`` on.
+        """
         return (self._call(weights, caches, tokens, positions, mask, offsets).logits,)
 
 

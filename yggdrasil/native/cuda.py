@@ -39,10 +39,10 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     sinks: Tensor | None,
     num_threads: int,
 ) -> Tensor:
-    """Compute ``portable.tree_attention`` by flash decoding on a GPU, for ``window`` >= 0 and queries of all W rows.
+    """Write a pass's keys and values to the cache, and attend, as ``portable.tree_attention``, by flash decoding.
 
-    Scores and sums are float32; weights are rounded to the cache's dtype before they multiply the values. The time
-    depends on the context length, not on the capacity.
+    For ``window`` >= 0 and queries of all W rows. Scores and sums are float32; weights are rounded to the cache's dtype
+    before they multiply the values. The time depends on the context length, not on the capacity.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     _, num_heads, width, head_dim = query.shape
@@ -82,7 +82,7 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 
 
 def keep_rows(caches: list[Tensor], start: Tensor, rows: Tensor, count: Tensor) -> None:
-    """Move accepted rows as ``portable.keep_rows`` does, by one launch.
+    """Move the KV entries of a pass's accepted rows as ``portable.keep_rows`` does, by one launch.
 
     All ``caches`` are contiguous and have the same shape and dtype.
     """

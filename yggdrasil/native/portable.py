@@ -265,7 +265,7 @@ def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def reweigh(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
-    """Return what ``reweighed`` returns, for the same arguments; on a CPU, a greedy target takes no time."""
+    """Return log-probabilities of candidates as ``reweighed`` does; for a greedy target on a CPU, copy ``likely``."""
     if likely.is_cpu and not float(weights[0]):
         return likely.clone()
     return reweighed(likely, edges, tokens, levels, draws, weights)

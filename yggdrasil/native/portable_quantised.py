@@ -51,10 +51,7 @@ def weights_per_block(form: int) -> int:
 
 
 def dequantise(rows: Tensor, form: int, num_inputs: int) -> Tensor:
-    """Return ``rows`` [..., bytes] uint8 of GGUF blocks as weights [..., ``num_inputs``] float32.
-
-    ``form`` is the GGUF type number of the blocks.
-    """
+    """Return ``rows`` [..., bytes] uint8 of GGUF blocks of type ``form`` as weights [..., ``num_inputs``] float32."""
     size = weights_per_block(form)
     inputs = torch.arange(num_inputs, device=rows.device)
     start, at = inputs // size * (rows.shape[-1] * size // num_inputs), inputs % size

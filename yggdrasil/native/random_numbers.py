@@ -27,10 +27,8 @@ def random_words(start: Tensor, index: Tensor) -> Tensor:
 def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """Return independent standard Gumbel variables, float32; argmax(log p + noise) over tokens is a sample from p.
 
-    Equal arguments give equal noise.
-
     Args:
-        key: int64, of a request.
+        key: int64, of a request. Equal arguments give equal noise.
         positions: int64 indices of the tokens to draw, counted from the first prompt token.
         tokens: int64 token ids. All three broadcast to the result's shape: [1], [W, 1] and [V] to [W, V].
     """

@@ -59,7 +59,8 @@ def attend_to_split(
 
     ``partial`` [Hq * W, P, D] float32 receives unnormalised sums, ``stats`` [Hq * W, P, 2] float32 the maximum score
     and the sum of weights. Splits without keys are not written. ``tree_mask`` is [W, T] uint8; ``tree_lengths`` [W] are
-    the tree slots that each row sees, read only with a WINDOW.
+    the tree slots that each row sees, read only with a WINDOW. ``query_head``, ``query_row`` and ``cache_head`` are
+    strides in elements. GROUP is Hq / Hkv: the rows of a key head are those of all its query heads, GROUP * W.
     """
     head, split = tl.program_id(0), tl.program_id(2)
     first, last, _ = _split_range(offsets, width, split, WINDOW, BLOCK_N, NUM_SPLITS)

@@ -90,7 +90,8 @@ def multiply(
     """Triton kernel: multiply a block of rows (axis 0) by a block of outputs (axis 1) over a split of inputs (axis 2).
 
     ``inputs`` [W, K]; ``blocks`` [N, ``row_bytes``] uint8; ``partial`` [P, W, N] float32 receives the sums. A split is
-    ``steps_each`` * BLOCK_K inputs. Row blocks are always of BLOCK_M rows: another size may sum in another order.
+    ``steps_each`` * BLOCK_K inputs. Row blocks are always of BLOCK_M rows: another size may sum in another order. A
+    GGUF block of type number FORMAT has BLOCK_INPUTS weights in BLOCK_BYTES bytes.
     """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -115,7 +116,10 @@ def multiply(
 def add_splits(
     partial, bias, result, size, num_outputs, num_splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Triton kernel: add the splits of ``partial`` [P, size] in order, and the bias, into ``result`` [size]."""
+    """Triton kernel: add the splits of ``partial`` [P, size] in order, and the bias if HAS_BIAS, to ``result`` [size].
+
+    Program i adds elements i * BLOCK to (i + 1) * BLOCK. Element e belongs to the output e modulo ``num_outputs``.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     total = tl.zeros([BLOCK], dtype=tl.float32)
@@ -133,7 +137,8 @@ def read_rows(
 ):  # fmt: skip
     """Triton kernel: write row ``ids[i]`` of a weight, dequantised, to row i of ``result`` [n, K].
 
-    The grid is (n, blocks of BLOCK_K inputs). ``blocks`` [N, ``row_bytes``] uint8 are the weight's GGUF blocks.
+    The grid is (n, blocks of BLOCK_K inputs). ``blocks`` [N, ``row_bytes``] uint8 are the weight's GGUF blocks, of type
+    number FORMAT with BLOCK_INPUTS weights in BLOCK_BYTES bytes.
     """
     number = tl.program_id(0)
     at = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)

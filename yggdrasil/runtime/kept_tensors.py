@@ -103,7 +103,8 @@ def open_model(
 def keep_model(loaded: LoadedModel, source: str | Path | Source, weights: Weights) -> None:
     """Write the packed tensors of a loaded model to the disk cache, from which later starts read them.
 
-    Nothing happens on a GPU, or unless the model is quantised at load and covered by native steps.
+    ``source`` and ``weights`` are those that it was loaded with. Nothing happens on a GPU, or unless the model is
+    quantised at load and covered by native steps.
     """
     found = Source.find(source)
     if loaded.device.type != "cpu" or not _is_kept(found, weights):

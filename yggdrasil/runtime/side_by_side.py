@@ -200,7 +200,7 @@ def side_by_side_attention(  # noqa: PLR0913  (the signature is transformers')
     side_by_side: Rows | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function of transformers in which each token of a batch attends to its own text.
+    """Attention function like ``tree_attention`` in which each token of a batch attends to its own text.
 
     Args:
         query: [1, Hq, N, D].
