@@ -24,7 +24,7 @@ _RECURRENT = ("linear_attention", "conv", "hybrid", "mamba")
 class Recurrence:
     """Sizes common to all recurrent layers: a causal convolution and, except for LFM2, a state [heads, K, V]."""
 
-    kind: str
+    kind: str  # CONVOLUTION, GATED_DELTA or STATE_SPACE
     layers: tuple[int, ...]  # layer indices
     conv_kernel: int  # taps
     conv_channels: int

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Step(NamedTuple):
     """One step of a proposal, as the cost model prices it."""
 
-    name: str
+    name: str  # of the runner's step, such as "grow"
     width: int  # rows
 
 

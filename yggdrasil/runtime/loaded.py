@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # native steps never import transformers' models
 class LoadedModel:
     """A model with packed weights and tree attention, from which steps are built."""
 
-    name: str
+    name: str  # as the user gave it, for messages; of a draft head its folder
     outline: Outline
-    num_threads: int
+    num_threads: int  # CPU threads of its kernels
     dtype: torch.dtype
     device: torch.device
     tensors: dict[str, Tensor]  # parameters and buffers by name, the weights that steps take

@@ -66,7 +66,7 @@ class Description:
 
     vocab_size: int
     hidden_size: int
-    inner_size: int
+    inner_size: int  # intermediate size of the MLP
     query_heads: int
     key_heads: int
     head_size: int

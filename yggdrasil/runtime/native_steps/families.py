@@ -35,7 +35,7 @@ class Family:
     defaults: Config
     norm_kind: NormKind = 0
     turn: Turn = 0
-    theta: float = 10000.0
+    theta: float = 10000.0  # base of the rotary embedding's frequencies
     scales_embedding: bool = False  # by the square root of the hidden size
     norms: Literal["before", "behind", "both"] = "before"  # position of the norms relative to attention and MLP
     head_norms: Literal["none", "each", "all"] = "none"  # of queries and keys: of each head, or of all heads together
@@ -44,7 +44,7 @@ class Family:
     types: Callable[[Config], Sequence[str]] = lambda config: [FULL] * config["num_hidden_layers"]  # of layers
     inner_size: Callable[[Config], int] = lambda config: int(config["intermediate_size"])
     rotary_share: float = 1.0  # of a head's numbers, where a configuration does not say it
-    is_gated: bool = False
+    is_gated: bool = False  # whether each query head has a gate, whose sigmoid multiplies the head's output
     is_mapped: bool = True  # whether weights can be packed from a mapped file, without transformers
     names: Mapping[str, str] = field(default_factory=dict)  # parts of weight names where they differ from Llama's
 

@@ -30,7 +30,7 @@ class Mixture:
     """The router and the experts of a model's mixtures, and the shared experts beside them."""
 
     num_chosen: int  # experts that a row chooses
-    inner_size: int  # I
+    inner_size: int  # intermediate size of an expert
     shared_size: int  # intermediate size of the shared experts; 0: there are none
     latent_size: int  # of the rows that the experts read and give, between two linear layers; 0: the hidden size
     router: int  # one of the rules above
