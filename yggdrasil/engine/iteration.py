@@ -232,9 +232,9 @@ class ShapeChoice:
         return self.predict() if self._predicts_late else None
 
     def decide(self, state: Iteration) -> None:
-        """Set the shape of ``state`` before its stages run, unless the policy needs features of this iteration.
+        """Grow the tree of model-free drafts if the policy wants one, and set the shape of ``state``.
 
-        Then ``predict_depth`` sets it.
+        It is called before the stages run. If the policy needs features of this iteration, ``predict_depth`` sets it.
         """
         early, model_free = state.decision, self._propose_model_free(state)
         if model_free is not None or not self._predicts_late:

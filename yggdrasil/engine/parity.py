@@ -136,9 +136,9 @@ class _Probe:
         return torch.stack(rows[: len(continuation)])
 
     def layer_divergence(self, worst: Worst) -> list[LayerDivergence]:
-        """Return the differences of every layer's hidden states between a tree and width-1 passes.
+        """Return how far the hidden states of a tree pass and of width-1 passes differ in each layer, at ``worst``.
 
-        They are those of the worst position. Both run eagerly.
+        That is the largest difference, and its ratio to the largest state of the width-1 pass. Both run eagerly.
         """
         runner = self._model.runner
         layers = range(runner.loaded.num_layers)

@@ -78,11 +78,7 @@ class Settings:
 
 
 def plain_settings(engine: EngineName, plain_ms: float) -> Settings:
-    """Return the settings by which an engine decodes without speculation.
-
-    Args:
-        plain_ms: milliseconds of a plain step.
-    """
+    """Return the settings by which an engine decodes without speculation, at ``plain_ms`` milliseconds per token."""
     options: dict[str, Value] = {"--spec-type": "none"} if engine == "llama-server" else {}
     return Settings(engine, "none", options, Prediction(1.0, plain_ms, 1.0))
 

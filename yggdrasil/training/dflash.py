@@ -111,6 +111,8 @@ def choose_anchors(learned: Tensor) -> tuple[Tensor, Tensor]:
 def block_outputs(head: BlockHead, embedding: Tensor, batch: Batch, anchors: Tensor) -> Tensor:
     """Return the outputs of the blocks of all anchors after the last norm, [B, N, K, H].
 
+    A block is the token of its anchor and K - 1 masks, which see each other and the text before the anchor.
+
     Args:
         embedding: [V, H] token embedding of the target.
         batch: windows of training text.

@@ -66,7 +66,7 @@ class Training:
         self.begun: dict[str, Tensor] = {}  # parameters of the initial drafter (--start), if any
 
     def start_from(self, other: nn.Module) -> None:
-        """Start from the weights of ``other``, a drafter of the same shape."""
+        """Start from the weights of ``other``, a drafter of the same shape, which ``result`` then averages in."""
         for module in (self.head, self.average):
             module.load_state_dict(other.state_dict())
         self.begun = {name: parameter.detach().clone() for name, parameter in self.head.named_parameters()}

@@ -40,7 +40,7 @@ def step_ms(samples: Iterable[Sample], stage: str) -> dict[int, float]:
 
 
 def shows_pause(samples: Sequence[Sample]) -> bool:
-    """Return whether ``has_pause`` finds a pause of the machine in the least times of target passes or draft steps."""
+    """Return whether a width's least time, of passes or draft steps, is long by a machine's pause (``has_pause``)."""
     return any(has_pause(step_ms(samples, stage)) for stage in ("pass", "grow"))
 
 

@@ -203,7 +203,7 @@ class _Replays:
     def decide(self, rows: Sequence[int]) -> Tensor:
         """Return logits [V] after the last of ``rows``, a path of the verified tree from the root, by a width-1 pass.
 
-        The rows before it are committed. Later rows of the tree are not moved.
+        All of ``rows`` are committed then, the last by the width-1 pass. Later rows of the tree are not moved.
         """
         # Rows are relative to the end of the committed text: row r of the pass is now row r - committed.
         self._target.commit([row - self.committed for row in rows[self.committed : -1]])
