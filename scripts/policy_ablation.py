@@ -135,13 +135,12 @@ class Watched:
         self._policy.observe(decision, tokens, milliseconds)
 
 
-def usual_drafter(native: bool, folder: Path = Path()) -> DrafterGroup:
+def usual_drafter(folder: Path = Path()) -> DrafterGroup:
     """N-gram statistics with the scorer and the table in ``folder``; without them, of prompt and answer alone."""
     scorer, table = folder / SCORER_FILE, folder / TABLE_FILE
     drafter = StatisticsDrafter(
         NGramScorer.load(scorer) if scorer.exists() else NGramScorer.default(with_table=False),
         Table.load(table) if table.exists() else None,
-        native=native,
     )
     return DrafterGroup([drafter])
 
@@ -172,13 +171,12 @@ class Play(NamedTuple):
     costs: StepCosts
     traces: TraceSet | None
     policy: Callable[[StepCosts], Policy]  # for measured costs
-    drafter: Callable[[bool], DrafterGroup] = usual_drafter  # natively or not
-    native: bool = True
+    drafter: Callable[[], DrafterGroup] = usual_drafter
 
     def result(self, kind: str, seed: int) -> Result:
         """Play the policy over the text on one machine."""
         machine = Machine.of(self.costs, kind, seed)
-        drafter = self.drafter(self.native)
+        drafter = self.drafter()
         for each in drafter.drafters:
             if isinstance(each, StatisticsDrafter):
                 each.leave_out_below(least_useful_probability([self.costs]))

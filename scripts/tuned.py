@@ -46,10 +46,6 @@ TUNED = [
     Tuned("policy.policy", "LatencyScales.OWN_RATE", "share by which a step's own factor moves besides"),
     Tuned("policy.policy", "LatencyScales.PAUSE", "ratio of time to prediction at which a deviation is capped"),
     Tuned("policy.objective", "UNDERESTIMATE", "factor by which acceptance may exceed its estimate"),
-    Tuned("drafters.statistics.portable", "MAX_CONTINUATIONS", "continuations that are read per context"),
-    Tuned("drafters.statistics.best_first", "BRANCHES", "children per node"),
-    Tuned("drafters.statistics.portable", "MOST_LIKELY", "maximum sum of the siblings' probabilities", is_share=True),
-    Tuned("drafters.statistics.best_first", "LEAST_LIKELY", "minimum probability of a child"),
     Tuned("drafters.ngram", "_BRANCHES", "continuations per n-gram lookup"),
     Tuned("drafters.ngram", "_MEMORY", "drafts per match size after which older ones count half"),
 ]
@@ -70,16 +66,20 @@ NOT_PLAYED = {  # what else has a number there
         "_OWN_MS": "an assumption about a user's drafter before its first trees",
         "_OWN_SURVIVAL": "an assumption about a user's drafter before its first trees",
     },
-    "drafters.statistics.portable": {
+    "drafters.statistics.contexts": {
         "LONGEST": "a dimension of the scorer: its weights are fitted with this value",
         "TABLE_LENGTH": "a dimension of the scorer: its weights are fitted with this value",
         "NUM_CONTEXTS": "a dimension of the scorer: its weights are fitted with this value",
+        "BRANCHES": "a size that the native code has too",
         "HIDDEN": "a dimension of the scorer",
         "TOKEN_BITS": "a size of keys",
         "MOST_TOKEN": "a size of keys",
+    },
+    "drafters.statistics.drafter": {
+        "POOL_TOKENS": "a limit of memory",
+        "_Counts._MOST": "a limit of memory",
         "LEAST_PATH": "replaced by a value from the plan's costs",
     },
-    "drafters.statistics.drafter": {"POOL_TOKENS": "a limit of memory", "_NativeStatistics._MOST": "a limit of memory"},
     "drafters.draft_model": {"SHORT_HEAD": "a width of steps"},
     "drafters.expansion": {"_ORDER_STEP": "orders equal scores only"},
     "drafters.statistics.grown_table": {
@@ -92,7 +92,6 @@ NOT_PLAYED = {  # what else has a number there
     "drafters.statistics.draws": {
         "_NOISE": "traces are greedy: nothing is sampled",
         "_OTHERS": "traces are greedy: nothing is sampled",
-        "_LEAST_REST": "traces are greedy: nothing is sampled",
         "_HOTTEST": "traces are greedy: nothing is sampled",
     },
     "drafters.statistics.shipped_table": {
@@ -103,7 +102,6 @@ NOT_PLAYED = {  # what else has a number there
         "_PIECE": "a size of text pieces",
     },
     "drafters.statistics.table_files": {"NICENESS": "a process priority"},
-    "drafters.statistics.best_first": {"_ROUNDING": "the rounding of float32 scores"},
     "policy.policy": {"LatencyScales.FARTHEST": "a limit of the first step's effect"},
     "policy.costs": {"_OVER_PARTS": "traces have no pass times"},
     "tree.token_tree": {

@@ -54,7 +54,7 @@ def effects(tuned: Tuned, plays: Sequence[Play], usual: dict[str, float]) -> lis
         found = []
         for factor in (0.5, 2.0):
             with changed(tuned, factor):
-                found.append(speed(play._replace(native=tuned.module != "drafters.counted")))
+                found.append(speed(play))
         cells.append(" / ".join(f"{100 * (each / usual[play.name] - 1):+.1f}" for each in found))
     return cells
 
@@ -72,9 +72,7 @@ def main(
     """Write the page of tuned numbers."""
     costs = Plan.load(resolve_plan(plan, current_machine())).costs[0].steps()
     plays = [play for folder in traces for play in plays_of(folder, costs)]
-    plays.append(
-        plays[0]._replace(name=f"{plays[0].name}, look-up", drafter=lambda native: DrafterGroup([NGramDrafter()]))
-    )
+    plays.append(plays[0]._replace(name=f"{plays[0].name}, look-up", drafter=lambda: DrafterGroup([NGramDrafter()])))
     usual = {play.name: speed(play) for play in plays}
     speeds = [f"{each:.3f}" for each in usual.values()]
     rows = [

@@ -19,9 +19,9 @@ from yggdrasil.calibration.statistics.scorer_fit import fit_scorer
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import group_of
 from yggdrasil.drafters.statistics import shipped_table
+from yggdrasil.drafters.statistics.contexts import HIDDEN, table_key
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter, table_origin
 from yggdrasil.drafters.statistics.grown_table import OWN_WEIGHT
-from yggdrasil.drafters.statistics.portable import HIDDEN, table_key
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE

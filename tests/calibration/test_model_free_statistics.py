@@ -31,8 +31,8 @@ from yggdrasil.drafters.model_free_options import NGramOptions, StatisticsOption
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.drafters.protocol import Capabilities, Step, group_of
 from yggdrasil.drafters.registry import NamedDrafters, named_drafters, names_of
+from yggdrasil.drafters.statistics.contexts import is_longest
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter, default_statistics
-from yggdrasil.drafters.statistics.portable import is_longest
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.engine.plan_parts import drafting_by, planned_model_free, planned_policy

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import torch
+from laws import likelihoods, reweigh
 from tiny_pair import TEXT, make_pair
 
 from yggdrasil import SamplingParams
@@ -11,7 +11,6 @@ from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter, default_statistics
 from yggdrasil.drafters.statistics.draws import NO_DRAWS, Draws
 from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
-from yggdrasil.native import is_native
 from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -24,12 +23,12 @@ def test_the_best_candidate_is_the_token_that_is_drawn():
     for seed, position in ((3, 10), (2**63 + 5, 4000)):
         draws = Draws.of(seed, 1.0)._replace(noise=1.0)
         for law in generator.dirichlet(np.ones(9), 20):
-            reweighed = draws.reweigh(list(zip(range(50, 59), law.tolist(), strict=True)), position)
+            reweighed = reweigh(draws, dict(zip(range(50, 59), law.tolist(), strict=True)), position)
             scores = np.full(80, -np.inf)
             scores[50:59] = np.log(law)
             drawn = SeededCoins(seed).at(position, "target").draw(scores).token
-            assert max(reweighed, key=lambda each: each[1])[0] == drawn
-            assert sum(probability for _, probability in reweighed) < 1
+            assert max(reweighed, key=reweighed.__getitem__) == drawn
+            assert sum(reweighed.values()) < 1
 
 
 def test_less_noise_where_it_is_colder_and_none_of_a_greedy_target():
@@ -40,35 +39,34 @@ def test_less_noise_where_it_is_colder_and_none_of_a_greedy_target():
     assert NO_DRAWS.noise == 0
 
 
-@pytest.mark.skipif(not is_native(), reason="no compiler here")
 @pytest.mark.parametrize("pooled", [False, True])
-def test_native_trees_are_those_of_python_at_every_position(pooled):
+def test_candidates_have_the_noise_of_their_positions(pooled):
+    """At every position of two texts, of nodes on two levels."""
     generator = np.random.default_rng(1)
     weights = NGramScorer(**{name: generator.normal(scale=0.7, size=shape) for name, shape in SHAPES.items()})
-    texts = [generator.integers(0, 5, 60).tolist() for _ in range(2)]
-    grown = []
-    for native in (True, False):
-        drafter, trees = StatisticsDrafter(weights, native=native), []
-        drafter.is_public_pool = pooled
-        for text in texts:
-            drafter.begin(text[:50])
-            drafter.follow_draws(7, 1.0)
-            for token in text[50:]:
-                tree = TokenTree.on_host(12)
-                drafter.propose(tree, Budget(5))
-                drafter.propose(tree, Budget(5, is_first=False))
-                trees.append(tree)
-                drafter.extend([token], {})
-        grown.append(trees)
-    for key in (None, 7):
-        drafter.follow_draws(key, 1.0)
-        drafter.propose(last := TokenTree.on_host(12), Budget(5))
-        grown.append(last.scores)
+    drafter, draws = StatisticsDrafter(weights), Draws.of(7, 1.0)
+    drafter.is_public_pool = pooled
+    for text in (generator.integers(0, 5, 60).tolist() for _ in range(2)):
+        drafter.begin(text[:50])
+        drafter.follow_draws(7, 1.0)
+        for position, token in enumerate(text[50:], 50):
+            drafter.propose(tree := TokenTree.on_host(30), Budget(2))
+            for path, children in children_of(tree).items():
+                counted = drafter.features(path)
+                wanted = reweigh(draws, likelihoods(weights, counted), position + len(path))
+                best = max(wanted, key=wanted.__getitem__)
+                assert children[best] == pytest.approx(min(wanted[best], 0.98), rel=1e-3)
+            drafter.extend([token], {})
 
-    for ours, theirs in zip(*grown[:2], strict=True):
-        assert torch.equal(ours.tokens, theirs.tokens)
-        torch.testing.assert_close(ours.scores, theirs.scores, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(grown[2], grown[3])
+
+def children_of(tree):
+    """Return the probability of each child, given its parent, by the parent's path of tokens."""
+    paths, children = {0: ()}, {}
+    for node in range(1, tree.size):
+        above = paths[int(tree.parents[node])]
+        paths[node] = (*above, int(tree.tokens[node]))
+        children.setdefault(above, {})[paths[node][-1]] = float(tree.edges[node].exp())
+    return children
 
 
 def test_requests_tell_their_seed_and_positions_and_keep_their_tokens():
@@ -76,12 +74,12 @@ def test_requests_tell_their_seed_and_positions_and_keep_their_tokens():
     counts = default_statistics()
     counts.is_public_pool = True
     decoder = make_pair().decoder(ModelFreePolicy(8), drafter=None, model_free=counts)
-    roots, grow = [], counts._make.grow
+    roots, grow = [], counts._counts.grow
     for prompt, seed in ((PROMPT, 5), (TEXT[3:30], 6)):
         sampling = SamplingParams(temperature=1.0, seed=seed)
         alone = decoder.generate(prompt, max_new_tokens=12, sampling=sampling, speculation=False)
         roots.clear()
-        counts._counts.grow = lambda *given: (roots.append(given[2]), grow(counts._counts, *given))[1]
+        counts._counts.grow = lambda *given: (roots.append(given[2]), grow(*given))[1]
         ours = decoder.generate(prompt, max_new_tokens=12, sampling=sampling)
         assert ours.tokens == alone.tokens
         assert counts._draws == Draws.of(seed, 1.0)

@@ -18,9 +18,8 @@ from yggdrasil.artifacts import model_fingerprint, tokenizer_fingerprint
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.statistics import grown_table, table_files
-from yggdrasil.drafters.statistics.best_first import BRANCHES
+from yggdrasil.drafters.statistics.contexts import BRANCHES, table_key
 from yggdrasil.drafters.statistics.grown_table import OWN_WEIGHT, AnswerCounts, answers_folder, forget_answers, merge
-from yggdrasil.drafters.statistics.portable import table_key
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE, WatchedTable

@@ -13,8 +13,8 @@ from tiny_pair import byte_tokenizer
 from yggdrasil.artifacts.lock import locked
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.drafters.statistics import shipped_table
+from yggdrasil.drafters.statistics.contexts import table_key
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
-from yggdrasil.drafters.statistics.portable import table_key
 from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
 from yggdrasil.drafters.statistics.shipped_table import ANSWERS_WEIGHT, make_table, make_table_in_background, table_file
 from yggdrasil.drafters.statistics.table import Table

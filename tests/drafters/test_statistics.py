@@ -1,4 +1,4 @@
-"""Counted continuations: the native form against the portable one, both against counting by hand."""
+"""Counted continuations, against counting by hand."""
 
 import gc
 from collections import Counter
@@ -14,18 +14,16 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from integrity import check_tree
+from laws import likelihoods
 from toy_target import decode, plain_decode, wandering_target
 
 from yggdrasil.calibration.statistics.scorer_fit import Candidates, fit, mean_loss
-from yggdrasil.drafters.model_free_options import StatisticsOptions
+from yggdrasil.drafters.model_free_options import NGramOptions, StatisticsOptions
 from yggdrasil.drafters.protocol import Budget
-from yggdrasil.drafters.statistics.best_first import BRANCHES
-from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
-from yggdrasil.drafters.statistics.portable import (
-    LEAST_PATH,
+from yggdrasil.drafters.registry import named_drafters
+from yggdrasil.drafters.statistics.contexts import (
+    BRANCHES,
     LONGEST,
-    MAX_CONTINUATIONS,
-    MOST_LIKELY,
     MOST_TOKEN,
     NUM_CONTEXTS,
     TABLE_LENGTH,
@@ -33,18 +31,18 @@ from yggdrasil.drafters.statistics.portable import (
     is_longest,
     table_key,
 )
+from yggdrasil.drafters.statistics.drafter import LEAST_PATH, StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
-from yggdrasil.errors import ArtifactError
-from yggdrasil.native import is_native
+from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.tree.token_tree import NO_SCORE, TokenTree
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 DOCUMENTS = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=5), TEXT), max_size=4)
 DRAWN = np.random.default_rng(0)
 SCORER = NGramScorer(**{name: DRAWN.normal(scale=0.5, size=shape) for name, shape in SHAPES.items()})
-KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not is_native(), reason="no compiler here"))]
+MAX_CONTINUATIONS, MOST_LIKELY = 16, 0.98  # of a context of the text; of all children of a node together
 
 
 def new_tree(num_nodes=17):
@@ -62,47 +60,59 @@ def grown(drafter, text, num_nodes=17, depth=5):
 LEAST = st.sampled_from([0.0, 1e-9, 0.03, 0.2])  # probability of paths that are left out
 
 
-@pytest.mark.skipif(not is_native(), reason="no compiler here")
+def best_scores(drafter, num_nodes, depth, least):
+    """Return the highest log-probabilities of paths below the text, descending, as many as a tree has room for."""
+    found, waiting = [], [((), 0.0)]
+    while waiting and len(found) < num_nodes:
+        waiting.sort(key=lambda each: each[1])
+        path, score = waiting.pop()
+        found.append(score)
+        children = sorted(likelihoods(SCORER, drafter.features(path)).items(), key=lambda each: -each[1])
+        left = MOST_LIKELY
+        for token, likely in children[:BRANCHES] if len(path) < depth else ():
+            share = min(likely, left)
+            left -= share
+            if share >= 1e-6 and score + log(share) >= max(LEAST_PATH, least):
+                waiting.append(((*path, token), score + log(share)))
+    return found
+
+
 @given(text=TEXT, documents=DOCUMENTS, depth=st.integers(1, 6), num_nodes=st.integers(1, 20), least=LEAST)
-def test_the_native_tree_is_the_portable_one(text, documents, depth, num_nodes, least):
-    table = Table.of(documents) if documents else None
-    drafters = [StatisticsDrafter(SCORER, table, native=is_wanted) for is_wanted in (True, False)]
-    for drafter in drafters:
-        drafter.leave_out_below(least)
-        drafter.begin(text)
-        native, portable = (grown(drafter, text, num_nodes, depth) for drafter in drafters)
-    assert torch.equal(*(drafter.features(()) for drafter in drafters))
-    size = portable.size
-    assert native.size == size
-    for ours, theirs in zip(native.tensors()[:3], portable.tensors()[:3], strict=True):
-        assert torch.equal(ours[:size], theirs[:size])
-    torch.testing.assert_close(native.scores[:size], portable.scores[:size])
-    torch.testing.assert_close(native.edges[:size], portable.edges[:size])
-    assert torch.equal(native.ancestors, portable.ancestors)
+@examples(60)
+def test_a_tree_has_the_likeliest_paths(text, documents, depth, num_nodes, least):
+    drafter = StatisticsDrafter(SCORER, Table.of(documents) if documents else None)
+    drafter.leave_out_below(least)
+
+    tree = grown(drafter, text, num_nodes, depth)
+
+    wanted = best_scores(drafter, num_nodes, depth, log(least) if least else LEAST_PATH)
+    assert tree.scores[: tree.size].tolist() == pytest.approx(wanted, abs=1e-4)
 
 
-@pytest.mark.skipif(not is_native(), reason="no compiler here")
-def test_a_long_text_of_many_contexts_is_counted_alike():
+def test_a_long_text_of_many_contexts_is_counted():
     """Thousands of contexts, more than there is room for at once; some have dozens of continuations, most have one."""
     drawn = np.random.default_rng(1)
     text = [int(number) for number in np.minimum(drawn.geometric(0.08, size=3000), 60)]
-    drafters = [StatisticsDrafter(SCORER, native=is_wanted) for is_wanted in (True, False)]
-    for drafter in drafters:
-        drafter.begin(text)
-    rows = [[drafter.features(path) for path in ([], [1], [2, 1], [7, 3], [59])] for drafter in drafters]
-    forgotten = [grown(drafter, [5, 1, 5], num_nodes=9) for drafter in drafters]
+    drafter = StatisticsDrafter(SCORER)
+    drafter.begin(text)
 
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*rows, strict=True))
-    assert max(len(each) for each in rows[0]) > MAX_CONTINUATIONS, "several contexts add to them"
-    assert torch.equal(*(tree.tokens[: tree.size] for tree in forgotten))
+    most = 0
+    for path in ([], [1], [2, 1], [7, 3], [59]):
+        rows, path = drafter.features(path).tolist(), path or text
+        most = max(most, len(rows))
+        followers = Counter(text[end] for end in range(1, len(text)) if text[end - 1] == path[-1])
+        for token, count, *_, total in [(row[0], row[1], row[1 + NUM_CONTEXTS]) for row in rows]:
+            assert total == sum(followers.values())
+            assert count in (0, followers[token]), "of a context the sixteen most frequent are looked at"
+    assert most > MAX_CONTINUATIONS, "several contexts add to them"
+    assert grown(drafter, [5, 1, 5], num_nodes=9).tokens[1] == 1, "the long text is forgotten"
 
 
-@pytest.mark.parametrize("native", KINDS)
-def test_paths_below_the_least_probability_are_left_out_and_no_others(native):
+def test_paths_below_the_least_probability_are_left_out_and_no_others():
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 5, 1]
-    every = grown(StatisticsDrafter(SCORER, native=native), text, num_nodes=40)
+    every = grown(StatisticsDrafter(SCORER), text, num_nodes=40)
     least = 0.999 * float(every.scores[: every.size].exp().median())
-    drafter = StatisticsDrafter(SCORER, native=native)
+    drafter = StatisticsDrafter(SCORER)
     drafter.leave_out_below(least)
     drafter.set_scorer(SCORER, None)  # as before
 
@@ -113,11 +123,10 @@ def test_paths_below_the_least_probability_are_left_out_and_no_others(native):
     assert float(every.scores[some.size].exp()) < least <= float(some.scores[some.size - 1].exp()) + 1e-6
 
 
-@pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, documents=DOCUMENTS)
 @examples(40)
-def test_features_are_what_counting_by_hand_finds(native, text, documents):
-    drafter = StatisticsDrafter(SCORER, Table.of(documents), native=native)
+def test_features_are_what_counting_by_hand_finds(text, documents):
+    drafter = StatisticsDrafter(SCORER, Table.of(documents))
     drafter.begin(text)
 
     seen, followed = [0] * NUM_CONTEXTS, {}
@@ -143,23 +152,17 @@ def test_features_are_what_counting_by_hand_finds(native, text, documents):
     assert found == {token: [*counts, *seen] for token, counts in followed.items()}
 
 
-@pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, documents=DOCUMENTS)
 @examples(40)
-def test_candidates_are_as_likely_as_the_network_says(native, text, documents):
+def test_candidates_are_as_likely_as_the_network_says(text, documents):
     """Its softmax over all of them and none, of the formula that the scorer gives; with all children in the tree."""
     table = Table.of(documents) if documents else None
-    drafter = StatisticsDrafter(SCORER, table, native=native)
+    drafter = StatisticsDrafter(SCORER, table)
     drafter.begin(text)
     tree = new_tree(40)
     drafter.propose(tree, Budget(1))
 
-    features = drafter.features(()).numpy().astype(np.float64)
-    counts, totals = features[:, 1 : 1 + NUM_CONTEXTS], features[:, 1 + NUM_CONTEXTS :]
-    hidden = SCORER.bias + np.log1p(totals) @ SCORER.totals
-    hidden += np.log1p(counts) @ SCORER.counts[:, 0] + counts / np.maximum(totals, 1.0) @ SCORER.counts[:, 1]
-    numbers = np.exp(np.maximum(hidden, 0.0) @ SCORER.out)
-    wanted = dict(zip(features[:, 0].astype(int), numbers / (numbers.sum() + np.exp(SCORER.nothing[0])), strict=True))
+    wanted = likelihoods(SCORER, drafter.features(()))
     found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
     left = MOST_LIKELY
     for likely in sorted(wanted.values(), reverse=True)[:BRANCHES]:
@@ -172,10 +175,9 @@ def test_candidates_are_as_likely_as_the_network_says(native, text, documents):
     assert not found
 
 
-@pytest.mark.parametrize("native", KINDS)
-def test_nodes_come_best_first_and_siblings_leave_something_over(native):
+def test_nodes_come_best_first_and_siblings_leave_something_over():
     certain = replace(NGramScorer.none(), nothing=np.full(1, -9.0))
-    tree = grown(StatisticsDrafter(certain, native=native), [1, 2, 1, 3, 1, 2, 1], depth=3)
+    tree = grown(StatisticsDrafter(certain), [1, 2, 1, 3, 1, 2, 1], depth=3)
     scores = tree.scores[: tree.size].tolist()
     assert scores == sorted(scores, reverse=True)
     assert tree.tokens[1] in (2, 3)
@@ -183,17 +185,15 @@ def test_nodes_come_best_first_and_siblings_leave_something_over(native):
     assert float(children) <= MOST_LIKELY + 1e-6
 
 
-@pytest.mark.parametrize("native", KINDS)
-def test_of_many_continuations_the_newest_are_looked_at_and_the_likeliest_are_children(native):
+def test_of_many_continuations_the_newest_are_looked_at_and_the_likeliest_are_children():
     text = [token for continuation in range(1, 41) for token in (0, continuation)] + [0]
     for nothing in (0.0, 1.0):  # one candidate is as likely as another, and as none of them or less
-        drafter = StatisticsDrafter(replace(NGramScorer.none(), nothing=np.full(1, nothing)), native=native)
+        drafter = StatisticsDrafter(replace(NGramScorer.none(), nothing=np.full(1, nothing)))
         tree = grown(drafter, text, num_nodes=40, depth=1)
         assert drafter.features(()).numpy()[:, 0].tolist() == list(range(40, 40 - MAX_CONTINUATIONS, -1))
         assert tree.tokens[1 : tree.size].tolist() == list(range(40, 40 - BRANCHES, -1))
 
 
-@pytest.mark.skipif(not is_native(), reason="memory of the C++ tables")
 def test_a_large_table_lies_on_huge_pages_where_the_system_has_them():
     """On small ones looking up its places behind a pass takes several times as long."""
     smaps = Path("/proc/self/smaps")
@@ -205,7 +205,7 @@ def test_a_large_table_lies_on_huge_pages_where_the_system_has_them():
     table = Table.of([([], np.random.default_rng(0).integers(0, 4000, 60_000).tolist())])
     gc.collect()  # what other tests left on huge pages goes now, and not in between
     before = _advised_kilobytes(smaps)
-    drafters = [StatisticsDrafter(SCORER, table, native=True) for _ in range(4)]  # one may get pages that others had
+    drafters = [StatisticsDrafter(SCORER, table) for _ in range(4)]  # one may get pages that others had
 
     assert _advised_kilobytes(smaps) - before >= 3 * 2048, drafters[0].name
 
@@ -232,13 +232,12 @@ def test_a_table_keeps_the_most_frequent():
     assert table.totals[place] == 21
 
 
-@pytest.mark.parametrize("native", KINDS)
-def test_a_text_that_goes_on_keeps_its_counts_and_another_has_its_own(native):
-    drafter, text = StatisticsDrafter(SCORER, native=native), [1, 2, 3, 1, 2]
+def test_a_text_that_goes_on_keeps_its_counts_and_another_has_its_own():
+    drafter, text = StatisticsDrafter(SCORER), [1, 2, 3, 1, 2]
     grown(drafter, text)
     drafter.extend([9, 9, 9], {})  # the end of a request, which the next one does not go on from
     for following in ([*text, 3, 1], [2, 2, 2]):
-        fresh = grown(StatisticsDrafter(SCORER, native=native), following)
+        fresh = grown(StatisticsDrafter(SCORER), following)
         for kept, anew in zip(grown(drafter, following).tensors()[:6], fresh.tensors()[:6], strict=True):
             assert torch.equal(kept, anew)
 
@@ -275,14 +274,9 @@ def test_a_fitted_scorer_weighs_candidates_and_their_absence():
     )
 
     def likely(*rows):
-        numbers = []
-        for row in np.stack(rows):
-            counts, totals = row[1 : 1 + NUM_CONTEXTS], row[1 + NUM_CONTEXTS :]
-            hidden = scorer.bias + np.log1p(totals) @ scorer.totals
-            hidden = hidden + np.log1p(counts) @ scorer.counts[:, 0]
-            hidden = hidden + counts / np.maximum(totals, 1) @ scorer.counts[:, 1]
-            numbers.append(np.exp(np.maximum(hidden, 0) @ scorer.out))
-        return np.array(numbers) / (sum(numbers) + np.exp(scorer.nothing[0]))
+        named = np.stack(rows)
+        named[:, 0] = np.arange(len(rows))
+        return list(likelihoods(scorer, torch.from_numpy(named)).values())
 
     assert likely(strong, weak) == pytest.approx([0.8, 0.05], abs=0.04)
     assert likely(alone) == pytest.approx([0.3], abs=0.04)
@@ -381,35 +375,17 @@ def filled(drafter, text, tree, depth):
     return tree
 
 
-@pytest.mark.skipif(not is_native(), reason="no compiler here")
-@given(text=TEXT, documents=DOCUMENTS, guesses=GUESSES, offers=GUESSES, depth=st.integers(1, 6))
-def test_another_drafters_tree_is_filled_alike_natively_and_portably(text, documents, guesses, offers, depth):
-    table = Table.of(documents) if documents else None
-    native, portable = (
-        filled(
-            StatisticsDrafter(SCORER, table, native=is_wanted), text, drafted_tree(text, guesses, offers=offers), depth
-        )
-        for is_wanted in (True, False)
-    )
-    size = portable.size
-    for ours, theirs in zip(native.tensors()[:3], portable.tensors()[:3], strict=True):
-        assert torch.equal(ours[:size], theirs[:size])
-    torch.testing.assert_close(native.scores, portable.scores)
-    assert torch.equal(native.ancestors, portable.ancestors)
-
-
-@pytest.mark.parametrize("native", KINDS)
 @given(text=TEXT, guesses=GUESSES)
 @examples(40)
-def test_filling_keeps_every_node_and_the_higher_estimate(native, text, guesses):
+def test_filling_keeps_every_node_and_the_higher_estimate(text, guesses):
     before = drafted_tree(text, guesses)
-    drafter = StatisticsDrafter(SCORER, native=native)
+    drafter = StatisticsDrafter(SCORER)
     after = filled(drafter, text, drafted_tree(text, guesses), depth=5)
     size = before.size
     assert after.size >= size
     assert torch.equal(after.tokens[:size], before.tokens[:size])
     assert torch.equal(after.parents[:size], before.parents[:size])
-    alone = grown(StatisticsDrafter(SCORER, native=native), text, num_nodes=200, depth=1)
+    alone = grown(StatisticsDrafter(SCORER), text, num_nodes=200, depth=1)
     said = {int(alone.tokens[node]): float(alone.scores[node]) for node in range(1, alone.size)}
     for node in range(1, size):
         parent = int(before.parents[node])
@@ -419,18 +395,17 @@ def test_filling_keeps_every_node_and_the_higher_estimate(native, text, guesses)
             assert fall >= said[int(before.tokens[node])] - 1e-5
 
 
-@pytest.mark.parametrize("native", KINDS)
 @pytest.mark.parametrize("attached", [False, True], ids=["offered", "attached"])
-def test_estimates_of_a_drafter_and_of_counts_are_weighted_by_their_sums(native, attached):
+def test_estimates_of_a_drafter_and_of_counts_are_weighted_by_their_sums(attached):
     """The drafter says 2 (.3, attached), 12 (.1) and 3 (.2, maybe attached); the counts say 3 and 4."""
     text = [1, 3, 1, 4, 1]
-    alone = grown(StatisticsDrafter(SCORER, native=native), text, depth=1)
+    alone = grown(StatisticsDrafter(SCORER), text, depth=1)
     counted = {int(alone.tokens[node]): float(alone.scores[node].exp()) for node in range(1, alone.size)}
     assert set(counted) == {3, 4}
     tree = drafted_tree(text, [(0, 2, log(0.3)), *([(0, 3, log(0.2))] if attached else [])])
     for place, (token, likely) in enumerate([(12, 0.1), (3, 0.2)]):
         tree.pool_tokens[place], tree.pool_scores[place] = token, log(likely)
-    filled(StatisticsDrafter(SCORER, native=native), text, tree, depth=1)
+    filled(StatisticsDrafter(SCORER), text, tree, depth=1)
     assert sorted(tree.tokens[1 : tree.size].tolist()) == [2, 3, 4, 12]
 
     share = 0.6 / (0.6 + sum(counted.values()))
@@ -439,13 +414,12 @@ def test_estimates_of_a_drafter_and_of_counts_are_weighted_by_their_sums(native,
     assert found == pytest.approx(wanted, rel=1e-4)
 
 
-@pytest.mark.parametrize("native", KINDS)
-def test_a_node_all_of_whose_candidates_are_attached_has_been_read(native):
+def test_a_node_all_of_whose_candidates_are_attached_has_been_read():
     """Eight tokens, of which the counts say one: it is believed by both, and one that only they say by half."""
     text = [1, 3, 1, 14, 1]
     guesses = [(0, token, log(0.1)) for token in range(2, 10)]
-    tree = filled(StatisticsDrafter(SCORER, native=native), text, drafted_tree(text, guesses), depth=1)
-    alone = grown(StatisticsDrafter(SCORER, native=native), text, depth=1)
+    tree = filled(StatisticsDrafter(SCORER), text, drafted_tree(text, guesses), depth=1)
+    alone = grown(StatisticsDrafter(SCORER), text, depth=1)
     counted = {int(alone.tokens[node]): float(alone.scores[node].exp()) for node in range(1, alone.size)}
     share = 0.8 / (0.8 + sum(counted.values()))
     found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
@@ -454,11 +428,10 @@ def test_a_node_all_of_whose_candidates_are_attached_has_been_read(native):
     assert found[14] == pytest.approx(counted[14] * (1 - share), rel=1e-4)
 
 
-@pytest.mark.parametrize("native", KINDS)
-def test_what_follows_a_guess_of_another_drafter_is_counted_too(native):
+def test_what_follows_a_guess_of_another_drafter_is_counted_too():
     text = [1, 2, 3, 4, 5, 9]
     tree = drafted_tree(text, [(0, 2, -0.5)])  # nothing has followed the 9: only the guess has been seen before
-    filled(StatisticsDrafter(NGramScorer.default(with_table=False), native=native), text, tree, depth=3)
+    filled(StatisticsDrafter(NGramScorer.default(with_table=False)), text, tree, depth=3)
     assert tree.tokens[2:4].tolist() == [3, 4]
     assert tree.parents[2:4].tolist() == [1, 2]
 
@@ -480,26 +453,30 @@ def test_a_public_pool_counts_what_earlier_requests_said(monkeypatch):
     assert pooled.features(()).numel() == 0
 
 
-@pytest.mark.skipif(not is_native(), reason="no compiler here")
 def test_few_tokens_are_passed_in_a_buffer_and_many_at_once():
-    """A long prompt, then a few at a time, into trees of two buffers in turns."""
+    """A long prompt, then a few at a time, into trees of two buffers in turns: as if all had been there at first."""
     text = np.random.default_rng(1).integers(0, 5, 400).tolist()
-    drafters = [StatisticsDrafter(SCORER, native=is_wanted) for is_wanted in (True, False)]
-    trees = [(new_tree(), new_tree()) for _ in drafters]
-    for drafter in drafters:
-        drafter.begin(text[:300])
+    drafter, pair = StatisticsDrafter(SCORER), (new_tree(), new_tree())
+    drafter.begin(text[:300])
     for turn, end in enumerate((301, 304, 400)):
-        for drafter, pair in zip(drafters, trees, strict=True):
-            drafter.extend(text[(300, 301, 304)[turn] : end], {})
-            drafter.propose(pair[turn % 2], Budget(4))
-        ours, theirs = (pair[turn % 2] for pair in trees)
-        size = theirs.size
-        assert ours.size == size > 3
-        assert torch.equal(ours.tokens[:size], theirs.tokens[:size])
-        assert int(ours.tokens[0]) == text[end - 1]
+        drafter.extend(text[(300, 301, 304)[turn] : end], {})
+        drafter.propose(pair[turn % 2], Budget(4))
+        anew, size = grown(StatisticsDrafter(SCORER), text[:end], depth=4), pair[turn % 2].size
+        assert size == anew.size > 3
+        assert torch.equal(pair[turn % 2].tokens[:size], anew.tokens[:size])
+        assert int(pair[turn % 2].tokens[0]) == text[end - 1]
 
 
-@pytest.mark.skipif(not is_native(), reason="no compiler here")
-def test_without_a_text_native_counts_grow_nothing():
+def test_without_a_text_counts_grow_nothing():
     with pytest.raises(RuntimeError, match="no text to grow"):
-        StatisticsDrafter(SCORER, native=True).propose(new_tree(), Budget(4))
+        StatisticsDrafter(SCORER).propose(new_tree(), Budget(4))
+
+
+def test_without_the_native_library_lookup_takes_the_place_of_counts(monkeypatch):
+    monkeypatch.setattr("yggdrasil.native.is_native", lambda: False)
+    monkeypatch.setattr("yggdrasil.drafters.statistics.drafter.is_native", lambda: False)
+
+    assert named_drafters(["text", "table"]).model_free == (NGramOptions(),)
+    assert named_drafters(["ngram", "text"], "max_draft_len=3").model_free == (NGramOptions(max_draft_len=3),)
+    with pytest.raises(YggdrasilError, match="n-gram statistics need the native library"):
+        StatisticsDrafter(SCORER)

@@ -8,21 +8,18 @@ import pytest
 import torch
 
 from yggdrasil.drafters.protocol import Budget, DrafterGroup
-from yggdrasil.drafters.statistics.best_first import EarlyStopping
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import SHAPES, NGramScorer
 from yggdrasil.engine.iteration import ShadowTree
-from yggdrasil.native import is_native
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import FixedPolicy
-from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, stopping_bound
+from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.token_tree import NO_SCORE, Ranking, TokenTree
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CASES = 150
-KINDS = [False, pytest.param(True, marks=pytest.mark.skipif(not is_native(), reason="no compiler here"))]
 
 
 def some_costs(generator):
@@ -31,9 +28,9 @@ def some_costs(generator):
     return StepCosts(0.0, {}, dict(zip(WIDTHS, times.tolist(), strict=True)), overhead_ms=0.05, plain_ms=1.0)
 
 
-def some_counts(generator, native):
+def some_counts(generator):
     weights = {name: generator.normal(scale=0.7, size=shape) for name, shape in SHAPES.items()}
-    counts = DrafterGroup([StatisticsDrafter(NGramScorer(**weights), native=native)])
+    counts = DrafterGroup([StatisticsDrafter(NGramScorer(**weights))])
     counts.begin(generator.integers(0, generator.integers(2, 9), 60).tolist())
     return counts
 
@@ -52,13 +49,12 @@ def model_free_policy(costs, objective="latency"):
     return ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None, objective)
 
 
-@pytest.mark.parametrize("native", KINDS)
 @pytest.mark.parametrize("objective", ["latency", "aal"])
-def test_early_stopping_decides_as_full_growth(native, objective):
+def test_early_stopping_decides_as_full_growth(objective):
     generator, left_out = np.random.default_rng(3), 0
     for _ in range(CASES):
         policy = model_free_policy(some_costs(generator), objective)
-        counts, depth = some_counts(generator, native), int(generator.integers(1, 12))
+        counts, depth = some_counts(generator), int(generator.integers(1, 12))
         for _ in range(generator.integers(0, 4)):  # more or less is accepted than was estimated
             decision = Decision(TreeShape(0, 8, 8), estimated=generator.uniform(1, 6), milliseconds=1.0)
             policy.observe(decision, int(generator.integers(1, 9)), 1.0)
@@ -94,9 +90,9 @@ def drafted_tree(root, seed):
     return tree
 
 
-def filled(generator, native, policy, shape):
+def filled(generator, policy, shape):
     """The same tree filled with the policy's bound, and in full; each with what its scores promise, and its order."""
-    counts, seed, found = some_counts(generator, native), int(generator.integers(1 << 30)), []
+    counts, seed, found = some_counts(generator), int(generator.integers(1 << 30)), []
     for bound in (policy.bound(0, shape), UNBOUNDED):
         tree = drafted_tree(counts._last, seed)
         counts.propose(tree, Budget(9, bound=bound, is_first=False))
@@ -105,15 +101,14 @@ def filled(generator, native, policy, shape):
     return found
 
 
-@pytest.mark.parametrize("native", KINDS)
 @pytest.mark.parametrize("objective", ["latency", "aal"])
-def test_what_is_left_out_of_a_drafted_tree_changes_no_decision(native, objective):
+def test_what_is_left_out_of_a_drafted_tree_changes_no_decision(objective):
     generator, left_out = np.random.default_rng(7), 0
     for _ in range(CASES):
         costs = replace(some_costs(generator), head_ms=generator.uniform(0.1, 1.0), draft_ms={2: 0.1})
         policy = model_free_policy(costs, objective)
         shape = TreeShape(2, int(generator.integers(1, 6)), int(generator.choice(WIDTHS)))
-        (small, few, order), (whole, all_, every) = filled(generator, native, policy, shape)
+        (small, few, order), (whole, all_, every) = filled(generator, policy, shape)
         decided = policy.prune(Decision(shape), all_, 0)
         assert policy.prune(Decision(shape), few, 0) == decided
         best = decided.shape.verify_width
@@ -141,32 +136,6 @@ def test_a_measured_tree_is_filled_as_far_as_it_is_verified():
     generator = np.random.default_rng(13)
     shape = TreeShape(2, 2, 8)
     for _ in range(40):
-        (small, _, order), (_, _, every) = filled(generator, False, FixedPolicy(shape), shape)
+        (small, _, order), (_, _, every) = filled(generator, FixedPolicy(shape), shape)
         assert order[:8] == every[:8]
         assert small.size < 8 + 7, "beside the best, there are those that were drafted"
-
-
-@pytest.mark.parametrize(("behind", "is_over"), [(5e-7, False), (2e-6, True)])
-def test_what_rounding_may_have_decided_is_not_over(behind, is_over):
-    stopping = EarlyStopping(stopping_bound([2, 4], [1.0, 0.75 * (1.0 - behind)]))
-    stopping.add(0.0)
-    stopping.add(math.log(0.5))  # two nodes expect 1.5 tokens; four would expect 2 at most
-    assert stopping.is_over(math.log(0.25)) == is_over
-
-
-@pytest.mark.skipif(not is_native(), reason="no compiler here")
-@pytest.mark.parametrize("fills", [False, True], ids=["grown", "filled"])
-def test_native_trees_end_where_portable_ones_do(fills):
-    sizes = []
-    for native in (True, False):
-        generator, own = np.random.default_rng(5), []
-        for _ in range(CASES):
-            costs = replace(some_costs(generator), head_ms=0.3, draft_ms={2: 0.1})
-            policy = model_free_policy(costs)
-            if fills:
-                own.append(filled(generator, native, policy, TreeShape(2, 2, 4))[0][0].size)
-            else:
-                own.append(both(some_counts(generator, native), policy.bound(0), 8)[0][1].size)
-        sizes.append(own)
-    assert sizes[0] == sizes[1]
-    assert len(set(sizes[0])) > 5

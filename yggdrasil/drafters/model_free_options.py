@@ -44,7 +44,7 @@ class StatisticsOptions:
 
 @dataclass(frozen=True)
 class ClassOptions:
-    """A model-free drafter without options: a registered name, or ``module:Class`` of a user's drafter."""
+    """A user's model-free drafter, by its name ``module:Class``."""
 
     drafter: str
 

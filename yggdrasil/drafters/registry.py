@@ -29,8 +29,8 @@ USUAL = (TEXT, TABLE)
 class DrafterEntry(NamedTuple):
     """A registered drafter: its factory and the class of its options."""
 
-    maker: str  # ``module:name`` of the factory, called with the options unless they are ClassOptions
-    options: type[ModelFreeOptions] = ClassOptions
+    maker: str  # ``module:name`` of the factory, called with the options
+    options: type[ModelFreeOptions]
 
 
 # One drafter with two sources of candidates.
@@ -70,9 +70,7 @@ def make_drafter(options: ModelFreeOptions) -> "Drafter":
         YggdrasilError: a user's class cannot be imported or is not a model-free drafter.
     """
     if isinstance(options, ClassOptions):
-        if options.drafter not in REGISTERED:
-            return own_drafter(options.drafter)
-        return cast("Drafter", _found(REGISTERED[options.drafter].maker)())
+        return own_drafter(options.drafter)
     maker = next(each.maker for each in REGISTERED.values() if each.options is type(options))
     return cast("Drafter", _found(maker)(options))
 
@@ -128,7 +126,8 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
 
     Args:
         names: values of ``--drafter``: "none", "ngram", "text", "table", ``module:Class``, or one draft model or head.
-            "text" is implied by a model and by "table". No names are the same as "none".
+            "text" is implied by a model and by "table". No names are the same as "none". Without the native library,
+            "ngram" takes the place of "text" and "table".
         ngram: value of ``--ngram``, options as ``name=value,name=value``; empty: the defaults.
 
     Raises:
@@ -150,8 +149,17 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
         raise YggdrasilError(f"--drafter {' and '.join(own)} do not draft together; give one of your own")
     model_free += [ClassOptions(name) for name in own]
     if not set(names) <= {NGRAM, *own}:
-        model_free.append(StatisticsOptions(table=TABLE in names))
+        model_free += _statistics(with_table=TABLE in names, beside=model_free)
     return NamedDrafters(models[0] if models else None, tuple(model_free))
+
+
+def _statistics(*, with_table: bool, beside: Sequence[ModelFreeOptions]) -> list[ModelFreeOptions]:
+    """Return the n-gram statistics; without the native library, which counts, the n-gram look-up in their place."""
+    from yggdrasil.native import is_native
+
+    if is_native():
+        return [StatisticsOptions(table=with_table)]
+    return [] if any(isinstance(each, NGramOptions) for each in beside) else [NGramOptions()]
 
 
 def names_of(model_free: Sequence[ModelFreeOptions]) -> set[str]:

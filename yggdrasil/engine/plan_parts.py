@@ -21,6 +21,7 @@ from yggdrasil.drafters.protocol import Drafter, is_model_free
 from yggdrasil.drafters.registry import make_drafter
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter, default_statistics
 from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.native import is_native
 from yggdrasil.policy.objective import DepthPrediction, FloatArray, least_useful_probability
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.bundle import Learned
@@ -92,9 +93,9 @@ class Drafting(NamedTuple):
 def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
     """Return the drafters of a plan whose drafter is replaced by ``stand_in``, with the plan adapted to them.
 
-    The plan's model-free drafters stay, and n-gram statistics are added if it has none. An ``NGramDrafter`` as
-    ``stand_in`` drafts alone. The adapted plan has the default schedule and no depth predictor and, for a drafter that
-    is not model-free, at least one draft width.
+    The plan's model-free drafters stay, and n-gram statistics are added if it has none and the native library, which
+    counts, is there. An ``NGramDrafter`` as ``stand_in`` drafts alone. The adapted plan has the default schedule and no
+    depth predictor and, for a drafter that is not model-free, at least one draft width.
 
     Args:
         folder: the plan's predictor, which has n-gram tables.
@@ -113,7 +114,7 @@ def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
     if isinstance(stand_in, NGramDrafter):
         return Drafting(adapted, None, [stand_in])
     beside = planned_model_free(plan, folder)
-    if not any(isinstance(each, StatisticsDrafter) for each in beside):
+    if is_native() and not any(isinstance(each, StatisticsDrafter) for each in beside):
         beside = [*beside, _useful(default_statistics(), plan)]
     if is_model_free(stand_in):
         return Drafting(adapted, None, [stand_in, *beside])

@@ -11,8 +11,8 @@ from torch.nn.functional import relu
 
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.calibration.statistics.base_table import BaseTable, count_documents
+from yggdrasil.drafters.statistics.contexts import NUM_CONTEXTS
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
-from yggdrasil.drafters.statistics.portable import NUM_CONTEXTS
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.native.one_thread import one_thread
 

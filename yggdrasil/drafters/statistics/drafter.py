@@ -7,23 +7,24 @@ the target generated for its calibration. One n-gram scorer ranks the candidates
 from collections.abc import Mapping, Sequence
 from math import log
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
+from yggdrasil.drafters.statistics.contexts import LONGEST
 from yggdrasil.drafters.statistics.draws import NO_DRAWS, Draws
-from yggdrasil.drafters.statistics.portable import LEAST_PATH, LONGEST, PortableStatistics
 from yggdrasil.drafters.statistics.scorer import NGramScorer
 from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.native.direct import Mailbox, NativeStatistics, direct
 from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 POOL_TOKENS = 1 << 17  # the most tokens of earlier requests, about 65 MB of counts
+LEAST_PATH = -6.2  # least log-probability of a node's path; a plan's costs may raise it
 
 
 def table_origin(folder: Path) -> str | None:
@@ -44,12 +45,16 @@ class StatisticsDrafter:
 
     With ``is_public_pool`` the counts of earlier requests are kept until they exceed ``POOL_TOKENS`` tokens; then all
     are dropped.
+
+    Raises:
+        YggdrasilError: the native library, which counts, is not there.
     """
 
-    def __init__(self, scorer: NGramScorer, table: Table | None = None, *, native: bool | None = None) -> None:
+    def __init__(self, scorer: NGramScorer, table: Table | None = None) -> None:
+        if not is_native():
+            raise YggdrasilError("n-gram statistics need the native library: install a C++ compiler, or draft by ngram")
         self.is_public_pool = False
         self.capabilities = Capabilities(plants_root=True)
-        self._make = _NativeStatistics if (is_native() if native is None else native) else PortableStatistics
         self._least_path = LEAST_PATH
         self.set_scorer(scorer, table)
 
@@ -66,7 +71,7 @@ class StatisticsDrafter:
     def set_scorer(self, scorer: NGramScorer, table: Table | None) -> None:
         """Replace the n-gram scorer and the n-gram table (None: no table), and forget the text and the draws."""
         self.name = "text" if table is None else "text + table"
-        self._counts: Any = self._make(*scorer.tensors())
+        self._counts = _Counts(*scorer.tensors())
         self._counts.leave_out_below(self._least_path)
         self._draws = NO_DRAWS
         self.has_table = table is not None
@@ -124,8 +129,8 @@ class StatisticsDrafter:
 
         If ``budget.is_first``, the tree is first replaced by its root, the last committed token. Otherwise another
         drafter has grown it: its nodes stay with new scores, and the room left is filled with continuations and with
-        candidates that the other drafter has not attached (``PortableStatistics.fill``). Growth stops when
-        ``budget.bound`` shows that no further node would be verified. ``budget.width`` is not used.
+        candidates that the other drafter has not attached. Growth stops when ``budget.bound`` shows that no further
+        node would be verified. ``budget.width`` is not used.
         """
         if budget.is_first:
             self._propose_alone(tree, budget)
@@ -179,30 +184,28 @@ def default_statistics(_: StatisticsOptions | None = None) -> StatisticsDrafter:
     return StatisticsDrafter(NGramScorer.default(with_table=False))
 
 
-class _NativeStatistics:
-    """The native counts with the methods of ``PortableStatistics``; ``grow`` and ``fill`` are one C call each."""
+class _Counts(NativeStatistics):
+    """The native counts, with ``grow`` and ``fill`` as calls of plain C functions."""
 
     _MOST = 128  # the most tokens passed in the buffer of one call
 
     def __init__(self, *weights: Tensor) -> None:
-        self._counts = NativeStatistics(*weights)
+        super().__init__(*weights)
         self._bound = UNBOUNDED
-        self._mail, self._grow = Mailbox(3 + self._MOST), direct("grow", self._counts)
-        self._fill_mail, self._fill = Mailbox(4), direct("fill", self._counts)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._counts, name)
+        self._mail, self._grow = Mailbox(3 + self._MOST), direct("grow", self)
+        self._fill_mail, self._fill = Mailbox(4), direct("fill", self)
 
     def set_grow_buffers(self, *buffers: Tensor) -> None:
-        self._counts.set_grow_buffers(*buffers, self._mail.tensor)
+        """Set the buffers that ``grow`` writes, those of ``TokenTree.node_tensors``."""
+        super().set_grow_buffers(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:
         numbers = self._mail.numbers
         if bound is not self._bound:
-            self._counts.set_bound(*bound.buffer_info())
+            self.set_bound(*bound.buffer_info())
             self._bound = bound  # keeps its memory alive, which the native code reads
         if len(certain) > self._MOST:
-            self._counts.append(certain)
+            self.append(certain)
             certain = ()
         numbers[0], numbers[1], numbers[2] = depth, root, len(certain)
         for index, token in enumerate(certain, 3):
@@ -212,9 +215,25 @@ class _NativeStatistics:
         return size
 
     def set_fill_buffers(self, *buffers: Tensor) -> None:
-        self._counts.set_fill_buffers(*buffers, self._fill_mail.tensor)
+        """Set the buffers of ``fill``: ``TokenTree.node_tensors``, then the tree's pool_tokens and pool_scores."""
+        super().set_fill_buffers(*buffers, self._fill_mail.tensor)
 
     def fill(self, depth: int, root: int, bound: StoppingBound) -> int:
+        """Extend a tree that another drafter has grown below the text's last token with the best continuations.
+
+        Below a node that the drafter has run, whose candidates are in the pool, the two estimates are averaged, each
+        weighted by the sum of its probabilities. Elsewhere the higher estimate of a token is used. The drafter's nodes
+        get new scores.
+
+        Args:
+            depth, root, bound: as in ``grow``.
+
+        Returns:
+            The number of nodes, root included.
+
+        Raises:
+            RuntimeError: there is no text.
+        """
         numbers = self._fill_mail.numbers
         numbers[0], numbers[1], (numbers[2], numbers[3]) = depth, root, bound.buffer_info()
         if (size := self._fill()) < 0:

@@ -9,18 +9,11 @@ together have the weight (1 - sum of q) exp(OTHERS): the scorer is fitted to gre
 often new. Both constants were fitted to answers of three small models at temperatures 0.7 and 1 (docs/sampling.md).
 """
 
-import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
 from yggdrasil.acceptance.coins import draw_key
-from yggdrasil.native.random_numbers import gumbel_noise
 
 _NOISE, _OTHERS = 0.65, 1.28  # at temperature 1
-_LEAST_REST = 1e-3
 _HOTTEST = 1.5  # higher temperatures are weighed as this one
 
 
@@ -36,21 +29,6 @@ class Draws(NamedTuple):
         """Return the noise of a request that samples with ``seed`` at ``temperature`` (above 0), and its weights."""
         warmth = min(temperature, _HOTTEST)
         return cls(draw_key(seed), min(_NOISE * warmth**1.5, 1.0), _OTHERS * warmth**4)
-
-    def reweigh(self, candidates: Sequence[tuple[int, float]], position: int) -> list[tuple[int, float]]:
-        """Return ``candidates``, in the same order, with their probabilities given the target's noise.
-
-        Args:
-            candidates: pairs (token id, probability) for one index of the text.
-            position: that index, counted from the first token of the prompt.
-        """
-        if not candidates:
-            return []
-        tokens, known = zip(*candidates, strict=True)
-        noise = gumbel_noise(torch.tensor([self.key]), torch.tensor([position]), torch.tensor(tokens))
-        weights = np.array(known) * np.exp(self.noise * noise.double().numpy())
-        total = weights.sum() + max(1.0 - sum(known), _LEAST_REST) * math.exp(self.others)
-        return list(zip(tokens, (weights / total).astype(np.float32).astype(float).tolist(), strict=True))
 
 
 NO_DRAWS = Draws(0, 0.0, 0.0)

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.drafters.statistics.portable import TABLE_LENGTH
+from yggdrasil.drafters.statistics.contexts import TABLE_LENGTH
 from yggdrasil.drafters.statistics.table import SCHEMA_VERSION, Table
 from yggdrasil.drafters.statistics.table_files import NICENESS, start_process, tables_folder
 from yggdrasil.errors import ArtifactError

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
-from yggdrasil.drafters.statistics.portable import HIDDEN, NUM_CONTEXTS
+from yggdrasil.drafters.statistics.contexts import HIDDEN, NUM_CONTEXTS
 from yggdrasil.errors import ArtifactError
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]

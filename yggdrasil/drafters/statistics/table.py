@@ -21,8 +21,8 @@ from torch import Tensor
 from yggdrasil.artifacts.atomic import shown
 from yggdrasil.artifacts.columns import pack_column, unpack_column
 from yggdrasil.artifacts.store import read_tensors, write_tensors
-from yggdrasil.drafters.statistics.best_first import BRANCHES
-from yggdrasil.drafters.statistics.portable import (
+from yggdrasil.drafters.statistics.contexts import (
+    BRANCHES,
     MOST_TOKEN,
     TABLE_LENGTH,
     has_one_token,

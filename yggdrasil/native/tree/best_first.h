@@ -1,4 +1,4 @@
-// Best-first tree growth: nodes and candidates. `drafters/statistics/best_first.py` is the Python reference.
+// Best-first tree growth: nodes and candidates.
 
 #pragma once
 

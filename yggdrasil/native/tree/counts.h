@@ -1,7 +1,5 @@
 // Trees drafted from n-gram counts (features.h), grown best first: nodes are in descending order of score, so the first n
 // are the best tree of n nodes. Also extends a tree that a drafter has grown by nodes from counts.
-//
-// `drafters/statistics/portable.py` is the Python reference, used on machines without a compiler.
 
 #pragma once
 

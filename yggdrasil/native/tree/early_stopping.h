@@ -1,4 +1,4 @@
-// Early stopping of the growth of model-free trees; `drafters/statistics/best_first.py` has the Python reference, `policy/objective.py` explains the bound.
+// Early stopping of the growth of model-free trees; `policy/objective.py` explains the bound.
 #pragma once
 
 #include <algorithm>
