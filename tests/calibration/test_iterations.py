@@ -7,7 +7,7 @@ import pytest
 from tiny_pair import SHAPES, TEXT, byte_tokenizer
 
 from yggdrasil.calibration.documents import open_ended_stream
-from yggdrasil.calibration.measurement.iterations import READ, measure_reading, read_text
+from yggdrasil.calibration.measurement.iterations import READ, measure_reading, prefill_text
 from yggdrasil.policy.fixed import PLAIN_POLICY
 
 LONG = TEXT[:15]
@@ -21,11 +21,11 @@ def assembly(pair):
 
 def test_a_text_that_is_prefilled_in_chunks_moves_the_progress_at_each(assembly):
     seen = []
-    read_text(assembly, STREAM, LONG, seen.append)
+    prefill_text(assembly, STREAM, LONG, seen.append)
 
     assert seen == pytest.approx([8 / 15, 12 / 15, 1.0, 1.0])
     again = []
-    read_text(assembly, STREAM, LONG, again.append)
+    prefill_text(assembly, STREAM, LONG, again.append)
     assert again == [1.0], "the text is in the cache"
 
 

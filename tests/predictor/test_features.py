@@ -9,7 +9,7 @@ from yggdrasil.predictor.features import (
     NUM_REPETITION,
     FeatureSizes,
     RepetitionFigures,
-    finite_head,
+    finite_head_features,
     read_features,
     repetition_figures,
 )
@@ -90,4 +90,4 @@ def test_parts_come_in_order_and_unread_ones_are_not_asked_for():
 
     assert read_features(Part(hidden=one, repetition=two), FeatureSizes(1, 2, 0)).tolist() == [1, 2, 2]
     assert read_features(Part(head=head), FeatureSizes(0, 0, 3)).tolist() == [-0.5, -12, -12]
-    assert finite_head(head).dtype == np.float32
+    assert finite_head_features(head).dtype == np.float32

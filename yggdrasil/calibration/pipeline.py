@@ -34,7 +34,7 @@ from yggdrasil.calibration.measurement.iterations import (
     measure_reading,
     measured_policies,
     on_device_clock,
-    read_text,
+    prefill_text,
 )
 from yggdrasil.calibration.measurement.steps import COLUMNS, Sample, measure_steps
 from yggdrasil.calibration.measurement.threads import COLUMNS as thread_columns
@@ -239,7 +239,7 @@ def _samples_at(job: Job, text: Sequence[int], report: Callable[[float], None]) 
     each = -(-job.settings.effort.samples // ITERATION_TURNS)
     samples = measure_steps(assembly, len(text), STEP_TURNS, lambda part: report(0.4 * part), timer)
     with on_device_clock(assembly):
-        read_text(assembly, stream, text, lambda part: report(0.4 + 0.2 * part))
+        prefill_text(assembly, stream, text, lambda part: report(0.4 + 0.2 * part))
         samples += measure_iterations(
             assembly, stream, text, policies, each, ITERATION_TURNS, lambda part: report(0.6 + 0.2 * part)
         )

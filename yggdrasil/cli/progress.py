@@ -72,7 +72,7 @@ def with_progress(request: "Request") -> Iterator[str]:
         for piece in request:
             if request.tokens:
                 lines.close()
-            report(request.share_read)
+            report(request.prefilled_share)
             yield piece
     finally:
         lines.close()

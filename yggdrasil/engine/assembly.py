@@ -148,7 +148,7 @@ class Assembly:
         return drafter
 
     @property
-    def runs_own_code(self) -> bool:
+    def runs_transformers_code(self) -> bool:
         """Whether target or drafter run by their transformers code, compiled by TorchInductor or eagerly."""
         runners = [runner for runner in (self.target, self.drafter) if runner is not None]
         return any(runner.backend in ("inductor", "eager") and runner.loaded.config for runner in runners)

@@ -141,7 +141,7 @@ class Decoder:
         decoder._table.set_loaded_folder(folder)
         decoder.tolerance = read_tolerance(folder, dtype or plan.dtype)
         trim_heap()
-        if check is not None and (plan.device != "cpu" or decoder.assembly.runs_own_code):
+        if check is not None and (plan.device != "cpu" or decoder.assembly.runs_transformers_code):
             check(decoder.assembly)
         decoder.assembly.complete(phase)
         return decoder

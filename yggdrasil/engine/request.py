@@ -123,7 +123,7 @@ class Request:
         return self._stream.tokens
 
     @property
-    def share_read(self) -> float:
+    def prefilled_share(self) -> float:
         """Return the fraction of the prompt that is prefilled, 0 to 1, of a request that has begun."""
         return min(1.0, self._prepared.engine.target.length / len(self._prompt))
 

@@ -120,11 +120,11 @@ def read_features(features: Features, sizes: FeatureSizes) -> Float32Array:
     if sizes.repetition:
         parts.append(features.repetition())
     if sizes.head:
-        parts.append(finite_head(features.head()))
+        parts.append(finite_head_features(features.head()))
     return np.concatenate(parts)
 
 
-def finite_head(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Array:
+def finite_head_features(log_probabilities: npt.NDArray[np.floating[Any]]) -> Float32Array:
     """Return ``Features.head`` as float32 for the predictor, same shape; values below -12, such as -inf, become -12."""
     bounded: Float32Array = np.maximum(log_probabilities, _NO_GUESS, dtype=np.float32)
     return bounded

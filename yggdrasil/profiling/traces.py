@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yggdrasil.artifacts.store import read_tensors, write_tensors
-from yggdrasil.predictor.features import FeatureSizes, finite_head
+from yggdrasil.predictor.features import FeatureSizes, finite_head_features
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -96,7 +96,7 @@ class TraceSet:
         Raises:
             ValueError: the traces have parts of other sizes.
         """
-        parts = (self.hidden, self.repetition, finite_head(self.head))
+        parts = (self.hidden, self.repetition, finite_head_features(self.head))
         for part, size, name in zip(parts, sizes, sizes._fields, strict=True):
             if size not in (0, part.shape[1]):
                 raise ValueError(f"the predictor reads {size} numbers of {name}, the traces hold {part.shape[1]}")

@@ -111,7 +111,7 @@ def measured_policies(assembly: Assembly) -> list[FixedPolicy]:
     return policies
 
 
-def read_text(
+def prefill_text(
     assembly: Assembly, stream: Callable[[], TextStream], text: Sequence[int], progress: Callable[[float], None]
 ) -> None:
     """Prefill the token ids ``text``, so that later requests with this prompt reuse its KV entries.
