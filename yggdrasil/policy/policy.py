@@ -288,7 +288,7 @@ class LatencyScales:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Replace the factors by ``state``, a result of ``state()``.
 
-        The next step that is observed rescales all of them at once, so only their ratios last.
+        In a new policy the first step observed rescales all of them at once, so only their ratios last.
 
         Raises:
             ValueError: ``state`` has another number of factors.
