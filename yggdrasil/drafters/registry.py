@@ -67,7 +67,8 @@ def make_drafter(options: ModelFreeOptions) -> "Drafter":
     N-gram statistics get the default scorer and no table; ``StatisticsDrafter.load`` reads those of a calibration.
 
     Raises:
-        YggdrasilError: a user's class cannot be imported or is not a model-free drafter.
+        YggdrasilError: a user's class cannot be imported or is not a model-free drafter, or the native library, which
+            n-gram statistics need, is missing.
     """
     if isinstance(options, ClassOptions):
         return own_drafter(options.drafter)

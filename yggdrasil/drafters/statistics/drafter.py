@@ -63,7 +63,7 @@ class StatisticsDrafter:
         """Load a calibration's n-gram scorer and, if ``options.table``, its n-gram table from ``folder``.
 
         Raises:
-            ArtifactError: a file is missing or damaged.
+            YggdrasilError: a file is missing or damaged, or the native library is missing.
         """
         table = Table.load(folder / TABLE_FILE) if options.table else None
         return cls(NGramScorer.load(folder / SCORER_FILE), table)
@@ -128,9 +128,9 @@ class StatisticsDrafter:
         """Attach the most probable continuations to ``tree``, which must be on the host, best first.
 
         If ``budget.is_first``, the tree is first replaced by its root, the last committed token. Otherwise another
-        drafter has grown it: its nodes stay with new scores, and the room left is filled with continuations and with
-        candidates that the other drafter has not attached. Growth stops when ``budget.bound`` shows that no further
-        node would be verified. ``budget.width`` is not used.
+        drafter has grown it: its nodes stay, with scores from both estimates, and the room left is filled with
+        continuations and with candidates that the other drafter has not attached. Growth stops when ``budget.bound``
+        shows that no further node would be verified. ``budget.width`` is not used.
         """
         if budget.is_first:
             self._propose_alone(tree, budget)
