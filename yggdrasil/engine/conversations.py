@@ -17,9 +17,9 @@ _MIN_ROWS = 16  # tokens; a prefill of fewer costs less than a copy
 class Conversations:
     """Host-memory LRU cache of the KV entries of earlier texts, within ``most_bytes`` bytes. 0 disables it.
 
-    The limit includes the entries of the present text (the one in the models' caches) and, where ``process_bytes``
-    returns the memory of the process in bytes, all by which that has grown otherwise. Neither can be dropped, even if
-    they alone exceed the limit. Only the tokens of a running answer come on top of it. No method may be called while a
+    The limit includes the entries of the present text (the one in the models' caches) and, if ``process_bytes`` returns
+    the memory of the process in bytes, whatever else this has grown by since the start. Neither can be dropped, even if
+    they alone exceed the limit. The tokens of a running answer are not included. No method may be called while a
     request is decoded. State that a drafter keeps outside of a model's cache is not copied.
     """
 
