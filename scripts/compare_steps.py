@@ -26,6 +26,7 @@ from llama_cpp import LlamaCpp
 from llama_cpp_steps import LlamaSteps
 from rich.console import Console
 from roofline import measure_rates, step_work
+from step_times import show_table
 
 from yggdrasil.artifacts import write_atomic
 from yggdrasil.bench.divergence import judge_divergence
@@ -37,7 +38,7 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.checks import parse_widths
-from yggdrasil.cli.progress import PhaseProgress, show_table
+from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.engine.assembly import Assembly
 from yggdrasil.engine.decoder import Decoder

@@ -85,7 +85,12 @@ def run(runner: ModelRunner, parents: tuple[int, ...]) -> float:
 
 def node_share(runner: ModelRunner) -> float:
     """Bytes that a node of a tree adds over those of the recurrent states."""
-    return 0.0 if runner.cache.states is None else runner.cache.states.node_share
+    states = runner.cache.states
+    if states is None:
+        return 0.0
+    factors = (*states.inputs, *states.decays, *states.strengths)
+    kept = sum(tensor.nbytes for tensor in (*states.windows, *states.states))
+    return sum(tensor.nbytes for tensor in factors) / states.num_slots / kept
 
 
 def main(

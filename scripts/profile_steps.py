@@ -14,7 +14,7 @@ from typing import Annotated
 
 import pandas as pd
 import typer
-from step_times import time_against_limits
+from step_times import show_table, time_against_limits
 
 from yggdrasil.artifacts import current_machine, resolve_plan, write_csv
 from yggdrasil.calibration.calibration_settings import PairSource
@@ -22,7 +22,7 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.cli import checks, run_script
 from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.open_decoder import plan_of
-from yggdrasil.cli.progress import PhaseProgress, show_table
+from yggdrasil.cli.progress import PhaseProgress
 from yggdrasil.cli.shared_options import ChatOption, Dtype, ForceOption, ModelArgument
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.trace import MODEL_STAGES

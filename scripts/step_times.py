@@ -8,14 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from rich.table import Table
 from roofline import measure_rates, step_work
 
 from yggdrasil.calibration.calibration_settings import PairSource
 from yggdrasil.calibration.measurement.steps import TimedStep, time_in_turns, timed_steps
-from yggdrasil.calibration.pair import build_assembly, sibling
-from yggdrasil.engine.assembly import Assembly
+from yggdrasil.calibration.pair import build_assembly
+from yggdrasil.cli.progress import wide_console
+from yggdrasil.engine.assembly import Assembly, assemble
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.profiling.timers import Timer, host_ms, timer_for
+from yggdrasil.scheduling.plan import Shapes
 
 SAMPLE_COLUMNS = ("model", "step", "width", "context", "capacity", "backend", "round", "ms")
 REPEATS = 3  # consecutive timed runs of a step
@@ -48,9 +51,23 @@ def time_against_limits(
         raise YggdrasilError(f"a cache of {min(capacities)} tokens has no room behind a context of {max(contexts)}")
     sources = [replace(pair, shapes=replace(pair.shapes, max_length=capacity)) for capacity in capacities]
     first = build_assembly(sources[0])
-    assemblies = [first, *(sibling(first, source.shapes) for source in sources[1:])]
+    assemblies = [first, *(with_shapes(first, source.shapes) for source in sources[1:])]
     steps, timer = timed_steps(assemblies, contexts), timer_for(first.target.loaded.device)
     return roofline(first, time_steps(steps, rounds, phase("timing steps"), timer))
+
+
+def with_shapes(assembly: Assembly, shapes: Shapes) -> Assembly:
+    """Return an assembly of the same models with its own caches, tree and steps, which are not built yet."""
+    model_free, backend = assembly.engine.model_free, assembly.target.backend
+    return assemble(assembly.target.loaded, assembly.second, shapes, backend, model_free=model_free)
+
+
+def show_table(title: str, frame: pd.DataFrame) -> None:
+    """Print a DataFrame as a table with a title to standard output, floats with four significant digits."""
+    table = Table(*[column.replace("_", " ") for column in frame.columns], title=title)
+    for row in frame.itertuples(index=False):
+        table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
+    wide_console().print(table)
 
 
 def roofline(assembly: Assembly, samples: pd.DataFrame) -> pd.DataFrame:

@@ -41,8 +41,6 @@ def test_the_cache_is_listed_by_model_and_cleared(two_models):
     assert "steps: 1 files, 2.0 MB" in listed.output
     assert "qwen.gguf: 1 files, 3.0 MB" in listed.output
     assert "fedcba9876543210: 1 files, 1.0 MB" in listed.output
-    assert "plain-w1-0.pt2" not in listed.output
-    assert "plain-w1-0.pt2" in invoke("cache", "--files").output
 
     cleared = invoke("cache", "--clear")
     assert cleared.output.endswith("cleared: 6.0 MB\n")

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from step_times import REPEATS, roofline, time_steps
+from step_times import REPEATS, roofline, time_steps, with_shapes
 from tiny_pair import SHAPES, make_pair
 
 from yggdrasil.calibration.measurement.steps import timed_steps
-from yggdrasil.calibration.pair import sibling
 from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.profiling.timers import timer_for
 from yggdrasil.runtime.passes import Readback
@@ -73,7 +72,7 @@ def test_the_table_holds_every_step_with_its_limits(assembly):
 
 
 def test_capacities_take_turns_step_by_step(assembly):
-    larger = sibling(assembly, replace(SHAPES, max_length=300))
+    larger = with_shapes(assembly, replace(SHAPES, max_length=300))
     assert larger.target.loaded is assembly.target.loaded
     steps = timed_steps([assembly, larger], CONTEXTS)
     assert [step[:4] for step in steps[::2]] == [step[:4] for step in steps[1::2]]

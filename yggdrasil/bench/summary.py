@@ -15,8 +15,8 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
     Counts: ``prompts``, ``matched`` (equal tokens), ``verify_decode_mismatches`` (different ones), ``faults`` (judged
     to be more than ties), ``proposed`` and ``accepted`` drafted tokens. Shares: ``acceptance_rate``; ``repeats``, of
     generated tokens that repeat an earlier part of their text; ``overhead_share``, ``plain_overhead_share`` (medians).
-    ``aal`` and ``tokens_per_target_step`` are both tokens per iteration. ``tpot_ms``, ``baseline_tpot_ms`` (plain
-    decoding) and ``predicted_tpot_ms`` are medians in milliseconds.
+    ``aal`` is tokens per iteration. ``tpot_ms``, ``baseline_tpot_ms`` (plain decoding) and ``predicted_tpot_ms`` are
+    medians in milliseconds.
 
     ``speedup`` and ``end_to_end_speedup`` (prefill included) are medians and quartiles of the prompts' ratios, as
     ``spread`` returns them; ``total_speedup`` is the ratio of the times per token over all prompts together, and
@@ -38,7 +38,6 @@ def summarise(results: Sequence[Comparison]) -> dict[str, Any]:
         "verify_decode_mismatches": sum(result.divergence is not None for result in results),
         "faults": sum(each.divergence is not None and each.divergence.verdict == "fault" for each in results),
         "aal": tokens / iterations if iterations else 0.0,
-        "tokens_per_target_step": tokens / iterations if iterations else 0.0,
         "proposed": proposed,
         "accepted": accepted,
         "acceptance_rate": accepted / proposed if proposed else 0.0,

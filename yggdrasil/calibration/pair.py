@@ -26,7 +26,6 @@ from yggdrasil.engine.loading import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.loading import outline_of, refuse_uncovered
-from yggdrasil.scheduling.plan import Shapes
 
 _LEAST_LENGTH = 2048  # tokens, whatever the memory, unless a model's context is shorter
 _BYTES = 2  # per value of the KV cache
@@ -161,20 +160,6 @@ def with_head(assembly: Assembly, source: "PairSource") -> Assembly:
     return assemble(
         target, _head(source.drafter, source, target), source.shapes, assembly.target.backend,
         other_stages=source.schedules, model_free=assembly.engine.model_free,
-    )  # fmt: skip
-
-
-def sibling(assembly: Assembly, shapes: Shapes | None = None, backend: Backend | None = None) -> Assembly:
-    """Return an assembly of the same models with its own caches, tree and steps, which are not built yet.
-
-    ``shapes`` and ``backend`` are those of ``assembly`` if None.
-
-    Raises:
-        YggdrasilError: the models or the backend do not support the shapes.
-    """
-    return assemble(
-        assembly.target.loaded, assembly.second, shapes or assembly.shapes, backend or assembly.target.backend,
-        model_free=assembly.engine.model_free,
     )  # fmt: skip
 
 

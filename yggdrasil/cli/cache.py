@@ -33,7 +33,6 @@ def cache(
     forget: Annotated[
         bool, typer.Option("--forget", help="Remove only the n-gram counts of answers; with MODEL only its own.")
     ] = False,
-    files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
 ) -> None:
     """List or clear the cached files of models, with their sizes. YGGDRASIL_CACHE moves the cache."""
     from yggdrasil.artifacts.atomic import resolve_link
@@ -60,9 +59,6 @@ def cache(
         print(f"{name}: {len(sizes)} files, {size / 1e6:.1f} MB in {place}")
         if clear:
             _remove(given, place)
-        elif files:
-            for path, own in sorted(sizes.items()):
-                print(f"  {own / 1e6:8.2f} MB  {path.relative_to(place)}")
     print(f"{'cleared' if clear else 'in all'}: {total / 1e6:.1f} MB")
 
 

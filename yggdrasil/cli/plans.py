@@ -14,7 +14,6 @@ def plans(
     fits: Annotated[
         bool, typer.Option("--fits", help="Print nothing; exit with 0 if a plan is for this machine, else with 1.")
     ] = False,
-    paths: Annotated[bool, typer.Option("--paths", help="Print the files only, one per line.")] = False,
 ) -> None:
     """List the plans of this machine; with NAME the plans of that name of every machine."""
     from yggdrasil.artifacts import current_machine, list_plans
@@ -33,10 +32,7 @@ def plans(
         if others:
             listed = ", ".join(sorted({entry.name for entry in others}))
             print(f"of other machines: {listed}; `yggdrasil plans NAME` shows them", file=sys.stderr)
-    if paths:
-        for entry in entries:
-            print(entry.path)
-    elif entries:
+    if entries:
         _show([(entry.name, entry.path, entry.fits(machine)) for entry in entries])
     else:
         print("no plan of this machine yet; the first use of a model makes one", file=sys.stderr)

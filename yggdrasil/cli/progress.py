@@ -79,7 +79,6 @@ def with_progress(request: "Request") -> Iterator[str]:
 
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
     from rich.progress import Progress
 
@@ -240,16 +239,6 @@ def show_memory(use: "MemoryUse") -> None:
         f"memory: {use.peak:.0f} MB at the peak beyond {use.imports:.0f} MB of imports, {use.ratio:.2f} x the models' "
         f"weights ({use.weights:.0f} MB) and caches ({use.caches:.0f} MB)"
     )
-
-
-def show_table(title: str, frame: "pd.DataFrame") -> None:
-    """Print a DataFrame as a table with a title to standard output, floats with four significant digits."""
-    from rich.table import Table
-
-    table = Table(*[column.replace("_", " ") for column in frame.columns], title=title)
-    for row in frame.itertuples(index=False):
-        table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
-    wide_console().print(table)
 
 
 def wide_console() -> "Console":

@@ -87,12 +87,6 @@ def compile_for_cpu(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
         return compile_by_inductor(graph, inputs, _CPU_OPTIONS)
 
 
-def interpret(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Return ``graph``, an FX graph, which runs operator by operator: a compiler for ``compiling_by`` on any device."""
-    run: Callable[..., Any] = graph
-    return run
-
-
 _COMPILERS: dict[str, Compiler] = {"cpu": compile_for_cpu, "cuda": compile_by_inductor}  # by device
 _compiler: ContextVar[Compiler | None] = ContextVar("_compiler")
 _run_steps: "ContextVar[list[InProcessStep]]" = ContextVar("_run_steps")

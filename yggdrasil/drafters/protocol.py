@@ -17,6 +17,7 @@ from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 if TYPE_CHECKING:
+    from yggdrasil.drafters.draft_model import DraftModel
     from yggdrasil.runtime.runner import ModelRunner
 
 
@@ -36,40 +37,6 @@ class Budget(NamedTuple):
     is_first: bool = True  # no other drafter has proposed below this root; False: add to the nodes of others
 
 
-class TailDrafts(Protocol):
-    """Drafting that a schedule may run before the target's verification has ended (Yggdrasil paper, section 5.1).
-
-    Tail drafts run nodes of the last level, and early head drafts run possible next roots. After ``keep`` the drafter
-    has a KV entry for every token of the next ``extend`` but the last.
-    """
-
-    def read_leaves(self) -> None:
-        """Compute the drafter's KV entries of all nodes that the last draft step attached; drafting leaves them out."""
-
-    def read_leaf(self, node: int) -> None:
-        """Compute the KV entry of ``node`` (its index) if the last draft step attached it; other nodes have one."""
-
-    def guess(self, nodes: Tensor, tokens: Tensor, *, reads_leaves: bool) -> None:
-        """Run each possible next root before acceptance, and store its likeliest successors for ``keep``.
-
-        Args:
-            nodes: [W] int64 indices of verified nodes.
-            tokens: [W] int64 token ids; ``tokens[i]`` becomes the next root if ``nodes[i]`` is the last accepted node
-                and the target chooses this token after it.
-            reads_leaves: run ``read_leaves`` first.
-        """
-
-    def keep(self, nodes: Sequence[int], guess: int | None, *, at_once: bool) -> None:
-        """Keep the KV entries of accepted nodes, so that the next head draft need not run them.
-
-        Args:
-            nodes: indices of the accepted nodes below the root, in path order.
-            guess: row of the last ``guess`` call that became the next root: its KV entry is kept too, and no head draft
-                runs. None: no row did.
-            at_once: make the row ``guess`` the root now, because its candidates are read before the next draft.
-        """
-
-
 @dataclass(frozen=True)
 class DraftSteps:
     """A drafter's compiled steps, as the engine runs them. They number nodes in the order in which they attach them."""
@@ -78,7 +45,9 @@ class DraftSteps:
     knots: Tensor  # [M] float32 calibration table, written by a calibration
     head: Callable[[], None]  # runs the head draft, the first step from the root; else ``propose`` runs it
     pretend_context: Callable[[int, int], None]  # (length, root token): pretends a context, to time steps
-    tail: TailDrafts | None = None  # None: the next head draft runs all accepted tokens
+    # Tail drafts, and early head drafts, which a schedule may run before the target's verification has ended (Yggdrasil
+    # paper, section 5.1); None: the next head draft runs all accepted tokens.
+    tail: "DraftModel | None" = None
 
 
 @dataclass(frozen=True)

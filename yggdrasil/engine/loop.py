@@ -20,7 +20,7 @@ from yggdrasil.tree.token_tree import Ranking, TokenTree
 class DecodeLoop:
     """Runner of iterations over one target, an optional drafter and one tree, for one request at a time.
 
-    A drafter without ``TailDrafts`` runs all accepted tokens in its next head draft. ``model_free`` drafts if the
+    A drafter without tail drafts runs all accepted tokens in its next head draft. ``model_free`` drafts if the
     policy wants it: alone instead of the drafter, or as further nodes of the drafter's tree. ``max_length`` is the
     context length in tokens.
     """

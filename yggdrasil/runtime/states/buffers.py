@@ -94,13 +94,6 @@ class StateBuffers:
         count = 5 if self.states else 2
         return [tensor for layer in self.layers for tensor in self.of_layer(layer)[:count]]
 
-    @property
-    def node_share(self) -> float:
-        """Bytes of the factors that a row (a tree node) stores for commits, over those of all states and windows."""
-        factors = (*self.inputs, *self.decays, *self.strengths)
-        kept = sum(tensor.nbytes for tensor in (*self.windows, *self.states))
-        return sum(tensor.nbytes for tensor in factors) / self.num_slots / kept
-
     def of_layer(self, layer: int) -> list[Tensor]:
         """Return the buffers of the recurrent layer with this index in the model.
 
