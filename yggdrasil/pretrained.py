@@ -16,6 +16,7 @@ from yggdrasil.artifacts import (
     shown,
 )  # fmt: skip
 from yggdrasil.artifacts.fork import in_fork
+from yggdrasil.artifacts.homes import expanded
 from yggdrasil.artifacts.plan_names import is_plan
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
@@ -186,7 +187,7 @@ def _first_use(
     root, name = search_roots()[-1], automatic_name(model, drafters, dtype, device)
     path = plan_path(root, name, current_machine())
     if path.exists():
-        _say(f"{shown(path)} is damaged or of an older version; it is created again")
+        _say(f"{shown(path)} is damaged, of an older version or of another draft head; it is created again")
     _say(
         f"first use of {model.given}: its steps are timed for a few seconds, and later use refines the estimates; "
         f"`yggdrasil calibrate {model.given}` measures more and makes a predictor and an n-gram table"
@@ -195,7 +196,8 @@ def _first_use(
         _say(f"there is no n-gram table of {model.given} yet; `yggdrasil calibrate` makes one")
     if drafters is None and (note := module_note(model.gguf or model.folder)) is not None:
         _say(note)
-    plan, tokenizer = first_plan(model, named_drafters(drafters or USUAL), dtype, name, root, device)
+    named = named_drafters(drafters or USUAL)
+    plan, tokenizer = first_plan(model, named, dtype, name, root, device, _agreement(named.drafter, model))
     folder = predictor_directory(root, name, current_machine())
     decoder = cls.from_loaded(
         plan, folder, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase,
@@ -209,6 +211,16 @@ def _first_use(
     _time_steps(decoder, plan, tokenizer, path, reporter)
     _keep_estimates(decoder, path, model)
     return decoder
+
+
+def _agreement(drafter: str | None, model: Source) -> tuple[float, ...]:
+    """Return the held-out agreement of a head with ``model`` by its training on this machine; empty if not known."""
+    if drafter is None:
+        return ()
+    from yggdrasil.training.settings import work_folder
+    from yggdrasil.training.state import held_out_agreement
+
+    return held_out_agreement(work_folder(expanded(drafter).absolute()), model.fingerprint())
 
 
 def _time_steps(decoder: engine.Decoder, plan: Plan, tokenizer: "Tokenizer", path: Path, reporter: "Reporter") -> None:

@@ -252,7 +252,7 @@ def test_a_damaged_plan_is_made_anew_and_foreign_statistics_are_dropped(models, 
 
     path.write_text(path.read_text()[:-30])
     opened(models[0])
-    assert "is damaged or of an older version; it is created again" in capsys.readouterr().err
+    assert "is damaged, of an older version or of another draft head; it is created again" in capsys.readouterr().err
     assert Plan.load(path).is_provisional
 
 

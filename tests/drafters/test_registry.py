@@ -95,5 +95,5 @@ def test_commands_take_names_of_classes(name):
 
 @pytest.mark.parametrize("name", ["some/model", "text", ""])
 def test_commands_refuse_other_names(name):
-    with pytest.raises(YggdrasilError, match=f"--drafter {name} is none of plan, ngram and module:Class"):
+    with pytest.raises(YggdrasilError, match=f"--drafter {name} is none of plan, ngram, module:Class"):
         checks.drafter(SimpleNamespace(opts=["--drafter"]), name)

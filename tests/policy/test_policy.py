@@ -270,6 +270,53 @@ def test_it_is_never_slower_than_plain_steps_beyond_the_budgets(seed, drafts, ch
     assert lost <= budgets * (RegretBudget.GRANT + 7 * RegretBudget.WORST + 1500 * RegretBudget.EARNED)
 
 
+def decoded_with_drafts(added, claimed, seed, iterations=3000):
+    """Milliseconds a token with a drafter and by model-free drafts alone, and the share of iterations that draft.
+
+    A drafted tree gives ``added`` / x tokens more than a model-free one that gives x; its measured survival claims
+    another number where x is 1.
+    """
+    costs = StepCosts(0.1, {1: 0.05}, {1: 1.0, 2: 1.05, 4: 1.15, 8: 1.3}, 0.05, 1.05)
+    survival = (claimed / MAX_DEPTH) * np.ones(MAX_DEPTH)
+    times = []
+    for ratios in ({}, {1: LEVELS * np.ones(4)}):
+        random, policy, spent, tokens, drafted = np.random.default_rng(seed), None, 0.0, 0, 0
+        policy = ObjectivePolicy({50: costs}, ratios, survival, None)
+        policy.begin()
+        for _ in range(iterations):
+            best = random.uniform(1.0, 2.0)  # tokens that model-free drafts give here
+            decision = policy.choose(50, ModelFree([1.0, 1 + 0.6 * (best - 1), 1 + 0.8 * (best - 1), best], 7))
+            mean = decision.estimated if decision.kind == "model_free" else 1.0
+            if decision.kind == "drafted":
+                decision = policy.prune(decision, [1.0, 2.0, 3.0, 4.0], 50)
+                mean, drafted = best + added / best, drafted + 1
+            found = 1 + random.poisson(mean - 1.0)
+            milliseconds = costs.iteration_ms(*decision.shape)
+            policy.observe(decision, int(found), milliseconds)
+            spent, tokens = spent + milliseconds, tokens + found
+        times.append(spent / tokens)
+    return times[1], times[0], drafted / iterations
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drafter_that_adds_nothing_is_left_whatever_was_claimed(seed):
+    """Its trees are faster than plain steps all the same: they have the model-free drafts."""
+    with_it, without, drafted = decoded_with_drafts(0.0, 2.0, seed)
+    assert 0.0 < drafted < 0.1
+    assert with_it < 1.02 * without
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drafter_that_adds_what_was_claimed_drafts_nearly_always(seed):
+    with_it, without, drafted = decoded_with_drafts(1.5, 1.5, seed)
+    assert drafted > 0.8
+    assert with_it < 0.85 * without
+
+
+def test_a_drafter_of_which_nothing_is_claimed_is_not_tried():
+    assert decoded_with_drafts(1.5, 0.0, 0)[2] == 0.0
+
+
 def test_gains_are_counted_at_the_speed_of_now():
     """Trees of 8 ms are 2 plain steps where those take 4 ms, and 8 where they take 1."""
     ratios, survival = made_up_tables(3)

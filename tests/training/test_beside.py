@@ -28,13 +28,14 @@ def target(tmp_path, monkeypatch):
     return str(tmp_path / "target")
 
 
-def decoder_of(target, drafter=None, left_out=None):
+def decoder_of(target, drafter=None, left_out=None, *, is_provisional=False):
     """What a training asks of a decoder: a plan that considered some drafters, and a file for its answers."""
     kept = []
     plan = SimpleNamespace(
         target=SimpleNamespace(path=lambda: target, source=target),
         drafter=drafter and SimpleNamespace(fingerprint=drafter),
         left_out=left_out and SimpleNamespace(drafter=SimpleNamespace(fingerprint=left_out)),
+        is_provisional=is_provisional,
     )
     return SimpleNamespace(plan=plan, kept=kept, keep_answers=kept.append)
 
@@ -106,6 +107,8 @@ def test_a_head_that_no_plan_has_measured_is_told(tmp_path, monkeypatch, capsys)
     assert "a head is trained in" in said[0]
     assert "(process 7, log " in said[0]
     assert "`yggdrasil calibrate my/model --quick --drafter" in said[1]
+    open_decoder.train_beside(decoder_of("my/model", drafter="f" * 16, is_provisional=True), out)
+    assert "drafts where it pays; the next start uses what it learns now" in capsys.readouterr().err.splitlines()[1]
     with pytest.raises(YggdrasilError, match="holds the head that the plan drafts with; train in another folder"):
         open_decoder.train_beside(decoder_of("my/model", drafter="f" * 16), out)
 

@@ -44,7 +44,13 @@ _EXPECTED = Expectation("shipped acceptance statistics", 1.0, _ASSUMED_MS, 1.0)
 
 
 def first_plan(
-    model: Source, named: NamedDrafters, dtype: DtypeName, name: str, root: Path, device: DeviceName = "cpu"
+    model: Source,
+    named: NamedDrafters,
+    dtype: DtypeName,
+    name: str,
+    root: Path,
+    device: DeviceName = "cpu",
+    agreement: Sequence[float] = (),
 ) -> tuple[Plan, Tokenizer]:
     """Return a provisional plan of a model, with assumed step costs, and the target's tokenizer. Nothing is measured.
 
@@ -55,6 +61,7 @@ def first_plan(
         named: the drafters to use.
         name: name of the plan.
         root: folder with the folders ``plans`` and ``predictors``.
+        agreement: share of the drafter's tokens that equal the target's, by draft step; empty: not known.
 
     Raises:
         YggdrasilError: a model is unsupported, or target and drafter are incompatible.
@@ -83,7 +90,7 @@ def first_plan(
         tokenizer=model.tokenizer_fingerprint(), shapes=shapes,
         stages=DEFAULT_ORDER, objective="latency", depth_from="mean",
         predictor=Path("../..", folder.relative_to(root)).as_posix(), costs=[_assumed(shapes)], predicted=_EXPECTED,
-        is_provisional=True, device=device,
+        is_provisional=True, device=device, agreement=tuple(agreement),
     )  # fmt: skip
     return plan, tokenizer
 

@@ -45,7 +45,7 @@ def chat(
     settings = RequestSettings(
         max_new_tokens, tuple(stop or ()), speculation=opt.speculation_of(options), sampling=opt.named_sampling(options)
     )  # checked before the model is loaded
-    decoder = open_decoder(source, **opening_options(options), chat=True)
+    decoder = open_decoder(source, **opening_options(options), chat=True, train=train)
     if train is not None:
         train_beside(decoder, train)
     settings = replace(settings, sampling=_sampling(decoder, options))

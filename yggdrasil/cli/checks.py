@@ -44,12 +44,20 @@ def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
 
 
 def drafter(parameter: typer.CallbackParam, value: str) -> str:
-    """Return the drafter ``value`` if it is "plan", "ngram" or formed as "module:Class"; else raise YggdrasilError."""
-    from yggdrasil.drafters.registry import NGRAM, is_own
+    """Return ``value`` if it is "plan", "ngram", "module:Class", a shipped head or an existing path.
 
-    if value not in ("plan", NGRAM) and not is_own(value):
+    Raises:
+        YggdrasilError: it is none of these.
+    """
+    from yggdrasil.artifacts.homes import expanded
+    from yggdrasil.drafters.registry import NGRAM, is_own
+    from yggdrasil.drafters.shipped_assets import resolve_shipped_head
+
+    is_there = value and expanded(resolve_shipped_head(value)).exists()
+    if value not in ("plan", NGRAM) and not is_own(value) and not is_there:
         raise YggdrasilError(
-            f"{_typed(parameter)} {value} is none of plan, ngram and module:Class, a class of your own"
+            f"{_typed(parameter)} {value} is none of plan, ngram, module:Class (a class of your own) and the folder of "
+            "a head"
         )
     return value
 

@@ -53,6 +53,7 @@ def open_decoder(
     max_length: int | None = None,
     chat: bool = False,
     grow_table: bool | None = False,
+    train: Path | None = None,
 ) -> "Decoder":
     """Open the decoder of a plan or a model, with progress on the terminal.
 
@@ -61,11 +62,13 @@ def open_decoder(
     Args:
         source: name or file of a plan, or a model.
         dtype, device, max_length: replace the plan's; None: the plan's, or the default of a model's first use.
-        drafter: "plan", "ngram" or a user's "module:Class".
+        drafter: "plan", "ngram", a user's "module:Class" or, for a model, a head, which drafts beside n-grams.
         force_machine: allow a plan of another machine.
         backend: builder of the steps; None: the default.
         chat: refuse a model without a chat template.
         grow_table: add counts of the answers to the model's n-gram table; None: only if it has one.
+        train: folder in which a head is trained. One that an earlier training left there for the model is used if
+            ``drafter`` is "plan" and the model is not calibrated.
 
     Raises:
         YggdrasilError: there is no such plan or model, it is unsupported, or with ``chat`` it has no chat template; or
@@ -77,9 +80,11 @@ def open_decoder(
         from yggdrasil.cli.progress import PhaseProgress
         from yggdrasil.pretrained import Decoder
 
+    if drafter == "plan" and train is not None and _has_useful_head(train, source):
+        drafter = str(train)
     with PhaseProgress() as progress:
         decoder = Decoder.from_pretrained(
-            source, drafter=None if drafter == "plan" else drafter, dtype=dtype, device=device, backend=backend,
+            source, drafter=_drafters(drafter), dtype=dtype, device=device, backend=backend,
             force_machine=force_machine, max_length=max_length, chat=chat, reporter=progress,
         )  # fmt: skip
     if grow_table or (grow_table is None and decoder.has_table):
@@ -91,6 +96,37 @@ def open_decoder(
             "chosen trees may not be the fastest"
         )
     return decoder
+
+
+def _drafters(drafter: str) -> list[str] | None:
+    """Return the drafters that ``Decoder.from_pretrained`` takes for an option's value: a head and the n-gram table."""
+    from yggdrasil.drafters.registry import TABLE, is_model_free_name
+
+    if drafter == "plan":
+        return None
+    return [drafter] if is_model_free_name(drafter) else [drafter, TABLE]
+
+
+def _has_useful_head(train: Path, source: str) -> bool:
+    """Return whether the folder ``train`` has a head that was trained for the model ``source``, which has no plan.
+
+    A provisional plan counts as none: it is made anew in seconds. A calibrated one keeps its drafters.
+    """
+    from yggdrasil.artifacts.plan_names import is_plan
+    from yggdrasil.checkpoints.source import Source
+    from yggdrasil.engine.plan_lookup import find_plan
+    from yggdrasil.scheduling.plan import Plan
+    from yggdrasil.training.publish import is_ours
+    from yggdrasil.training.settings import work_folder
+    from yggdrasil.training.state import held_out_agreement
+
+    if is_plan(source) or not is_ours(train):
+        return False
+    model = Source.find(source)
+    if not held_out_agreement(work_folder(train.absolute()), model.fingerprint()):
+        return False
+    path = find_plan(model, None, None)
+    return path is None or Plan.load(path).is_provisional
 
 
 def plan_of(source: str) -> str:
@@ -126,7 +162,9 @@ def train_beside(decoder: "Decoder", out: Path) -> None:
         f"a head is trained in {shown(out)} at low priority while this command runs (process {started.process}, log "
         f"{shown(started.log)}); answers are kept beside it for the next start"
     )
-    if started.is_unmeasured and decoder.plan is not None:
+    if started.drafts:
+        say(f"the head in {shown(out)} drafts where it pays; the next start uses what it learns now")
+    elif started.is_unmeasured and decoder.plan is not None:
         target = decoder.plan.target.source
         say(
             f"no plan has measured the head in {shown(out)}; after this command, `yggdrasil calibrate {target} --quick "

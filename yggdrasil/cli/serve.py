@@ -71,7 +71,7 @@ def serve(
     )  # fmt: skip
 
     def opened() -> "Decoder":
-        decoder = open_decoder(source, **opening_options(options))
+        decoder = open_decoder(source, **opening_options(options), train=train)
         if train is not None:
             train_beside(decoder, train)
         if public_pool:

@@ -25,8 +25,9 @@ BackendOption = Annotated[
 DrafterOption = Annotated[
     str,
     typer.Option(
-        callback=checks.drafter, metavar="plan|ngram|MODULE:CLASS",
-        help="Replace the plan's drafter by ngram (n-gram lookup) or your own class.",
+        callback=checks.drafter, metavar="plan|ngram|MODULE:CLASS|HEAD",
+        help="Replace the plan's drafter by ngram (n-gram lookup) or your own class. For a model that is not "
+        "calibrated also the folder of a head, which then drafts where it pays.",
     ),
 ]  # fmt: skip
 ForceOption = Annotated[bool, typer.Option("--force-machine", help="Use a plan of another machine; it may be slower.")]

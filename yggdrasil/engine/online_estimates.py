@@ -1,7 +1,7 @@
 """Refines the estimates of a provisional plan while decoding, and stores them for later processes.
 
 Step costs are written to the plan's file. The policy's acceptance estimates are written to a small JSON file next to
-it, which records the model and machine.
+it, which records model, drafter and machine.
 """
 
 import json
@@ -129,20 +129,23 @@ def state_file(plan: Path) -> Path:
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
-    return {"version": VERSION, "model": plan.target.fingerprint, "machine": plan.machine.fingerprint}
+    drafter = None if plan.drafter is None else plan.drafter.fingerprint
+    return {
+        "version": VERSION, "model": plan.target.fingerprint, "drafter": drafter, "machine": plan.machine.fingerprint,
+    }  # fmt: skip
 
 
 def restore_estimates(path: Path, plan: Plan, use: Callable[[Mapping[str, Any]], None]) -> None:
     """Read the stored acceptance estimates of the plan in the file ``path``, and call ``use`` with them.
 
-    Without a stored file nothing happens. A file that is damaged or of another model, machine or version is removed
-    with a warning. ``use`` must raise KeyError, TypeError or ValueError if the estimates have another form.
+    Without a stored file nothing happens. A file that is damaged or of another model, drafter, machine or version is
+    removed with a warning. ``use`` must raise KeyError, TypeError or ValueError if the estimates have another form.
     """
     file = state_file(path)
     try:
         kept = json.loads(file.read_bytes())
         if {name: kept.get(name) for name in _identity(plan)} != _identity(plan):
-            raise ValueError("it is of another model, machine or version")
+            raise ValueError("it is of another model, drafter, machine or version")
         use(kept["state"])
     except FileNotFoundError:
         return

@@ -46,6 +46,7 @@ def find_plan(
         is_meant = not wanted or _model_of(plan) <= wanted <= _considered(plan) | names_of(plan.model_free)
         if plan.is_provisional:  # must have been created for the same drafters
             is_meant = path.parent.name == automatic_name(model, drafters, plan.dtype, plan.device)
+            is_meant = is_meant and _model_of(plan) <= wanted  # a head may have been trained since
         if is_meant:
             rank = (not plan.is_provisional, plan.target.weights == "file", path.stat().st_mtime_ns)
             fitting.append((*rank, path))

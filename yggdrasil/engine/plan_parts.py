@@ -1,5 +1,6 @@
 """Builds the drafters and the policy that a plan (the YAML file of a calibration) describes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +57,7 @@ def planned_policy(
     if not all(entry.draft_ms.keys() <= drafted and entry.verify_ms.keys() <= verified for entry in plan.costs):
         raise YggdrasilError(f"the plan {plan.name} has costs of widths that its shapes lack; calibrate again")
     costs = {entry.context: entry.steps() for entry in plan.costs}
-    ratios, mean_survival = _unknown(plan.shapes) if drafts else ({}, np.empty(0, dtype=np.float32))
+    ratios, mean_survival = _assumed(plan.shapes, plan.agreement) if drafts else ({}, np.empty(0, dtype=np.float32))
     depth = added_tokens = None
     if drafts and learned is not None:
         ratios, mean_survival = learned.ratios, learned.mean_survival
@@ -74,12 +75,21 @@ def planned_policy(
         ) from error
 
 
-def _unknown(shapes: Shapes) -> tuple[dict[int, FloatArray], FloatArray]:
-    """Return default ratios and mean survival, for trees that were not measured."""
-    survival = np.float32(_OWN_SURVIVAL) ** np.arange(1, shapes.max_depth + 1, dtype=np.float32)
-    of_a_width = np.array([width > 1 for width in shapes.verify_widths], dtype=np.float32)  # width 1 has no draft
+def _assumed(shapes: Shapes, agreement: Sequence[float]) -> tuple[dict[int, FloatArray], FloatArray]:
+    """Return ratios and mean survival of trees that were not measured, as if each were a chain.
+
+    Args:
+        agreement: share of drafted tokens that equal the target's, by draft step; the last one holds for further steps.
+            Empty: a default.
+    """
+    shares = [*agreement[: shapes.max_depth]] or [_OWN_SURVIVAL]
+    shares += shares[-1:] * (shapes.max_depth - len(shares))
+    depths = np.arange(1, shapes.max_depth + 1)
+    fits = np.greater.outer(shapes.verify_widths, depths).T.astype(
+        np.float32
+    )  # [D, V]: a level is a row beside the root
     levels = np.tril(np.ones((shapes.max_depth, shapes.max_depth), dtype=np.float32))  # by depth budget
-    return dict.fromkeys(shapes.draft_widths, levels[:, :, None] * of_a_width), survival
+    return dict.fromkeys(shapes.draft_widths, levels[:, :, None] * fits), np.cumprod(shares, dtype=np.float32)
 
 
 class Drafting(NamedTuple):

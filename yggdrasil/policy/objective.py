@@ -69,7 +69,10 @@ class Decision(NamedTuple):
     tokens: float = 1.0  # expected, bonus token included
     milliseconds: float = 0.0
     is_drafting: bool = False  # features were read or the head draft ran, even if the shape is a plain step
-    estimated: float = 1.0  # tokens estimated by a model-free tree's scores, uncorrected
+    # Tokens that model-free drafts alone are expected to give: of a tree of these, uncorrected; of a drafted tree,
+    # corrected.
+    estimated: float = 1.0
+    rate_without: float = 0.0  # of a drafted tree: expected tokens a millisecond without the drafter; 0: not known
 
     @property
     def kind(self) -> Kind:
@@ -234,7 +237,7 @@ class DraftedTrees:
         mean_survival: [D] P(accepted length >= d), the mean over the calibration's text.
         depth: the depth predictor, or None to use ``mean_survival`` for every tree.
         added_tokens: accepted tokens that the drafter adds to model-free drafts of which none is expected to be
-            accepted. None: a typical tree has the same expected tokens with any model-free drafts.
+            accepted. None: the expected tokens of a typical tree, without the bonus token.
     """
 
     def __init__(
@@ -256,7 +259,15 @@ class DraftedTrees:
         """Whether ``best`` reads its argument ``features``: whether there is a depth predictor."""
         return self._depth is not None
 
-    def typical(self, here: int, model_free: Decision | None) -> Decision:
+    def added(self, here: int) -> float:
+        """Return the accepted tokens that a typical tree adds where model-free drafts expect none.
+
+        Args:
+            here: index into ``costs``, of the nearest context length.
+        """
+        return self._typical[here].tokens - 1.0 if self._added_tokens is None else self._added_tokens
+
+    def typical(self, here: int, model_free: Decision | None, correction: float = 1.0) -> Decision:
         """Return the best shape for the calibration's mean acceptance, with its expected tokens, as a decision.
 
         Its ``milliseconds`` are 0. A drafted tree also contains the model-free drafts: with ``model_free`` it gets the
@@ -266,12 +277,13 @@ class DraftedTrees:
         Args:
             here: index into ``costs``, of the nearest context length.
             model_free: the decision to verify model-free drafts alone, or None without drafts.
+            correction: factor on the tokens that drafting adds.
         """
         tree = self._typical[here]
-        if model_free is None or self._added_tokens is None:
-            return tree
+        if model_free is None:
+            return tree._replace(tokens=1.0 + (tree.tokens - 1.0) * correction)
         shape = tree.shape._replace(verify_width=max(tree.shape.verify_width, model_free.shape.verify_width))
-        return Decision(shape, model_free.tokens + self._added_tokens / model_free.tokens)
+        return Decision(shape, model_free.tokens + self.added(here) * correction / model_free.tokens)
 
     def best(self, features: Features, here: int) -> Decision:
         """Return the best shape by the depth predictor, with its expected tokens, as a decision.

@@ -65,6 +65,7 @@ class ObjectivePolicy:
         self._pruning: dict[tuple[int, int, int], PassValues] = {}  # by (index of costs, draft width, depth)
         self._scales = LatencyScales(max(len(each.verify_widths) for each in self._costs))
         self._correction = AcceptanceCorrection()  # of model-free drafts
+        self._added = AcceptanceCorrection()  # of the tokens that drafting adds to these
         self._budgets: dict[Kind, RegretBudget] = {"model_free": RegretBudget(), "drafted": RegretBudget()}
         self._here = self._scaled = 0  # index of the costs in use, and of those whose values are scaled
         self._steps = 0  # iterations of this request
@@ -96,9 +97,7 @@ class ObjectivePolicy:
             best, value = free, found
         if self._drafted is None or not self._budgets["drafted"].is_open:
             return best
-        typical = self._drafted.typical(self._here, free)
-        room = typical.tokens if model_free is None else min(typical.tokens, model_free.depth + 1.0)
-        drafted = self._priced(typical.shape, room)
+        drafted = self._typical(model_free, free, best)
         # With features a predictor may expect more tokens than of a typical tree.
         if self._value(drafted) > value or (self._drafted.reads_features and best is plain):
             return None if self._drafted.reads_features else drafted
@@ -137,6 +136,22 @@ class ObjectivePolicy:
         shape = TreeShape(0, tree.depth, self._costs[self._here].verify_widths[best])
         return Decision(shape, likely, passes.milliseconds[best], estimated=tree.expected[best])
 
+    def _typical(self, model_free: ModelFree | None, free: Decision | None, best: Decision) -> Decision:
+        """Return the decision for a typical drafted tree, which ``model_free`` extends.
+
+        Args:
+            model_free: the tree of model-free drafts, None if there is none or it is not grown yet.
+            free: the decision to verify it alone; None if it expects no accepted token.
+            best: the best decision without the drafter.
+        """
+        assert self._drafted is not None, "there is nothing to draft"
+        typical = self._drafted.typical(self._here, free, self._added.factor)
+        if model_free is None:
+            return self._priced(typical.shape, typical.tokens)
+        drafted = self._priced(typical.shape, min(typical.tokens, model_free.depth + 1.0))
+        expected = 1.0 if free is None else free.tokens
+        return drafted._replace(estimated=expected, rate_without=best.tokens / best.milliseconds)
+
     def _with_features(self, features: Features, plain: Decision) -> Decision:
         """Return the best drafted tree for ``features``, or a plain step if that is better."""
         assert self._drafted is not None, "there is nothing to draft"
@@ -167,7 +182,8 @@ class ObjectivePolicy:
     def _verified_at(self, decision: Decision, expected: Sequence[float], index: int) -> Decision:
         """Return ``decision`` with the verify width at ``index``."""
         shape = decision.shape._replace(verify_width=self._costs[self._here].verify_widths[index])
-        return self._priced(shape, expected[index])
+        tokens, milliseconds = expected[index], self._priced(shape, expected[index]).milliseconds
+        return decision._replace(shape=shape, tokens=tokens, milliseconds=milliseconds, is_drafting=True)
 
     def _priced(self, shape: TreeShape, tokens: float) -> Decision:
         """Return a drafted tree's decision, with its milliseconds at the present latency scale."""
@@ -203,13 +219,10 @@ class ObjectivePolicy:
         charged_ms = milliseconds if has_read else min(milliseconds, LatencyScales.PAUSE * decision.milliseconds)
         for each, budget in self._budgets.items():
             if each == kind:
-                budget.add_tree(tokens - charged_ms / plain_ms)
+                budget.add_tree(tokens - charged_ms * max(decision.rate_without, 1.0 / plain_ms))
             else:
                 budget.earn()
-        if kind == "model_free":
-            self._correction.observe(decision.estimated - 1.0, tokens - 1)
-        else:
-            self._correction.decay()
+        self._correct(decision, tokens)
         is_cold = self._steps == 0
         if kind == "plain":
             self._scales.observe(0, plain_ms, milliseconds, is_cold=is_cold)
@@ -222,11 +235,24 @@ class ObjectivePolicy:
         self._scaled = -1
         self._steps += 1
 
+    def _correct(self, decision: Decision, tokens: int) -> None:
+        """Update the acceptance corrections by the ``tokens`` that an iteration gave, bonus token included."""
+        if decision.kind == "model_free":
+            self._correction.observe(decision.estimated - 1.0, tokens - 1)
+        else:
+            self._correction.decay()
+        if decision.rate_without and decision.shape.depth and self._drafted is not None:
+            added = self._drafted.added(self._here) / decision.estimated
+            self._added.observe(added, tokens - decision.estimated)
+        else:
+            self._added.decay()
+
     def state(self) -> dict[str, Any]:
-        """Return latency scales, acceptance correction and regret budgets as JSON-compatible data for ``restore``."""
+        """Return latency scales, acceptance corrections and regret budgets as JSON-compatible data for ``restore``."""
         return {
             "scales": self._scales.state(),
             "model_free": self._correction.state(),
+            "added": self._added.state(),
             "budgets": {kind: budget.state() for kind, budget in self._budgets.items()},
         }
 
@@ -238,6 +264,8 @@ class ObjectivePolicy:
         """
         self._scales.restore(state["scales"])
         self._correction.restore(state["model_free"])
+        if "added" in state:  # not in files of earlier versions
+            self._added.restore(state["added"])
         for kind, budget in self._budgets.items():
             budget.restore(state["budgets"][kind])
         self._scaled = -1
@@ -299,7 +327,7 @@ class LatencyScales:
 
 
 class AcceptanceCorrection:
-    """Correction factor of a tree's expected accepted tokens: a moving ratio of accepted to estimated tokens.
+    """Correction factor, at least 0, of expected accepted tokens: a moving ratio of accepted to estimated tokens.
 
     Scores are products of calibrated probabilities. They assume that edges are independent and that every text is like
     the calibration's. The factor is kept across requests. It is a ratio of moving averages with a prior of ``PRIOR``
@@ -314,12 +342,13 @@ class AcceptanceCorrection:
         """Update the factor by one verified tree. Both numbers leave out the bonus token.
 
         Args:
-            estimated: accepted tokens that the scores of the tree's nodes predicted.
-            accepted: drafted tokens that the target accepted.
+            estimated: accepted tokens that were predicted, such as by the scores of the tree's nodes.
+            accepted: drafted tokens that the target accepted; of what drafting adds, fewer than 0 if model-free drafts
+                alone were expected to give more.
         """
         self._estimated = DECAY * self._estimated + estimated
         self._accepted = DECAY * self._accepted + accepted
-        self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
+        self.factor = max(0.0, (self._accepted + PRIOR) / (self._estimated + PRIOR))
 
     def decay(self) -> None:
         """Move the correction factor towards 1, for an iteration that verified no model-free tree."""
@@ -332,7 +361,7 @@ class AcceptanceCorrection:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the moving averages of estimated and accepted tokens from ``state()``, and recompute the factor."""
         self._estimated, self._accepted = state["estimated"], state["accepted"]
-        self.factor = (self._accepted + PRIOR) / (self._estimated + PRIOR)
+        self.factor = max(0.0, (self._accepted + PRIOR) / (self._estimated + PRIOR))
 
 
 class RegretBudget:
@@ -341,9 +370,10 @@ class RegretBudget:
     A negative balance closes the budget. Each iteration without speculation earns a little, until there is enough for a
     few trees, because a single one would be measured with cold caches. The balance is kept across requests.
 
-    A tree loses the plain steps in whose time it was verified, minus its tokens. The policy limits that time to one and
-    a half of the prediction, since the rest is a pause of the machine. At most ``WORST`` counts, three times as much
-    for the first tree of a request, whose time includes the drafter's prefill.
+    A tree loses the plain steps in whose time it was verified, minus its tokens; a drafted tree loses the tokens that
+    the best decision without the drafter was expected to give in that time, if these are more. The policy limits that
+    time to one and a half of the prediction, since the rest is a pause of the machine. At most ``WORST`` counts, three
+    times as much for the first tree of a request, whose time includes the drafter's prefill.
 
     Theorem. Whatever trees are drafted and however the speed of the machine changes, from any iteration on
 
@@ -380,7 +410,7 @@ class RegretBudget:
         ``begin`` of the next request charges the rest.
 
         Args:
-            gained: the tree's tokens minus the tokens that plain decoding gives in the same time. Negative: a loss.
+            gained: the tree's tokens minus those that decoding without it gives in the same time. Negative: a loss.
         """
         if not self._has_first:
             self._has_first, self._first, gained = True, max(min(gained, 0.0), -3 * self.WORST), max(gained, 0.0)

@@ -210,6 +210,7 @@ class Plan:
     left_out: LeftOut | None = None
     draft_vocabulary: int | None = None  # size of a head's restricted vocabulary; None: not restricted
     is_provisional: bool = False  # created at a model's first use, not by a calibration
+    agreement: tuple[float, ...] = ()  # of a provisional plan's head with held-out text, by draft step, by its training
 
     def __post_init__(self) -> None:
         check_order(self.stages)

@@ -31,6 +31,7 @@ class Started(NamedTuple):
     process: int
     log: Path
     is_unmeasured: bool  # an earlier training left a head that the decoder's plan has not considered
+    drafts: bool = False  # the decoder drafts with the head of an earlier training
 
 
 def start_training(decoder: Decoder, out: Path) -> Started:
@@ -38,7 +39,7 @@ def start_training(decoder: Decoder, out: Path) -> Started:
 
     Raises:
         YggdrasilError: the decoder has no plan, ``out`` is a file or has files of another origin or the head that the
-            decoder drafts with, or no process can be started.
+            decoder's calibrated plan drafts with, or no process can be started.
     """
     plan = decoder.plan
     if plan is None:
@@ -46,7 +47,8 @@ def start_training(decoder: Decoder, out: Path) -> Started:
     settings = TrainSettings(plan.target.path(), out.absolute())
     check_out(settings.out)
     head = None if is_free(settings.out) else model_fingerprint(settings.out)
-    if head is not None and plan.drafter is not None and plan.drafter.fingerprint == head:
+    drafts = head is not None and plan.drafter is not None and plan.drafter.fingerprint == head
+    if drafts and not plan.is_provisional:  # the plan would no longer load
         raise YggdrasilError(f"{shown(out)} holds the head that the plan drafts with; train in another folder")
     log = settings.work / "log.txt"
     try:
@@ -61,7 +63,7 @@ def start_training(decoder: Decoder, out: Path) -> Started:
     _CHILDREN.append(child)
     decoder.keep_answers(settings.answers)
     left_out = None if plan.left_out is None else plan.left_out.drafter.fingerprint
-    return Started(child.pid, log, is_unmeasured=head not in (None, left_out))
+    return Started(child.pid, log, is_unmeasured=not drafts and head not in (None, left_out), drafts=drafts)
 
 
 class _Log:

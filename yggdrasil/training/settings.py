@@ -12,6 +12,11 @@ Kind = Literal["eagle3", "dflash"]  # of heads that can be trained
 SHOWN = 5  # draft steps for which agreement is reported
 
 
+def work_folder(out: Path) -> Path:
+    """Return the folder with the state of the training that writes a drafter to the folder ``out``."""
+    return out.with_name(out.name + ".training")
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     """Settings of one training run of a head."""
@@ -36,7 +41,7 @@ class TrainSettings:
     @property
     def work(self) -> Path:
         """Folder with the state from which an interrupted or repeated training resumes: ``OUT.training``."""
-        return self.out.with_name(self.out.name + ".training")
+        return work_folder(self.out)
 
     @property
     def answers(self) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -208,6 +208,21 @@ class KeptTraining:
         """Return the token ids that the head drafts, [Vd] int64; all ``size`` of them without a draft vocabulary."""
         table = self.tensors.get("head.d2t")
         return torch.arange(size) if table is None else table + torch.arange(len(table))
+
+
+def held_out_agreement(work: Path, identity: str) -> tuple[float, ...]:
+    """Return the last held-out agreement, by draft step, of the training whose state is in the folder ``work``.
+
+    Empty if there is no state, or it is damaged, of another version or of another target than that of the fingerprint
+    ``identity``. The weights are not read.
+    """
+    try:
+        with safe_open(work / _FILE, "pt") as opened:
+            said = (opened.metadata() or {}).get("progress", "")
+        progress = parse_dataclass(Progress, parse_json(said), shown(work))
+    except (ArtifactError, SafetensorError, OSError, ValueError):
+        return ()
+    return tuple(progress.looks[-1].agreement) if progress.looks and progress.identity == identity else ()
 
 
 def _of_another_version(file: Path, reason: str) -> YggdrasilError:

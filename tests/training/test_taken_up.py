@@ -1,0 +1,101 @@
+"""A head that an earlier training left: the next start drafts with it where it pays, and nowhere else."""
+
+from dataclasses import replace
+
+import pytest
+from own_texts import Told, write_own_text
+from tiny_pair import chat_tokenizer, random_model
+
+from yggdrasil import pretrained
+from yggdrasil.artifacts import model_fingerprint
+from yggdrasil.cli.open_decoder import open_decoder
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.pretrained import Decoder
+from yggdrasil.training.settings import TrainSettings
+from yggdrasil.training.state import KeptTraining, held_out_agreement
+from yggdrasil.training.training import train
+
+PROMPT = "the only way, on an inner tour. the only way"
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """The settings of a training that made one step."""
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    tokenizer = chat_tokenizer()
+    model = random_model(vocab_size=len(tokenizer), num_hidden_layers=6, max_position_embeddings=512, eos_token_id=0)
+    model.save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    write_own_text(tmp_path / "target")
+    settings = TrainSettings(str(tmp_path / "target"), tmp_path / "head", minutes=0.0, tokens=1, threads=1)
+    train(settings, Told())
+    return settings
+
+
+def opened(settings, **options):
+    return open_decoder(settings.target, "float32", force_machine=False, device="cpu", backend="eager", **options)
+
+
+def drafted_trees(answer):
+    return sum(count for width, count in answer.metrics.draft_widths.items() if width)
+
+
+def test_the_next_start_has_the_head_and_what_its_training_knows(trained, capsys):
+    decoder = opened(trained, train=trained.out)
+    first = decoder.plan
+    agreement = KeptTraining.read(trained.work, first.target.fingerprint, print).progress.looks[-1].agreement
+    assert first.drafter.fingerprint == model_fingerprint(trained.out)
+    assert first.agreement == tuple(agreement)
+    assert first.costs[0].head_ms > 0
+    assert opened(trained).plan.drafter is None, "without the option nothing changes"
+    assert opened(trained, drafter=str(trained.out)).plan.costs == first.costs, "nothing is timed again"
+    train(replace(trained, minutes=0.05), Told())
+    capsys.readouterr()
+    second = opened(trained, train=trained.out).plan
+
+    assert "of another draft head; it is created again" in capsys.readouterr().err
+    assert second.drafter.fingerprint == model_fingerprint(trained.out) != first.drafter.fingerprint
+
+
+def test_a_calibrated_plan_keeps_its_drafters(trained):
+    plan = opened(trained).plan
+    replace(plan, is_provisional=False).save(pretrained.find_plan(pretrained.Source.find(trained.target), None, None))
+
+    assert opened(trained, train=trained.out).plan.drafter is None
+
+
+def test_a_plan_and_a_drafter_that_is_not_there_are_refused(trained):
+    opened(trained)
+    plan = pretrained.find_plan(pretrained.Source.find(trained.target), None, None)
+    with pytest.raises(YggdrasilError, match="has other drafters; calibrate for"):
+        opened(replace(trained, target=str(plan)), drafter=str(trained.out))
+
+
+@pytest.mark.parametrize("agreement", [(0.0,) * 5, (0.95,) * 5], ids=["it says so", "it says the opposite"])
+def test_a_useless_head_does_not_draft(trained, monkeypatch, agreement):
+    """By its training, or after a few trees; the costs are those of a large target."""
+    monkeypatch.setattr(pretrained, "_agreement", lambda *_: agreement)
+    decoder = Decoder.from_pretrained(
+        trained.target, drafter=[str(trained.out), "table"], dtype="float32", backend="eager"
+    )
+    costs = decoder.plan.costs[0]
+    cheap = replace(costs, head_ms=0.05 * costs.plain_ms, draft_ms=dict.fromkeys(costs.draft_ms, 0.02 * costs.plain_ms))
+    decoder.use_costs(replace(decoder.plan, costs=[cheap]))
+    answer = decoder.generate(PROMPT, max_new_tokens=300)
+
+    assert answer.tokens == decoder.generate(PROMPT, max_new_tokens=300, speculation=False).tokens
+    if agreement[0]:
+        assert 1 <= drafted_trees(answer) <= 40
+    else:
+        assert not drafted_trees(answer)
+
+
+def test_what_a_training_knows_is_of_its_target_alone(trained, tmp_path):
+    identity = pretrained.Source.find(trained.target).fingerprint()
+    assert len(held_out_agreement(trained.work, identity)) == 5
+    assert held_out_agreement(trained.work, "0" * 16) == ()
+    assert held_out_agreement(tmp_path / "nowhere", identity) == ()
+    (trained.work / "state.safetensors").write_bytes(b"damaged")
+    assert held_out_agreement(trained.work, identity) == ()
