@@ -31,7 +31,7 @@ os.environ.setdefault("CXX", "/bin/false")  # the host's operators are then the 
 # Seconds of each section; what one leaves over goes to those behind it.
 SECTIONS = {
     "machine": 35.0, "float32": 115.0, "bfloat16": 40.0, "quantised": 30.0, "costs 7B": 75.0, "decodes": 110.0,
-    "costs 1.5B": 35.0, "costs 135M": 25.0, "costs 8B": 30.0,
+    "attention": 40.0, "costs 1.5B": 35.0, "costs 135M": 25.0, "costs 8B": 30.0,
 }  # fmt: skip
 SETTINGS = (
     {},
@@ -186,6 +186,7 @@ def _bring_code(arguments: argparse.Namespace) -> None:
 
 
 def _summary(report: "Report") -> list[str]:  # noqa: F821
+    from cuda_check.attention import summary as of_attention
     from cuda_check.correctness import summary as of_correctness
     from cuda_check.costs import summary as of_costs
     from cuda_check.decodes import summary as of_decodes
@@ -198,6 +199,8 @@ def _summary(report: "Report") -> list[str]:  # noqa: F821
             lines += [line[:300] for line in of_costs(section["results"])]
         elif name.startswith("quantised"):
             lines += [line[:300] for line in of_quantised(section["results"])]
+        elif name.startswith("attention"):
+            lines += of_attention(section["results"])
         elif name.startswith(("float32", "bfloat16")):
             lines += of_correctness(section["results"])
         elif name.startswith("decodes"):
@@ -241,6 +244,10 @@ def _section(arguments: argparse.Namespace, notes: "Notes", device: "torch.devic
         from cuda_check.quantised import quantised
 
         quantised(notes, device, tiny=tiny)
+    elif name == "attention":
+        from cuda_check.attention import attention
+
+        attention(notes, device, tiny=tiny)
     elif name.startswith("costs "):
         from cuda_check.costs import costs
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_cuda.py"
 ABSENT = ("gguf", "typer", "rich", "pandas", "sklearn")
-SECTIONS = ("machine", "float32", "bfloat16", "quantised", "costs 7B", "decodes")
+SECTIONS = ("machine", "float32", "bfloat16", "quantised", "costs 7B", "decodes", "attention")
 
 
 def run(tmp_path, *arguments, check=True):
@@ -41,6 +41,8 @@ def test_every_section_runs_on_a_stand_in(tmp_path):
     assert set(tokens) == {"equal"}
     assert {"T(1), compiled", "T(4), compiled"} <= set(sections["costs 7B"]["results"])
     assert sections["quantised"]["results"]["Q6_K equals"] == "equal"
+    compared = [key.split()[0] for key, value in sections["attention"]["results"].items() if isinstance(value, float)]
+    assert compared[:3] == ["ours", "sdpa", "flex"]  # outputs are those of the portable operator
     assert "tree egt of 4" in sections["decodes"]["results"]
 
 
