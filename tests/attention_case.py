@@ -1,5 +1,6 @@
 """A random step for the attention operators, and the loop over single keys that they are held against."""
 
+import copy
 import math
 import random
 
@@ -48,6 +49,13 @@ class AttentionCase:
         if asks_few:
             self.asked = sorted(rng.sample(self.asked, rng.randint(1, self.width)))
             self.query, self.mask = self.query[:, :, self.asked], self.mask[self.asked]
+
+    def first(self, width):
+        """The same step of its first ``width`` rows only."""
+        case = copy.copy(self)
+        case.width, case.asked, case.mask = width, list(range(width)), self.mask[:width]
+        case.query, case.key, case.value = (each[:, :, :width] for each in (self.query, self.key, self.value))
+        return case
 
     def run(self, function, window=0, softcap=0.0, num_threads=1, sinks=None):
         """The output [1, R, Hq, D] and the two caches afterwards."""

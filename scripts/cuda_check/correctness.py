@@ -65,6 +65,10 @@ def float32(notes: Notes, device: torch.device, *, tiny: bool) -> None:
             width, context, head, group, window, _ = case
             name = f"attention {str(dtype).removeprefix('torch.')} W{width} S{context} D{head} G{group} w{window}"
             notes.attempt(name, partial(_attention, device, dtype, case))
+    if device.type == "cuda":
+        for dtype in (torch.float32, torch.bfloat16):
+            name = f"attention {str(dtype).removeprefix('torch.')}, same bits at every width"
+            notes.attempt(name, partial(_same_bits, device, dtype))
     notes.attempt("rows are kept", lambda: _rows_are_kept(device, 1 if tiny else 8))
     found = notes.attempt("load the bundled pair", lambda: _describe(_pair(device, torch.float32)), always=True)
     if found is None:
@@ -102,9 +106,11 @@ def _other_decodes(
         notes.attempt(f"rule {name}", measure, seconds=8)
     for family in HYBRIDS[: 1 if len(sampled) == 1 else None]:
         notes.attempt(f"hybrid {family}", partial(_hybrid, device, mode, family), seconds=8)
-    for name, sampling in (("decoding", SamplingParams()), ("sampling", SAMPLED["all"])):
+    together, usual = "model and n-gram statistics", (FixedPolicy(TREES[0]), {})
+    for name, sampling in (("decoding", SamplingParams()), ("sampling", SAMPLED["all"]), (together, SamplingParams())):
         if device.type == "cuda":
-            check = partial(_nothing_waits, pair, device, sampling, count)
+            policy, options = _drafters()[together] if name == together else usual
+            check = partial(_nothing_waits, pair, device, sampling, count, policy, **options)
             notes.attempt(f"nothing waits while {name}", check, seconds=8)
 
 
@@ -119,27 +125,35 @@ def bfloat16(notes: Notes, device: torch.device, *, tiny: bool) -> None:
 
 
 def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
-    """Those without a model, by the names that a user gives; the draft model is in every tree above."""
+    """Those without a model, alone and in one tree with the draft model, which is in every tree above."""
     from yggdrasil.drafters.statistics.drafter import default_statistics
 
-    free = ModelFreePolicy(16)
+    free, together = ModelFreePolicy(16), FixedPolicy(TREES[0])
+    together.wants_model_free = True
     return {
         "n-gram": (FixedPolicy(TREES[0]), {"drafter": NGramDrafter()}),
         "n-gram statistics": (free, {"drafter": None, "model_free": DrafterGroup([default_statistics()])}),
+        "model and n-gram statistics": (together, {"model_free": DrafterGroup([default_statistics()])}),
     }
 
 
 def _heads(target: LoadedModel) -> dict[str, LoadedHead]:
     """Heads of random weights: their guesses are poor, and the way that they draft is whole."""
+    from block_files import block_config, block_tensors
     from head_files import eagle_config, published_tensors, write_head
-    from other_heads import medusa_shapes, random_tensors, write_medusa
+    from other_heads import first_config, first_shapes, medusa_shapes, random_tensors, write_medusa
 
     hidden, vocab = target.hidden_size, target.vocab_size
     config = eagle_config(vocab, vocab, hidden_size=hidden)
     with TemporaryDirectory() as folder:
         eagle = write_head(Path(folder) / "eagle3", config, published_tensors(config))
         medusa = write_medusa(Path(folder) / "medusa", random_tensors(medusa_shapes(hidden, vocab)))
-        return {path.name: load_head(path, target, 1) for path in (eagle, medusa)}
+        first = first_config(vocab, hidden_size=hidden)
+        eagle1 = write_head(Path(folder) / "eagle1", first, random_tensors(first_shapes(first)))
+        layers, sizes = range(0, target.num_layers, 2), {"hidden_size": hidden}
+        block = block_config(vocab, block_size=5, layers=layers, target_layers=target.num_layers, **sizes)
+        dflash = write_head(Path(folder) / "dflash", block, block_tensors(block))
+        return {path.name: load_head(path, target, 1) for path in (eagle, eagle1, medusa, dflash)}
 
 
 def _hybrid(device: torch.device, mode: str, family: str) -> str:
@@ -171,6 +185,19 @@ def _attention(device: torch.device, dtype: torch.dtype, case: tuple[Any, ...]) 
         ("output", "keys", "values"), step.run(torch.ops.yggdrasil.tree_attention, window, bound), expected, strict=True
     ):
         _equal(name, ours, theirs, TOLERANCE[dtype])
+    return "equal"
+
+
+def _same_bits(device: torch.device, dtype: torch.dtype) -> str:
+    """A row of the first rows of a pass, whatever the number of rows behind it."""
+    step = AttentionCase(7, dtype, width=64, num_context=1000, head_dim=128, group=4)
+    for name in ("query", "key", "value", "offsets", "mask"):
+        setattr(step, name, getattr(step, name).to(device))
+    step.caches = [cache.to(device) for cache in step.caches]
+    whole = step.run(torch.ops.yggdrasil.tree_attention)[0].cpu()
+    for width in (1, 4, 16):
+        _equal(f"output of {width} rows", step.first(width).run(torch.ops.yggdrasil.tree_attention)[0],
+               whole[:, :width], 0.0)  # fmt: skip
     return "equal"
 
 
@@ -298,10 +325,11 @@ def _sampled(
 
 
 def _nothing_waits(
-    pair: tuple[LoadedModel, LoadedModel], device: torch.device, sampling: SamplingParams, count: int
-) -> str:
+    pair: tuple[LoadedModel, LoadedModel], device: torch.device, sampling: SamplingParams, count: int, policy: Policy,
+    **options: Any,
+) -> str:  # fmt: skip
     """A warm decoder calls nothing that synchronises but its own event, and records no graph while it decodes."""
-    decoder = _decoder(pair, device, modes()[-1], FixedPolicy(TREES[0]))
+    decoder = _decoder(pair, device, modes()[-1], policy, **options)
     decoder.assembly.complete()
     expected = decoder.generate(prompts()[0], max_new_tokens=count, sampling=sampling).tokens
     recorder = decoder.assembly.target.recorder

@@ -6,7 +6,7 @@ import pytest
 import torch
 from no_waiting import refuse_waiting
 from test_engine import PROMPT, TREES
-from tiny_pair import SHAPES, TEXT, OracleDrafter, addresses, cache_rows
+from tiny_pair import SHAPES, TEXT, OracleDrafter, addresses, byte_tokenizer, cache_rows
 
 from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
@@ -135,6 +135,11 @@ DEVICE_SAMPLES |= {
         "speculation": Speculation(rule="relaxed", relaxed_topk=6, relaxed_delta=4.0),
     },
 }
+_RELAXED = Speculation(rule="relaxed", relaxed_topk=4, relaxed_delta=20.0, thinking_only=True)
+DEVICE_SAMPLES |= {
+    "thinking": {"speculation": _RELAXED},
+    "thinking, drawn": {"sampling": SamplingParams(temperature=4.0, seed=2), "speculation": _RELAXED},
+}
 HOST_DECIDES = {
     "a processor of its own": {"sampling": SamplingParams(temperature=1.0, logits_processors=(halved,), seed=1)},
     "k-ary": {"speculation": Speculation(expansion=(2, 1))},
@@ -145,6 +150,14 @@ HOST_DECIDES = {
 OTHER_REQUESTS = DEVICE_SAMPLES | HOST_DECIDES
 
 
+@pytest.fixture
+def thinking(monkeypatch):
+    """A tokenizer with the marks of a thinking section; the greedy text opens and ends some."""
+    vocabulary = {**byte_tokenizer().get_vocab(), "<think>": 57, "</think>": 18}
+    monkeypatch.setattr(type(byte_tokenizer()), "get_vocab", lambda self: vocabulary)
+
+
+@pytest.mark.usefixtures("thinking")
 @pytest.mark.parametrize("name", OTHER_REQUESTS)
 def test_other_requests_give_what_they_give_on_a_cpu(pair, name):
     """The same coins by position, so the same tokens, and the same cache behind them."""

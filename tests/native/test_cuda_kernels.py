@@ -84,6 +84,19 @@ def test_triton_attention_equals_the_portable_one(dtype, window, softcap):
 
 
 @interpreted
+@pytest.mark.parametrize("window", [0, 70])
+def test_a_row_of_triton_attention_has_the_same_bits_at_every_width(window):
+    """Of the first rows of a pass: later ones are not in their paths."""
+    from yggdrasil.native import cuda
+
+    for seed in (1, 2):
+        case = AttentionCase(seed, torch.float32, width=16, num_context=150, group=1)
+        whole = case.run(cuda.tree_attention, window)[0]
+        for width in (1, 3, 9):
+            assert torch.equal(case.first(width).run(cuda.tree_attention, window)[0], whole[:, :width])
+
+
+@interpreted
 def test_a_step_that_asks_for_few_of_its_rows_gets_the_portable_operator():
     from yggdrasil.native import cuda
 

@@ -1,5 +1,6 @@
 """Speculation settings of a request: acceptance rule, tree shape and exactness. Imports no torch."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast, get_args
 
@@ -106,6 +107,26 @@ class Speculation:
     def rule_name(self) -> str:
         """Name of the acceptance rule in reports."""
         return self.rule if isinstance(self.rule, str) else self.rule.name
+
+
+def thinking_marks(settings: Speculation, vocabulary: Mapping[str, int]) -> tuple[int, int] | None:
+    """Return the ids of ``<think>`` and ``</think>`` for the rule ``relaxed`` with ``thinking_only``, else None.
+
+    Raises:
+        YggdrasilError: ``vocabulary`` (token -> id) lacks one.
+    """
+    if settings.rule != "relaxed" or not settings.thinking_only:
+        return None
+    marks = ("<think>", "</think>")
+    if any(mark not in vocabulary for mark in marks):
+        raise YggdrasilError("thinking_only needs the tokens <think> and </think>, which this tokenizer lacks")
+    return vocabulary[marks[0]], vocabulary[marks[1]]
+
+
+def starts_thinking(prompt: Sequence[int], thinking: tuple[int, int] | None) -> bool:
+    """Return whether ``prompt`` (token ids) ends in the section between the two tokens of ``thinking``."""
+    marks = [token for token in prompt if thinking is not None and token in thinking]
+    return bool(marks) and thinking is not None and marks[-1] == thinking[0]
 
 
 def own_rule(name: str) -> OwnRule:

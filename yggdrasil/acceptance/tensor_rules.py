@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import accept_greedy
-from yggdrasil.acceptance.tensor_sampling import DeviceRule, SamplingInputs
+from yggdrasil.acceptance.tensor_sampling import DeviceRule, SamplingInputs, is_thinking
 
 
 class PassRows(NamedTuple):
@@ -47,7 +47,7 @@ def _relaxed_choices(rows: PassRows, scores: Tensor, choices: Tensor, inputs: Sa
     """Return the tokens chosen after each row, [W] int64: ``choices``, changed where the relaxed rule allows it.
 
     A choice that no child of the row holds is replaced by the child with the highest score, if that is among the
-    ``relaxed_topk`` best and near enough to the best.
+    ``relaxed_topk`` best and near enough to the best, and the row is in the thinking section, if there is one.
     """
     numbers = torch.arange(choices.shape[0], device=choices.device)
     is_child = (rows.parents == numbers[:, None]) & rows.exist & (numbers > 0)  # [parent, child]
@@ -56,6 +56,7 @@ def _relaxed_choices(rows: PassRows, scores: Tensor, choices: Tensor, inputs: Sa
     least = scores.sort(-1).values.index_select(-1, scores.shape[-1] - inputs.relaxed_topk)
     floor = scores.amax(-1, keepdim=True) - inputs.thresholds[:1]
     is_acceptable = is_child & (offered >= torch.maximum(least, floor)) & (offered > float("-inf"))
+    is_acceptable &= is_thinking(rows.tokens, rows.ancestors & (numbers > 0), inputs)[:, None]
     best = torch.where(is_acceptable, offered, float("-inf")).argmax(1)
     return torch.where(is_acceptable.any(1) & ~has_choice, rows.tokens[best], choices)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from yggdrasil.acceptance.coins import draw_key
 from yggdrasil.acceptance.sampling import GREEDY, MAX_TOP_LOGPROBS, SamplingParams
-from yggdrasil.acceptance.speculation import DEFAULT, Speculation
+from yggdrasil.acceptance.speculation import DEFAULT, Speculation, starts_thinking
 from yggdrasil.native.random_numbers import gumbel_noise
 
 DeviceRule = Literal["match", "typical", "relaxed"]
@@ -46,15 +46,11 @@ class SamplingKind:
 def kind_on_device(params: SamplingParams, speculation: Speculation = DEFAULT) -> SamplingKind | None:
     """Return the operations with which a GPU's captured graphs choose and accept the tokens of a request.
 
-    None if the host must choose them, from logits that are copied to it: for a request with ``logits_processors``, an
-    acceptance rule that samples the drafted tokens or is a user's own, or relaxed acceptance only within ``<think>``.
+    None if the host must choose them, from logits that are copied to it: for a request with ``logits_processors``, or
+    an acceptance rule that samples the drafted tokens or is a user's own.
     """
     rule = "match" if speculation.rule == "off" else speculation.rule
-    if (
-        rule not in get_args(DeviceRule)
-        or (rule == "relaxed" and speculation.thinking_only)
-        or params.logits_processors
-    ):
+    if rule not in get_args(DeviceRule) or params.logits_processors:
         return None
     has_penalties = bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
     num_top = params.logprobs
@@ -77,6 +73,7 @@ class SamplingInputs(NamedTuple):
     top_k: Tensor  # [1] int64
     relaxed_topk: Tensor  # [1] int64
     first_end: Tensor  # [1] int64, the least text index at which a token may end the text
+    thinking: Tensor  # [3] int64: begin and end token of the thinking section, 1 if the text is in it; -1, -1, 1: none
     temperature: Tensor  # [1] float32; 1 for greedy requests
     is_drawn: Tensor  # [1] float32; 0 for greedy requests
     refused_mass: Tensor  # [1] float32, 1 - top_p
@@ -103,7 +100,7 @@ class SamplingTensors:
             return torch.zeros(size, dtype=torch.float32, device=device)
 
         self._vocab_size = vocab_size
-        integers = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(4)]
+        integers = [torch.zeros(size, dtype=torch.int64, device=device) for size in (1, 1, 1, 1, 3)]
         numbers = [floats(size) for size in (1, 1, 1, 1, 1, 3, 2)]
         # NOTE: read from memory, not made by the step. Products with them wrap around. Where they are a loop's counter,
         # a C++ compiler rules that out, and TorchInductor's code for a CPU then wrote past its buffers.
@@ -122,6 +119,7 @@ class SamplingTensors:
         prompt: Sequence[int],
         speculation: Speculation = DEFAULT,
         eos: Collection[int] = (),
+        thinking: tuple[int, int] | None = None,
     ) -> None:
         """Write the parameters of the next request to the tensors and set its token counts to zero.
 
@@ -130,6 +128,8 @@ class SamplingTensors:
             prompt: token ids, which the repetition penalty counts.
             speculation: gives the thresholds of the acceptance rule.
             eos: token ids that end the text.
+            thinking: begin and end token of the thinking section, outside of which the rule "relaxed" is strict; None:
+                it is relaxed everywhere.
         """
         inputs, is_drawn = self.inputs, not params.is_greedy
         values: tuple[tuple[Tensor, list[float]], ...] = (
@@ -137,6 +137,7 @@ class SamplingTensors:
             (inputs.top_k, [min(params.top_k, self._vocab_size) or self._vocab_size]),
             (inputs.relaxed_topk, [min(speculation.relaxed_topk, self._vocab_size)]),
             (inputs.first_end, [len(prompt) + params.min_new_tokens]),
+            (inputs.thinking, [*(thinking or (-1, -1)), thinking is None or starts_thinking(prompt, thinking)]),
             (inputs.temperature, [params.temperature if is_drawn else 1.0]),
             (inputs.is_drawn, [is_drawn]),
             (inputs.refused_mass, [1.0 - params.top_p]),
@@ -172,8 +173,25 @@ class SamplingTensors:
         self.inputs.masks[: len(masks)].copy_(self._staged[: len(masks)], non_blocking=True)
 
     def count(self, tokens: Tensor, exist: Tensor) -> None:
-        """Add the generated ``tokens`` [W] int64 for which ``exist`` [W] is True to the counts of the text."""
+        """Add the generated ``tokens`` [W] int64, in the order of the text, for which ``exist`` [W] is True.
+
+        They change the counts of the text, and whether it is in the thinking section.
+        """
         self.inputs.counts.index_add_(0, tokens, exist.to(torch.float32))
+        self.inputs.thinking[2:] = is_thinking(tokens, exist[None], self.inputs)
+
+
+def is_thinking(tokens: Tensor, path: Tensor, inputs: SamplingInputs) -> Tensor:
+    """Return whether the text is in the thinking section behind each of R paths, [R] bool.
+
+    Args:
+        tokens: [W] int64 drafted or generated tokens, in the order of the text.
+        path: [R, W] bool, the tokens of each path behind the text.
+    """
+    begin, end, thinks = inputs.thinking.split(1)
+    numbers = torch.arange(tokens.shape[0], device=tokens.device)
+    last = torch.where(path & ((tokens == begin) | (tokens == end)), numbers, -1).amax(1)
+    return torch.where(last < 0, thinks > 0, tokens[last.clamp(min=0)] == begin)
 
 
 def process(

@@ -59,20 +59,29 @@ class LevelSteps:
         found = self._captures.get((width, depth, after_work))
         if found is None:
             assert self._runner.recorder is not None
-            grow, finish = self._runner.step("grow", width), self._runner.step("finish", width)
-            first = self._place.tensor[1:]
+            levels = self.work(width, depth)
 
-            def levels() -> Sequence[Tensor]:
+            def run() -> Sequence[Tensor]:
                 if after_work and self._before is not None:
                     self._before()
-                first.fill_(1)
-                for _ in range(depth - 1):
-                    grow()
-                    first.add_(width)
-                return finish()
+                return levels()
 
-            found = self._captures[width, depth, after_work] = self._runner.recorder.capture(levels)
+            found = self._captures[width, depth, after_work] = self._runner.recorder.capture(run)
         return found
+
+    def work(self, width: int, depth: int) -> Launch:
+        """Return a function that runs ``depth`` draft steps of ``width`` nodes each, to be called in a CUDA graph."""
+        grow, finish = self._runner.step("grow", width), self._runner.step("finish", width)
+        first = self._place.tensor[1:]
+
+        def levels() -> Sequence[Tensor]:
+            first.fill_(1)
+            for _ in range(depth - 1):
+                grow()
+                first.add_(width)
+            return finish()
+
+        return levels
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
         """Yield the CUDA graphs of drafts of each of ``depths`` draft steps, and of all other steps of the runner.

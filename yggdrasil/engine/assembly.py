@@ -19,6 +19,7 @@ from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.medusa.drafter import MedusaDrafter
 from yggdrasil.drafters.heads.medusa.module import MedusaSettings
 from yggdrasil.drafters.level_drafter import LevelDrafter
+from yggdrasil.drafters.next_drafts import NextDrafts
 from yggdrasil.drafters.protocol import Drafter, DrafterGroup
 from yggdrasil.engine.engine import Engine
 from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable
@@ -190,6 +191,8 @@ class Assembly:
             yield from self.engine.target.captures.values()
         if isinstance(self.engine.drafter, LevelDrafter):
             yield from self.engine.drafter.captures(range(1, self.shapes.max_depth + 1))
+        if isinstance(self.engine.target, CapturedTarget) and self.engine.target.next_drafts is not None:
+            yield from self.engine.target.next_drafts.captures(range(1, self.shapes.max_depth + 1))
 
 
 def assemble(
@@ -251,6 +254,9 @@ def assemble(
     )
     make_target = TargetModel if recorder is None else CapturedTarget
     model = make_target(target_runner, tree, shapes.verify_widths, shapes.prefill_widths)
+    if isinstance(model, CapturedTarget) and isinstance(chosen, DraftModel) and model_free is not None:
+        assert recorder is not None
+        model.next_drafts = NextDrafts(chosen, tree, recorder, max(shapes.verify_widths))
     limit = min(shapes.max_length, target.max_context)
     if isinstance(drafter, LoadedModel):
         limit = min(limit, drafter.max_context)

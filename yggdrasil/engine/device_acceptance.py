@@ -56,9 +56,10 @@ def prepare_on_device(
         tolerance: lead in logits below which a decision is a near tie, for the report.
 
     Raises:
-        YggdrasilError: ``logit_bias`` has a token outside the vocabulary, or the constraint is invalid.
+        YggdrasilError: ``logit_bias`` has a token outside the vocabulary, the constraint is invalid, or the tokenizer
+            lacks the tokens of a thinking section.
     """
-    sampler = samplers.recording(prompt, sampling, eos)
+    sampler, thinking = samplers.recording(prompt, sampling, eos), samplers.thinking_marks(speculation)
     seed = sampling.seed if sampling.seed is not None else fresh_seed()
     report = DecodingReport(
         rule=speculation.rule_name, lossless=speculation.is_lossless, temperature=sampling.temperature,
@@ -82,7 +83,7 @@ def prepare_on_device(
         if isinstance(target, CapturedTarget):
             _prepare_captures(assembly, target, kind, sampler)
             if kind is not None:
-                target.sampled.sampling.begin(sampling, seed, prompt, speculation, eos)
+                target.sampled.sampling.begin(sampling, seed, prompt, speculation, eos, thinking)
 
     return PreparedRequest(engine, chosen, report, sampler, is_planned=chosen is policy, set_up=set_up)
 

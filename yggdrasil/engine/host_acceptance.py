@@ -15,7 +15,7 @@ from yggdrasil.acceptance.processors import Processors, build_processors, check_
 from yggdrasil.acceptance.rules import DRAWN_KINDS, Counts, MatchRule, make_rule
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.sampling import SamplingParams
-from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.acceptance.speculation import Speculation, starts_thinking, thinking_marks
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.drafters.expansion import ExpansionDrafter
 from yggdrasil.drafters.grammar import GrammarDrafter
@@ -129,6 +129,14 @@ class SamplerFactory:
             return None
         return self._sampler(prompt, sampling, 0, eos, Processors([], []), words)
 
+    def thinking_marks(self, speculation: Speculation) -> tuple[int, int] | None:
+        """Return the begin and end token of the section to which ``speculation`` limits the rule ``relaxed``, if any.
+
+        Raises:
+            YggdrasilError: the tokenizer has no such tokens.
+        """
+        return thinking_marks(speculation, self.tokenizer.get_vocab() if speculation.thinking_only else {})
+
     def _sampler(
         self,
         prompt: Sequence[int],
@@ -206,9 +214,9 @@ class HostAcceptance:
         sampler = self._samplers.full(prompt, sampling, seed, eos)
         drafter, chosen, drafts, set_up = self._drafting(sampler, speculation, policy)
         is_off = speculation.rule == "off"
-        thinking = self._thinking(speculation)
+        thinking = self._samplers.thinking_marks(speculation)
         rule = make_rule(
-            speculation, 0.0 if is_off else tolerance, thinking, starts_thinking=_starts_thinking(prompt, thinking)
+            speculation, 0.0 if is_off else tolerance, thinking, starts_thinking=starts_thinking(prompt, thinking)
         )
         width = self._fixed_width(speculation, drafts)
 
@@ -282,20 +290,6 @@ class HostAcceptance:
             if 1 + sum(accumulate(expansion, mul)) > width:
                 raise YggdrasilError(f"fixed_width {width} cannot hold all drawn candidates; ask for a wider one")
         return width
-
-    def _thinking(self, speculation: Speculation) -> tuple[int, int] | None:
-        if speculation.rule != "relaxed" or not speculation.thinking_only:
-            return None
-        vocabulary = self._samplers.tokenizer.get_vocab()
-        marks = ("<think>", "</think>")
-        if any(mark not in vocabulary for mark in marks):
-            raise YggdrasilError("thinking_only needs the tokens <think> and </think>, which this tokenizer lacks")
-        return vocabulary[marks[0]], vocabulary[marks[1]]
-
-
-def _starts_thinking(prompt: Sequence[int], thinking: tuple[int, int] | None) -> bool:
-    marks = [token for token in prompt if thinking is not None and token in thinking]
-    return bool(marks) and thinking is not None and marks[-1] == thinking[0]
 
 
 class PolicyPerSetting:

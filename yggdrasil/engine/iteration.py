@@ -16,6 +16,7 @@ from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingB
 from yggdrasil.predictor.features import Float32Array
 from yggdrasil.runtime.passes import HostView
 from yggdrasil.scheduling.stages import Schedule
+from yggdrasil.tree.host_tree import HostTree
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 from yggdrasil.tree.token_tree import NO_SCORE, Ranking, TokenTree
 
@@ -38,11 +39,13 @@ class Iteration:
     decision: Decision | None = None  # of the policy; None: it needs features first
     shape: TreeShape = PLAIN_STEP
     is_decided: bool = False  # whether the shape is final before any stage runs
+    is_filled: bool = False  # whether the host has extended a tree of captured steps, and so ranks it
     previous: Emission | None = None  # tokens that are not detokenised yet
     ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
     outputs: Sequence[Tensor] = ()  # of the stage "verify", for "accept"
     outcome: Outcome | None = None  # accepted tokens, once known
     emission: Emission | None = None  # what this iteration has committed
+    watched: TokenTree | None = None  # a copy of the verified tree, if the next one is drafted before ``commit``
     next_decision: Decision | None = None  # for the next iteration, if the schedule decides one ahead
 
     @property
@@ -128,7 +131,8 @@ class ShadowTree:
 class ModelFreeDrafts:
     """The model-free drafters of an engine: as a tree of their own (``alone``), or extending a drafted tree.
 
-    ``shares_tree`` lets the tree of their own grow in ``tree``, see ``ShadowTree``.
+    ``shares_tree`` lets the tree of their own grow in ``tree``, see ``ShadowTree``. ``host`` is the copy on the host of
+    a tree of captured steps; without it, such a tree is not extended.
     """
 
     def __init__(
@@ -139,16 +143,18 @@ class ModelFreeDrafts:
         verify_widths: Sequence[int],
         *,
         shares_tree: bool,
+        host: HostTree | None = None,
     ) -> None:
         self.name = model_free.name
         order = None if target.ranks_nodes else target.order
         self.alone = ShadowTree(model_free, tree, verify_widths, shares_tree=shares_tree, order=order)
-        # Trees on a GPU, or ranked there, cannot be extended by the host.
-        self.can_fill = tree.tokens.device.type == "cpu" and not target.ranks_nodes
-        self._free, self._tree = ungrouped(model_free), tree
+        # Trees on a GPU, or ranked there, cannot be extended without a copy.
+        self.can_fill = host is not None or (tree.tokens.device.type == "cpu" and not target.ranks_nodes)
+        self._free, self._tree = ungrouped(model_free), tree if host is None else host.tree
+        self.ranking = None if host is None else Ranking(self._tree, verify_widths)  # of the copy
 
     def fill(self, depth: int, bound: StoppingBound) -> None:
-        """Add model-free nodes to the tree that the drafter has grown, at most ``depth`` levels below the root.
+        """Add model-free nodes to the drafter's tree, or to its copy, at most ``depth`` levels below the root.
 
         Growth stops when ``bound`` shows that no wider pass can have a higher objective value.
         """
@@ -266,6 +272,16 @@ class ShapeChoice:
         """
         decision = self._ask(None)
         return self._ask_with_features() if decision is None else decision
+
+    def expect(self, state: Iteration) -> TreeShape | None:
+        """Return the shape that the next iteration likely drafts, before this one's outcome is known.
+
+        None: it likely drafts no tree, or there might be no room for it behind the tokens that are accepted now.
+        """
+        decision = state.next_decision if self._predicts_late else self._ask(None)
+        if decision is None or decision.kind != "drafted":
+            return None
+        return decision.shape if decision.shape.depth <= self.room - state.shape.verify_width else None
 
     @property
     def room(self) -> int:

@@ -1,6 +1,7 @@
 """The decode loop: each iteration drafts, prunes, verifies, accepts and commits, in the order of the schedule."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from time import perf_counter_ns
 from typing import ClassVar
 
@@ -44,8 +45,13 @@ class DecodeLoop:
         self._tail = None if self._steps is None else self._steps.tail
         self._ranking, self._order = Ranking(tree, verify_widths), HostView(target.order)
         self._free: ModelFreeDrafts | None = None
+        # On a GPU, model-free drafts extend trees that are drafted before the last pass's outcome is known.
+        self._next = target.next_drafts if isinstance(target, CapturedTarget) else None
         if model_free is not None:
-            self._free = ModelFreeDrafts(model_free, target, tree, verify_widths, shares_tree=self._tail is None)
+            host = None if self._next is None else self._next.host
+            self._free = ModelFreeDrafts(
+                model_free, target, tree, verify_widths, shares_tree=self._tail is None, host=host
+            )
         # Trees of users' drafters are checked; compiled steps attach only valid tokens.
         self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
         # On a GPU the verify stage only launches the pass, and the next stage waits for it.
@@ -67,6 +73,10 @@ class DecodeLoop:
         # With captured steps, an ahead-of-time tail draft shares a launch with the head draft.
         is_superset = self._variants["tail_draft"] == "superset"
         self._reads_leaves_with_head = self._drafts_heads_ahead and (is_superset or self._is_captured)
+        # Other head and tail drafts, and features of the head draft, need the host between acceptance and draft.
+        self._drafts_next = self._next is not None and (
+            not self._drafts_heads_ahead and is_superset and self._variants["depth_prediction"] != "informed"
+        )
         self._choice.use_schedule(schedule)
 
     def begin(self, policy: Policy, stream: TextStream, trace: Trace, first: Outcome) -> Iteration:
@@ -97,15 +107,36 @@ class DecodeLoop:
             return
         if not self.drafter.capabilities.plants_root:
             self.tree.plant(state.root)
-        self.drafter.propose(self.tree, Budget(state.shape.depth, state.shape.width))
+        budget = Budget(state.shape.depth, state.shape.width)
+        is_copied = self._next is not None and self._next.has_grown(budget)
+        self.drafter.propose(self.tree, budget)
         if self._is_checked:
             check_tree(self.tree, state.root, self.target.vocab_size, self.drafter.name)
         if self._free is not None and self._fills(self._free):
+            if self._next is not None:
+                state.is_filled = True
+                if not is_copied:
+                    self._next.host.fetch()
             self._free.fill(self._choice.room, self._policy.bound(self.target.length, state.shape))
 
     def _fills(self, model_free: ModelFreeDrafts) -> bool:
         """Return whether model-free drafts are added to a drafted tree."""
-        return self._policy.wants_model_free and model_free.can_fill
+        is_possible = model_free.can_fill if self._next is None else self._drafts_next
+        return self._policy.wants_model_free and is_possible
+
+    def _draft_next(self, state: Iteration) -> None:
+        """Draft below the tokens that the pass accepts, and wait for the tree and so for the pass.
+
+        Only behind a drafted tree: where model-free drafts alone are better, the next tree is likely one of theirs.
+        """
+        if self._next is None or not state.is_filled or not self._next.can_launch:
+            return
+        shape = self._choice.expect(state)
+        if shape is not None:
+            if self._trace.watch is not None:
+                state.watched = deepcopy(self._next.host.tree)
+            self._next.launch(state.outputs[0], state.shape.verify_width, Budget(shape.depth, shape.width))
+            self._next.host.wait()
 
     def _read_leaves(self, state: Iteration) -> None:
         if state.drafts and self._tail is not None and not self._reads_leaves_with_head:
@@ -124,9 +155,14 @@ class DecodeLoop:
     # ==== prune ====
 
     def _prune(self, state: Iteration) -> None:
-        if not state.drafts or self.target.ranks_nodes:
+        if not state.drafts or (self.target.ranks_nodes and not state.is_filled):
             return
-        expected, state.ranking = self._ranking.rank(), self._ranking.order
+        ranking = self._ranking
+        if state.is_filled:
+            assert self._free is not None
+            assert self._free.ranking is not None
+            ranking = self._free.ranking
+        expected, state.ranking = ranking.rank(), ranking.order
         assert state.decision is not None
         drafted = state.decision._replace(shape=state.shape)
         state.decision = self._policy.prune(drafted, expected, self.target.length)
@@ -134,7 +170,10 @@ class DecodeLoop:
 
     def _hand_over_nodes(self, state: Iteration) -> None:
         """Write the ranked nodes to the input buffer of the verify step."""
-        if state.verifies_tree and state.ranking is not None:
+        if state.is_filled and state.verifies_tree:  # the pass ranks them again
+            assert self._next is not None
+            self._next.host.write()
+        elif state.verifies_tree and state.ranking is not None:
             self._order.write(state.ranking)
 
     # ==== verify ====
@@ -150,6 +189,7 @@ class DecodeLoop:
     def _accept(self, state: Iteration) -> None:
         if not state.verifies_tree:
             return
+        self._draft_next(state)
         outcome = state.outcome = self.target.accept(state.outputs, state.shape.verify_width)
         if state.shape.width and outcome.expected is not None:
             assert state.decision is not None
@@ -167,8 +207,8 @@ class DecodeLoop:
         assert state.decision is not None
         state.emission = Emission(outcome.tokens, state.shape, state.decision)
         if self._trace.watch is not None:
-            order, names = self.target.order, self._names(state)
-            self._trace.watch(iteration_tree(self.tree, order, state.shape, state.root, outcome, names))
+            tree, order, names = state.watched or self.tree, self.target.order, self._names(state)
+            self._trace.watch(iteration_tree(tree, order, state.shape, state.root, outcome, names))
         self.target.commit(outcome.rows)
         keeps_rows = self._drafts_heads_ahead or self._variants["tail_draft"] != "superset"
         if self._tail is not None and keeps_rows and state.verifies_drafts:

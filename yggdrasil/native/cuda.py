@@ -21,6 +21,7 @@ MAX_HEAD_DIM = 256  # larger tiles do not fit the shared memory of every GPU
 _MAX_SPLITS = 64
 _WAVES = 2  # programs per multiprocessor for which keys, or the inputs of quantised weights, are split
 _ELEMENTS = {1: tl.int8, 2: tl.int16, 4: tl.int32}  # element size in bytes -> type in which rows are moved
+_ROW_BLOCKS = 2  # blocks of rows for which splits of the keys are sized, whatever the width
 _STEP, _OUTPUTS = 128, 32  # inputs and outputs of a tile of quantised weights
 _pointer_tables: dict[tuple[int, ...], Tensor] = {}
 
@@ -41,8 +42,9 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 ) -> Tensor:
     """Write a pass's keys and values to the cache, and attend, as ``portable.tree_attention``, by flash decoding.
 
-    For ``window`` >= 0 and queries of all W rows. Scores and sums are float32; weights are rounded to the cache's dtype
-    before they multiply the values. The time depends on the context length, not on the capacity.
+    For ``window`` >= 0 and queries of all W rows, in two launches. The number of splits of the keys and their borders do
+    not depend on the width. Scores and sums are float32; weights are rounded to the cache's dtype before they multiply
+    the values. The time depends on the context length, not on the capacity.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     _, num_heads, width, head_dim = query.shape
@@ -52,7 +54,7 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     block_m = min(64 if query.element_size() == 2 else 16, max(16, triton.next_power_of_2(group * width)))
     block_n = 64 if query.element_size() == 2 and block_d <= 128 else 32
     num_row_blocks = triton.cdiv(group * width, block_m)
-    num_splits = _num_splits(query.device, num_key_heads * num_row_blocks, triton.cdiv(capacity, block_n))
+    num_splits = _num_splits(query.device, _ROW_BLOCKS * num_key_heads, triton.cdiv(capacity, block_n))
     tree_lengths = offsets  # a placeholder: read only if there is a window
     if window > 0:
         later = tree_mask.flip(1).cumsum(1).flip(1)  # visible nodes from this one on
@@ -63,13 +65,10 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     partial = query.new_empty((rows, num_splits, head_dim), dtype=torch.float32)
     stats = query.new_empty((rows, num_splits, 2), dtype=torch.float32)
     output = query.new_empty((1, width, num_heads, head_dim))
-    triton_kernels.write_rows[(width, num_key_heads)](
-        key, value, key_cache, value_cache, offsets, key.stride(1), key.stride(2), value.stride(1), value.stride(2),
-        key_cache.stride(0), HEAD_DIM=head_dim, BLOCK_D=block_d, num_warps=1,
-    )  # fmt: skip
     triton_kernels.attend_to_split[(num_key_heads, num_row_blocks, num_splits)](
-        query, key_cache, value_cache, offsets, mask, tree_lengths, partial, stats,
-        query.stride(1), query.stride(2), key_cache.stride(0), mask.shape[1], width, scale,
+        query, key, value, key_cache, value_cache, offsets, mask, tree_lengths, partial, stats,
+        query.stride(1), query.stride(2), key.stride(1), key.stride(2), value.stride(1), value.stride(2),
+        key_cache.stride(0), mask.shape[1], width, scale,
         WINDOW=window, SOFTCAP=softcap, GROUP=group, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=block_m,
         BLOCK_N=block_n, NUM_SPLITS=num_splits, num_warps=4, num_stages=2,
     )  # fmt: skip

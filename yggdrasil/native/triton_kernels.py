@@ -11,47 +11,41 @@ import triton.language as tl
 
 
 @triton.jit
-def write_rows(
-    key, value, key_cache, value_cache, offsets, key_head, key_row, value_head, value_row, cache_head,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Triton kernel: copy key and value of row r and head h to slot ``offsets[1] + r`` of head h of the caches.
-
-    Launch it with the grid (rows, key heads). Caches are [Hkv, S, D]; ``offsets`` is [2] int64: context length, first
-    slot written. ``*_head`` and ``*_row`` are strides in elements; BLOCK_D is a power of two, at least HEAD_DIM.
-    """
-    row, head = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(offsets + 1) + row
-    columns = tl.arange(0, BLOCK_D)
-    inside = columns < HEAD_DIM
-    place = head.to(tl.int64) * cache_head + slot * HEAD_DIM + columns
-    new_key = tl.load(key + head * key_head + row * key_row + columns, mask=inside)
-    new_value = tl.load(value + head * value_head + row * value_row + columns, mask=inside)
-    tl.store(key_cache + place, new_key, mask=inside)
-    tl.store(value_cache + place, new_value, mask=inside)
-
-
-@triton.jit
 def _split_range(
     offsets, width, split, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Return (first, last, number of non-empty splits); the split covers slots [first, last), in whole blocks."""
+    """Return (first, last, number of non-empty splits); the split covers slots [first, last).
+
+    Borders depend on the context alone, not on the width, so that a row's sums have the same order at every width. The
+    last split takes what is left.
+    """
     context = tl.load(offsets).to(tl.int32)
     end = tl.load(offsets + 1).to(tl.int32) + width
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(context - WINDOW, 0) // BLOCK_N * BLOCK_N
-    num_blocks = tl.cdiv(end - begin, BLOCK_N)
-    blocks_each = tl.cdiv(num_blocks, NUM_SPLITS)
-    first = begin + split * blocks_each * BLOCK_N
-    last = tl.minimum(first + blocks_each * BLOCK_N, end)
-    return first, last, tl.cdiv(num_blocks, blocks_each)
+    size = tl.maximum(tl.cdiv(tl.cdiv(context - begin, BLOCK_N), NUM_SPLITS), 1) * BLOCK_N
+    first = begin + split * size
+    last = tl.where(split == NUM_SPLITS - 1, end, tl.minimum(first + size, end))
+    return first, last, tl.minimum(tl.cdiv(end - begin, size), NUM_SPLITS)
+
+
+@triton.jit
+def _load_rows(cached, new, is_old, is_new, is_kept):
+    """Return elements ``cached`` where ``is_old`` and ``new`` where ``is_new``, else 0; copy ``new`` where ``is_kept``.
+
+    No program of the launch reads the elements that are copied from where they go.
+    """
+    fresh = tl.load(new, mask=is_new, other=0.0)
+    tl.store(cached, fresh, mask=is_kept)
+    return tl.where(is_new, fresh, tl.load(cached, mask=is_old, other=0.0))
 
 
 @triton.jit
 def attend_to_split(
-    query, key_cache, value_cache, offsets, tree_mask, tree_lengths, partial, stats,
-    query_head, query_row, cache_head, num_tree_slots, width, scale, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    query, key, value, key_cache, value_cache, offsets, tree_mask, tree_lengths, partial, stats,
+    query_head, query_row, key_head, key_row, value_head, value_row, cache_head, num_tree_slots, width, scale,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -59,14 +53,17 @@ def attend_to_split(
 
     ``partial`` [Hq * W, P, D] float32 receives unnormalised sums, ``stats`` [Hq * W, P, 2] float32 the maximum score
     and the sum of weights. Splits without keys are not written. ``tree_mask`` is [W, T] uint8; ``tree_lengths`` [W] are
-    the tree slots that each row sees, read only with a WINDOW. ``query_head``, ``query_row`` and ``cache_head`` are
-    strides in elements. GROUP is Hq / Hkv: the rows of a key head are those of all its query heads, GROUP * W.
+    the tree slots that each row sees, read only with a WINDOW. ``*_head`` and ``*_row`` are strides in elements. GROUP is
+    Hq / Hkv: the rows of a key head are those of all its query heads, GROUP * W.
+
+    Keys and values of the step's rows are read from ``key`` and ``value`` [Hkv, W, D]; the first block of rows also
+    copies them to the caches' slots from ``offsets[1]`` on.
     """
     head, split = tl.program_id(0), tl.program_id(2)
     first, last, _ = _split_range(offsets, width, split, WINDOW, BLOCK_N, NUM_SPLITS)
     if first >= last:
         return
-    context = tl.load(offsets).to(tl.int32)
+    context, written = tl.load(offsets).to(tl.int32), tl.load(offsets + 1).to(tl.int32)
     member = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)  # row of the group: query head * W + row of the step
     is_member = member < GROUP * width
     row = member % width
@@ -87,8 +84,12 @@ def attend_to_split(
         slots = start + tl.arange(0, BLOCK_N)
         is_slot = slots < last
         place = head.to(tl.int64) * cache_head + slots.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :]
-        held = is_slot[:, None] & inside[None, :]
-        keys = tl.load(key_cache + place, mask=held, other=0.0)
+        new = slots - written
+        is_old = (is_slot & (new < 0))[:, None] & inside[None, :]
+        is_new = (is_slot & (new >= 0))[:, None] & inside[None, :]
+        is_kept = is_new & (tl.program_id(1) == 0)
+        from_step = key + head * key_head + new[:, None] * key_row + columns[None, :]
+        keys = _load_rows(key_cache + place, from_step, is_old, is_new, is_kept)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         if SOFTCAP > 0:
             scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)  # tanh
@@ -105,7 +106,8 @@ def attend_to_split(
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         fade = tl.exp(top - shift)
         weights = tl.exp(scores - shift[:, None])
-        values = tl.load(value_cache + place, mask=held, other=0.0)
+        from_step = value + head * value_head + new[:, None] * value_row + columns[None, :]
+        values = _load_rows(value_cache + place, from_step, is_old, is_new, is_kept)
         total = total * fade + tl.sum(weights, 1)
         mixed = mixed * fade[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         top = new_top

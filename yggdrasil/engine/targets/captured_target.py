@@ -17,6 +17,7 @@ from torch import Tensor
 from yggdrasil.acceptance.sampler import Sampler, TokenLogprobs, no_token_possible, read_logprobs
 from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS
 from yggdrasil.acceptance.tensor_sampling import SamplingKind
+from yggdrasil.drafters.next_drafts import NextDrafts
 from yggdrasil.engine.targets.sampled_captures import SampledCaptures, finish
 from yggdrasil.engine.targets.steps import VerifyStep
 from yggdrasil.engine.targets.target import Outcome, PromptReader, not_finite
@@ -45,6 +46,7 @@ class CapturedTarget(PromptReader):
     """Target whose steps are CUDA graphs, with acceptance on the device. It has the interface of ``TargetModel``."""
 
     ranks_nodes = True
+    next_drafts: NextDrafts | None = None  # set by whoever combines a draft model with model-free drafters
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]

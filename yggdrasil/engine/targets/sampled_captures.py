@@ -113,7 +113,7 @@ class SampledCaptures:
         root = torch.full((1,), position - 1, device=logits.device)
         others = [*self._tree.tensors(), *self.sampling.inputs]
         summary, words = AcceptStep(kind)([], [], logits.float(), root, self._root, *others)
-        self.sampling.count(summary[3:4], torch.ones_like(root))
+        self.sampling.count(summary[3:4], torch.ones_like(root, dtype=torch.bool))
         return torch.cat([summary, words])
 
     @staticmethod
@@ -149,7 +149,7 @@ class SampledCaptures:
         summary, words = self._runner.step(self._name(kind), width)()
         packed = finish(self._runner, self._start, summary, self._expected, self._hidden, words)
         self._runner.keep_captured(self._start, summary[2 : 2 + width], summary[:1])
-        if kind.shapes:
+        if kind.shapes or kind.rule == "relaxed":
             is_accepted = torch.arange(width, device=summary.device) < summary[:1]
             self.sampling.count(summary[2 + width : 2 + 2 * width], is_accepted)
         return (packed,)

@@ -1,0 +1,106 @@
+"""Trees of a draft model that n-gram statistics extend, on captured steps: the trees of a CPU, by one wait."""
+
+import pytest
+from test_captured import count_calls
+from test_engine import PROMPT
+from tiny_pair import make_pair
+
+from yggdrasil.acceptance.sampling import SamplingParams
+from yggdrasil.drafters.statistics.drafter import default_statistics
+from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.objective import Decision
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
+from yggdrasil.tree.host_tree import HostTree
+from yggdrasil.tree.shape import TreeShape
+
+NUM_TOKENS = 40
+SHAPE = TreeShape(2, 3, 16)
+
+
+class Filled(FixedPolicy):
+    """One shape, whose tree n-gram statistics extend."""
+
+    wants_model_free = True
+
+
+class Restless(Filled):
+    """Shapes that change with the length of the text, so that many drafts made ahead are of the wrong shape."""
+
+    SHAPES = (SHAPE, TreeShape(4, 2, 8), SHAPE, TreeShape(1, 4, 16), TreeShape(0, 0, 1))
+
+    def choose(self, context, model_free=None, features=None):
+        shape = self.SHAPES[context % len(self.SHAPES)]
+        return Decision(shape, is_drafting=shape.depth > 0)
+
+    def prune(self, decision, expected, context):
+        return decision
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return make_pair(noise=0.02)
+
+
+def decode(pair, backend, policy, prompt=PROMPT, count=NUM_TOKENS, stages=DEFAULT_ORDER, free=None, **options):
+    """The decoder, its answer and the trees that it verified."""
+    free = default_statistics() if free is None else free
+    decoder = pair.decoder(policy, backend=backend, stages=stages, model_free=free)
+    trees = []
+    answer = decoder.generate(prompt, max_new_tokens=count, watch=trees.append, **options)
+    return decoder, answer, trees
+
+
+def assert_same_trees(ours, theirs):
+    """One more where the books are kept late: of a pass behind the end of the text."""
+    assert len(ours) - len(theirs) in (0, 1)
+    for mine, other in zip(ours, theirs, strict=False):
+        assert (mine.tokens, mine.parents, mine.accepted) == (other.tokens, other.parents, other.accepted)
+        assert mine.drafter == other.drafter
+
+
+REQUESTS = {
+    "greedy": {},
+    "sampled": {"sampling": SamplingParams(temperature=5.0, seed=2)},
+    "drawn among few": {"sampling": SamplingParams(temperature=6.0, top_k=9, presence_penalty=1.0, seed=4)},
+}
+LATE = {"depth_prediction": "late", "bookkeeping": "overlapped"}
+CASES = [
+    ("greedy", Filled, {}),
+    ("sampled", Filled, LATE),
+    ("sampled", Restless, {}),
+    ("greedy", Restless, LATE),
+    ("drawn among few", Filled, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "policy", "variants"), CASES)
+def test_trees_are_those_of_a_cpu(pair, name, policy, variants):
+    options, stages = REQUESTS[name], Schedule.of(variants).labels
+    prompt = [*PROMPT, *PROMPT[:5]]  # repeats itself, so that statistics find continuations
+    _, expected, theirs = decode(pair, "eager", policy(SHAPE), prompt, stages=stages, **options)
+    decoder, answer, ours = decode(pair, "cudagraph", policy(SHAPE), prompt, stages=stages, **options)
+
+    assert answer.tokens == expected.tokens
+    assert_same_trees(ours, theirs)
+    assert any(tree.drafted < max(tree.verified) for tree in ours)
+    again = decoder.generate(prompt, max_new_tokens=NUM_TOKENS, **options)
+    assert again.tokens == expected.tokens
+
+
+def test_an_iteration_waits_once(pair, monkeypatch):
+    calls = count_calls(monkeypatch)
+    fetched = []
+    fetch = HostTree.fetch
+    monkeypatch.setattr(HostTree, "fetch", lambda self: (fetched.append(self), fetch(self)))
+    decoder = pair.decoder(Filled(SHAPE), backend="cudagraph", model_free=default_statistics())
+    decoder.assembly.complete()
+    decoder.generate(PROMPT, max_new_tokens=2)
+    calls.clear()
+    fetched.clear()
+    generation = decoder.generate([*PROMPT, 3], max_new_tokens=NUM_TOKENS)
+    iterations = generation.metrics.iterations
+
+    assert iterations > 5
+    assert len(fetched) <= 3  # behind the prompt, and behind more tokens than a head draft reads
+    assert calls["Readback"] <= iterations + 3
+    assert calls["Capture"] <= 3 * iterations + 6

@@ -1,0 +1,65 @@
+"""A copy on the host of a tree that captured steps grow, for drafters on the host that extend it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from yggdrasil.runtime.graphs import Capture, Recorder
+from yggdrasil.tree.token_tree import TokenTree
+
+
+class HostTree:
+    """A tree of captured steps, and a tree in pinned memory (``tree``) that receives its nodes and candidates.
+
+    Copies in both directions are parts of CUDA graphs.
+    """
+
+    def __init__(self, captured: TokenTree, recorder: Recorder) -> None:
+        is_cuda = captured.tokens.device.type == "cuda"
+        self._captured = captured
+        self.tree = TokenTree.on_host(captured.num_nodes, captured.candidates)
+        if is_cuda:
+            pinned = {each.name: getattr(self.tree, each.name).pin_memory() for each in fields(self.tree)}
+            self.tree = replace(self.tree, **pinned)
+        self._copied = torch.cuda.Event() if is_cuda else None
+        self._fetch, self._write = recorder.capture(self.copy), recorder.capture(self._write_nodes)
+
+    def copy(self) -> Sequence[Tensor]:
+        """Copy the captured nodes and candidates to ``tree``. Call it within a CUDA graph, then ``note_copy``."""
+        self._copy_all(self.tree, self._captured, ["pool_tokens", "pool_scores"])
+        return ()
+
+    def note_copy(self) -> None:
+        """Note that a CUDA graph with ``copy`` has been launched, for ``wait``."""
+        if self._copied is not None:
+            self._copied.record()
+
+    def wait(self) -> None:
+        """Wait for the last copy; ``tree`` may be read and extended then."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def fetch(self) -> None:
+        """Copy the captured tree to ``tree`` by a launch of its own, and wait for it."""
+        self._fetch()
+        self.note_copy()
+        self.wait()
+
+    def write(self) -> None:
+        """Copy the nodes of ``tree`` to the captured tree by one launch. Nothing may change them before it ends."""
+        self._write()
+
+    def captures(self) -> Iterator[Capture]:
+        """Yield the CUDA graphs of ``fetch`` and ``write``. Each must be prepared (run once) between requests."""
+        yield from (self._fetch, self._write)
+
+    def _write_nodes(self) -> Sequence[Tensor]:
+        self._copy_all(self._captured, self.tree, [])
+        return ()
+
+    def _copy_all(self, to: TokenTree, of: TokenTree, others: Sequence[str]) -> None:
+        pairs = [*zip(to.node_tensors(), of.node_tensors(), strict=True)]
+        for ours, theirs in [*pairs, *((getattr(to, name), getattr(of, name)) for name in others)]:
+            ours.copy_(theirs, non_blocking=True)
