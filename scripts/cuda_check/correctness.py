@@ -106,7 +106,7 @@ def _other_decodes(
         notes.attempt(f"rule {name}", measure, seconds=8)
     for family in HYBRIDS[: 1 if len(sampled) == 1 else None]:
         notes.attempt(f"hybrid {family}", partial(_hybrid, device, mode, family), seconds=8)
-    together, usual = "model and n-gram statistics", (FixedPolicy(TREES[0]), {})
+    together, usual = "model and n-grams", (FixedPolicy(TREES[0]), {})
     for name, sampling in (("decoding", SamplingParams()), ("sampling", SAMPLED["all"]), (together, SamplingParams())):
         if device.type == "cuda":
             policy, options = _drafters()[together] if name == together else usual
@@ -127,13 +127,15 @@ def bfloat16(notes: Notes, device: torch.device, *, tiny: bool) -> None:
 def _drafters() -> dict[str, tuple[Policy, dict[str, Any]]]:
     """Those without a model, alone and in one tree with the draft model, which is in every tree above."""
     from yggdrasil.drafters.statistics.drafter import default_statistics
+    from yggdrasil.native import is_native
 
+    counts = default_statistics if is_native() else NGramDrafter  # without the native library nothing is counted
     free, together = ModelFreePolicy(16), FixedPolicy(TREES[0])
     together.wants_model_free = True
     return {
         "n-gram": (FixedPolicy(TREES[0]), {"drafter": NGramDrafter()}),
-        "n-gram statistics": (free, {"drafter": None, "model_free": DrafterGroup([default_statistics()])}),
-        "model and n-gram statistics": (together, {"model_free": DrafterGroup([default_statistics()])}),
+        "n-grams alone": (free, {"drafter": None, "model_free": DrafterGroup([counts()])}),
+        "model and n-grams": (together, {"model_free": DrafterGroup([counts()])}),
     }
 
 

@@ -42,9 +42,9 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 ) -> Tensor:
     """Write a pass's keys and values to the cache, and attend, as ``portable.tree_attention``, by flash decoding.
 
-    For ``window`` >= 0 and queries of all W rows, in two launches. The number of splits of the keys and their borders do
-    not depend on the width. Scores and sums are float32; weights are rounded to the cache's dtype before they multiply
-    the values. The time depends on the context length, not on the capacity.
+    For ``window`` >= 0 and queries of all W rows, in two launches. The number of splits of the keys and their borders
+    do not depend on the width. Scores and sums are float32; weights are rounded to the cache's dtype before they
+    multiply the values. The time depends on the context length, not on the capacity.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     _, num_heads, width, head_dim = query.shape

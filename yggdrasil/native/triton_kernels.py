@@ -53,8 +53,8 @@ def attend_to_split(
 
     ``partial`` [Hq * W, P, D] float32 receives unnormalised sums, ``stats`` [Hq * W, P, 2] float32 the maximum score
     and the sum of weights. Splits without keys are not written. ``tree_mask`` is [W, T] uint8; ``tree_lengths`` [W] are
-    the tree slots that each row sees, read only with a WINDOW. ``*_head`` and ``*_row`` are strides in elements. GROUP is
-    Hq / Hkv: the rows of a key head are those of all its query heads, GROUP * W.
+    the tree slots that each row sees, read only with a WINDOW. ``*_head`` and ``*_row`` are strides in elements. GROUP
+    is Hq / Hkv: the rows of a key head are those of all its query heads, GROUP * W.
 
     Keys and values of the step's rows are read from ``key`` and ``value`` [Hkv, W, D]; the first block of rows also
     copies them to the caches' slots from ``offsets[1]`` on.
