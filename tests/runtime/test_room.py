@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_pair import make_pair
 
 import yggdrasil
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime import room
 from yggdrasil.runtime.cache import StaticCache
-from yggdrasil.runtime.room import cache_bytes, check_room
+from yggdrasil.runtime.room import cache_bytes, check_card, check_room
 
 
 def test_the_models_limit_is_named():
@@ -27,6 +28,17 @@ def test_memory_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(room, "available_bytes", lambda: needed - 1)
     with pytest.raises(YggdrasilError, match=r"200, whose caches take .* GB, but .* GB of memory are left"):
         check_room([pair.target, pair.drafter], 200, 400)
+
+
+def test_a_card_that_is_too_small_is_named_before_weights_go_there(monkeypatch):
+    model, card = make_pair().target.model, torch.device("cuda")
+    needed = sum(each.nbytes for each in model.parameters())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed, 2 * needed))
+    check_card(model, "tiny", card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 1, 2 * needed))
+    check_card(model, "tiny", torch.device("cpu"))
+    with pytest.raises(YggdrasilError, match=r"weights of tiny take .* GB, but .* GB of the GPU's memory are free"):
+        check_card(model, "tiny", card)
 
 
 def test_caches_take_what_is_said():

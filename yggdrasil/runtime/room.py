@@ -4,6 +4,9 @@ import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.states.snapshots import NUM_STATES
@@ -17,7 +20,7 @@ def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) ->
     """Check that all ``models`` support ``max_length`` tokens, and that their KV caches fit in free memory.
 
     Args:
-        models: at least one; memory is checked if the first is on a CPU.
+        models: at least one, all on one device.
         capacity: number of slots of each cache.
 
     Raises:
@@ -29,12 +32,38 @@ def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) ->
                 f"max_length is {max_length}, but {model.name} was built for {model.max_context} tokens; give no more"
             )
     needed = sum(cache_bytes(model, capacity) for model in models)
-    left = available_bytes()
-    if models[0].device.type == "cpu" and left is not None and needed > left:
+    left = free_bytes(models[0].device)
+    if left is not None and needed > left:
         raise YggdrasilError(
             f"max_length is {max_length}, whose caches take {needed / 1e9:.1f} GB, but {left / 1e9:.1f} GB of memory "
             "are left; give less"
         )
+
+
+def check_card(model: nn.Module, name: str, device: torch.device) -> None:
+    """Check that the weights of ``model`` that are still on the host fit in the free memory of ``device``, a GPU.
+
+    On a CPU nothing is checked.
+
+    Raises:
+        YggdrasilError: they do not.
+    """
+    if device.type == "cpu":
+        return
+    needed = sum(each.nbytes for each in model.parameters() if each.device.type == "cpu")
+    left = free_bytes(device)
+    if left is not None and needed > left:
+        raise YggdrasilError(
+            f"the weights of {name} take {needed / 1e9:.1f} GB, but {left / 1e9:.1f} GB of the GPU's memory are free; "
+            "take --weights q8_0 or another format, a smaller model, or --device cpu"
+        )
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the bytes of free memory of a GPU, or of the machine for a CPU; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_bytes() if device.type == "cpu" else None
 
 
 def cache_bytes(model: LoadedModel, capacity: int) -> int:
