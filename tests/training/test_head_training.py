@@ -510,6 +510,23 @@ def test_a_training_that_nothing_improves_lets_its_rate_fall_before_it_ends(writ
     assert min(asked) == 0
 
 
+def test_slow_evaluations_are_rare(written, seconds, monkeypatch):
+    """With 100 s an evaluation, one begins at least 1,500 s after the last, not every three minutes."""
+    began = []
+
+    def slow(*arguments):
+        began.append(next(seconds))
+        for _ in range(100):
+            next(seconds)
+
+    monkeypatch.setattr("yggdrasil.training.run.publish", slow)
+    monkeypatch.setattr("yggdrasil.training.run._has_settled", lambda looks: False)
+    train(replace(written, minutes=60.0), Told())
+    *during, _ = began  # the last one ends the run
+    assert 2 <= len(during) <= 3
+    assert all(np.diff(during) >= 1_500)
+
+
 def test_a_trained_head_drafts_the_same_elsewhere(written, target, tmp_path, monkeypatch, capsys):
     """A plain forward of the published format, apart from our code; the head has learned enough to be different."""
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "scripts"), *sys.path])

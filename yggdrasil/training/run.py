@@ -36,6 +36,7 @@ _MOST_LOGITS = 400_000  # maximum of batch size x draft vocabulary
 _AGAIN = 1  # stored shards trained on again after each shard that the target reads for the first time
 _MOST_HELD_OUT = 64  # windows of an evaluation
 _LOOKS = 20  # evaluations per run, at most one per minute
+_APART = 15  # times its own duration that passes between two evaluations, so that they take little of the run
 _PATIENCE = 12  # evaluations without improvement after which training ends
 _LEAST_GAIN = 0.002  # expected tokens per pass: less is no improvement
 _FULL, _DRAFTER = 2.0, 0.625  # bytes per weight: in bfloat16, and of a drafter on a CPU
@@ -100,7 +101,7 @@ class TrainingRun:
         )
         self._loss = 0.0
         self._report = teller.phase("training")
-        self._began = self._deadline = self._looked = self._earlier = 0.0
+        self._began = self._deadline = self._looked = self._earlier = self._look_seconds = 0.0
         self._held_out: list[Kept] = []
         self._first_look = len(self._progress.looks)  # of this run
 
@@ -191,7 +192,7 @@ class TrainingRun:
         self._report(1.0 - left)
         if not left:
             return True
-        if now - self._looked >= max(60.0, (self._deadline - self._began) / _LOOKS):
+        if now - self._looked >= max(60.0, (self._deadline - self._began) / _LOOKS, _APART * self._look_seconds):
             self._look()
         if left > _COOLING and _has_settled(self._progress.looks[self._first_look :]):
             self._deadline = self._began + (now - self._began) / (1 - _COOLING)  # cooling begins now
@@ -199,7 +200,7 @@ class TrainingRun:
 
     def _look(self) -> None:
         """Evaluate on held-out text, save the training state and publish the drafter."""
-        result, progress = self._training.result(), self._progress
+        began, result, progress = monotonic(), self._training.result(), self._progress
         held_out = (batch.to(self._device) for batch in _batches_of(self._held_out, self._batch_size, 0))
         with torch.autocast(self._device.type, torch.bfloat16):
             hits = sum(count_hits(self._recipe.steps(result, batch, SHOWN), self._teacher, batch) for batch in held_out)
@@ -212,6 +213,7 @@ class TrainingRun:
         facts = self._facts if estimated is None else self._facts | {"estimated": estimated}
         publish(self._recipe, deepcopy(result).cpu(), facts, look, self._settings.out)
         self._looked = monotonic()
+        self._look_seconds = self._looked - began
         left = max(0.0, self._deadline - self._looked) / 60
         self._teller.tell(
             f"{look.seconds / 60:6.1f} min, {look.tokens / 1e3:7.0f}k tokens, loss {look.loss:.3f}, agreement "
