@@ -1,9 +1,10 @@
 """The operators of static-shape steps, registered as ``torch.ops.yggdrasil``.
 
-Each operator has a schema, a shape function and a portable implementation in PyTorch for any device. On CPUs, functions
-of the native library replace the portable ones (``yggdrasil.library``, ``calls.py``); without a library and a compiler
-the slower portable ones are used. On CUDA devices, Triton kernels replace some of them (``cuda.py``). Operators over
-quantised weights have only native implementations on CPUs; without these, models are loaded with full weights.
+Each operator has a schema and a shape function, and most have a portable implementation in PyTorch for any device. On
+CPUs, functions of the native library replace the portable ones (``yggdrasil.library``, ``calls.py``); without a library
+and a compiler the slower portable ones are used. On CUDA devices, Triton kernels replace some of them (``cuda.py``).
+Operators that only native steps call, and those over quantised weights on CPUs, have only native implementations;
+without these, models are loaded with full weights.
 """
 
 import sys

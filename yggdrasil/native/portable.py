@@ -41,40 +41,6 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: 
     return torch.nn.functional.linear(x, packed, bias)
 
 
-def packed_linears(  # noqa: PLR0913  (an operator's schema)
-    x: Tensor,
-    gate: Tensor | None,
-    gelu: bool,
-    norm: Tensor | None,
-    plus_one: bool,
-    eps: float,
-    residual: Tensor | None,
-    packed: list[Tensor],
-    biases: list[Tensor | None],
-    out_features: list[int],
-    num_threads: int,
-) -> list[Tensor]:
-    """Apply several packed linear layers to one input, with gate, norm and residual; return each output [..., N].
-
-    Each operation is rounded to the dtype of ``x``.
-
-    Args:
-        x: [..., K].
-        gate: [..., K]; the layers' input is silu(gate) * x. None: x.
-        gelu: gelu(gate) * x instead, tanh-approximated.
-        norm: [K], weight of an RMS norm of x, applied first; None: no norm.
-        plus_one, eps: as in ``norm_rows``.
-        residual: [..., N], added to the output; only with a single layer. None: nothing is added.
-        packed, biases, out_features: weight, bias or None, and N of each layer.
-    """
-    if norm is not None:
-        x = norm_rows(x, norm, plus_one, eps, None, num_threads)
-    if gate is not None:
-        x = gated(gate, x, int(gelu))
-    outputs = [torch.nn.functional.linear(x, weight, bias) for weight, bias in zip(packed, biases, strict=True)]
-    return outputs if residual is None else [outputs[0] + residual]
-
-
 def gated(gate: Tensor, up: Tensor, activation: int) -> Tensor:
     """Return ``activation(gate) * up``, same shape; ``activation`` is 0: SiLU, 1: tanh-approximated GELU, 2: ReLU."""
     functions = (torch.nn.functional.silu, partial(torch.nn.functional.gelu, approximate="tanh"), torch.relu)
@@ -129,33 +95,6 @@ def packed_experts(  # noqa: PLR0913  (an operator's schema)
             given = (given + biases[2][expert]).to(x.dtype)
         output.index_add_(0, rows, (given * shares[rows, places, None]).to(x.dtype))
     return output
-
-
-def norm_rows(x: Tensor, norm: Tensor, plus_one: bool, eps: float, residual: Tensor | None, num_threads: int) -> Tensor:
-    """Return the RMS norm of ``x`` [..., K] times a weight, then ``residual`` added, in the dtype of ``x``.
-
-    Args:
-        norm: [K], the weight.
-        plus_one: the weight is 1 + norm; it is multiplied in float32 and the product rounded. Otherwise the normed rows
-            are rounded to the dtype of ``x`` before they are multiplied by the weight.
-        eps: added to the mean square.
-        residual: [..., K], added after the norm; None: nothing is added.
-    """
-    whole = x.float()
-    scaled = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + eps)
-    normed = (scaled * (1 + norm.float())).to(x.dtype) if plus_one else norm * scaled.to(x.dtype)
-    return normed if residual is None else residual + normed
-
-
-def packed_best(
-    x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int, num_threads: int
-) -> tuple[Tensor, Tensor]:
-    """Return the largest output of a packed linear layer for each row of ``x`` [..., K], [R], and its index, [R] int64.
-
-    ``packed`` [N, K], ``bias`` and ``out_features`` are as in ``packed_linear``. R is the number of rows of ``x`` over
-    all leading dimensions. NaN counts as largest, and the first of equals is taken.
-    """
-    return best_tokens(torch.nn.functional.linear(x, packed, bias).flatten(0, -2), num_threads)
 
 
 def tree_attention(  # noqa: PLR0913  (an operator's schema)
@@ -347,11 +286,8 @@ PORTABLE: dict[str, Callable[..., Any]] = {
         packed_shape,
         pack_linear,
         packed_linear,
-        packed_linears,
         plain_linear,
         packed_experts,
-        norm_rows,
-        packed_best,
         tree_attention,
         rows_attention,
         best_tokens,
