@@ -14,7 +14,8 @@ from calibrated_pair import write_pair
 from gguf_files import Kind, tiny_model, write_gguf
 from tiny import new_model
 
-from yggdrasil.artifacts import current_machine, list_plans, names, parse_yaml, store
+from yggdrasil.artifacts import current_machine, gguf, list_plans, names, parse_yaml, store
+from yggdrasil.artifacts.fork import CAN_FORK
 from yggdrasil.calibration import first_use, pair
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.checkpoints.outline import Outline
@@ -31,6 +32,7 @@ from yggdrasil.engine.online_estimates import (
     state_file,
     was_busy,
 )
+from yggdrasil.engine.recommended_sampling import recommended_sampling_of
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.pretrained import Decoder
@@ -299,6 +301,19 @@ def test_a_table_that_is_shipped_for_the_model_is_used(models, user_cache, monke
 
     assert opened(models[0]).plan.model_free == (StatisticsOptions(table=True),)
     assert opened(models[0], drafter="text").plan.model_free == (StatisticsOptions(table=False),)
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="elsewhere headers are read in this process")
+def test_an_open_decoder_keeps_no_vocabulary_of_its_file(tmp_path, user_cache):
+    """After a first use and a later one, by a link; 20 MB of a file with 150,000 tokens."""
+    link = tmp_path / "link.gguf"
+    link.symlink_to(write_gguf(tmp_path / "model.gguf", tiny_model("llama")))
+    gguf.forget_headers()
+    for _ in range(2):
+        gguf.read_gguf_layout(link)
+        assert gguf._read.cache_info().currsize == 0
+        recommended_sampling_of(opened(link))
+        assert gguf._read.cache_info().currsize == 0
 
 
 def test_a_first_use_on_a_gpu(models, tmp_path):

@@ -27,7 +27,7 @@ def cached_for_file(path: Path, name: str, make: Callable[[], Any]) -> Any:
     Raises:
         OSError: there is no file ``path``.
     """
-    path = path.absolute()
+    path = path.resolve()  # a link and its file share a note
     stat = path.stat()
     state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
     key = str(path), name

@@ -15,6 +15,7 @@ from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS, Constraint, Sampling
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
+from yggdrasil.artifacts.gguf import forget_headers
 from yggdrasil.artifacts.memory import trim_heap
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.compiler.compiled import Backend
@@ -140,6 +141,7 @@ class Decoder:
         decoder.plan, decoder.learned = plan, learned
         decoder._table.set_loaded_folder(folder)
         decoder.tolerance = read_tolerance(folder, dtype or plan.dtype)
+        forget_headers()
         trim_heap()
         if check is not None and (plan.device != "cpu" or decoder.assembly.runs_transformers_code):
             check(decoder.assembly)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from yggdrasil.artifacts.gguf import is_gguf, read_gguf_header
+from yggdrasil.artifacts.gguf import is_gguf, read_gguf_layout
 from yggdrasil.checkpoints.gguf.recurrent import as_in_model
 from yggdrasil.checkpoints.gguf.values import values_of
 from yggdrasil.errors import ArtifactError
@@ -31,7 +31,7 @@ def mtp_architecture(path: Path) -> str | None:
     if not is_gguf(path):
         return None
     try:
-        header = read_gguf_header(path)
+        header = read_gguf_layout(path)
     except ArtifactError:  # reported when the target is loaded
         return None
     has_projection = any(name.endswith(".nextn.eh_proj.weight") for name in header.tensors)
@@ -49,7 +49,7 @@ def mtp_tensors(path: Path, config: "PretrainedConfig", shapes: Mapping[str, Ten
     """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    header, layer = read_gguf_header(path), int(config.num_hidden_layers)
+    header, layer = read_gguf_layout(path), int(config.num_hidden_layers)
     kind = next(key for key, value in MODEL_ARCH_NAMES.items() if value == header.architecture)
     table = get_tensor_name_map(kind, layer + 1)
     tensors: dict[str, Tensor] = {}
