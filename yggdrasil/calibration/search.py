@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ from yggdrasil.tree.shape import TreeShape
 
 SAMPLES_FILE, MEASURED_FILE = "schedule_samples.csv", "schedule_measured.csv"
 SAMPLES_VERSION, VERSION = 2, 1
+_STAGES_SHARE, _PLANS_SHARE = 0.4, 0.5  # of the time that is left: for stages, then for all plans
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class SearchSettings:
     rounds: int = 5  # times that every plan decodes every prompt
     final_rounds: int = 15  # further times for the fastest plan, the named plans and plain decoding
     cost_rounds: int = 1  # times that every prompt is decoded to measure stages
+    minutes: int = 30  # of measuring; each shape of tree and each plan is measured at least once
     measure_again: bool = False  # even if the profile has stage costs of all variants
     chat: bool = False  # plain prompts are a user's turn in the chat template
     force_machine: bool = False
@@ -104,6 +107,12 @@ class _Bench(NamedTuple):
     assembly: Assembly
     tokenizer: Tokenizer
     texts: list[list[int]]
+    end: float  # by ``perf_counter``: when measuring ends
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until measuring ends, at least 0."""
+        return max(self.end - perf_counter(), 0.0)
 
 
 def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
@@ -177,7 +186,7 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
         raise YggdrasilError(f"{prompts} has no usable prompts; give JSON lines with a prompt field")
     assembly = build_assembly(source, subject.knots)
     assembly.complete(reporter.phase)
-    return _Bench(assembly, tokenizer, texts)
+    return _Bench(assembly, tokenizer, texts, perf_counter() + 60 * settings.minutes)
 
 
 def _stage_samples(
@@ -195,7 +204,10 @@ def _stage_samples(
     new_stream = partial(open_ended_stream, bench.tokenizer, settings.tokens)
     schedules = measured_schedules(subject.named)
     with on_device_clock(bench.assembly):
-        frame = measure_stage_costs(bench.assembly, new_stream, bench.texts, settings.cost_rounds, report, schedules)
+        frame = measure_stage_costs(
+            bench.assembly, new_stream, bench.texts, settings.cost_rounds, report, schedules,
+            seconds=_STAGES_SHARE * bench.seconds_left,
+        )  # fmt: skip
     write_csv(file, "schedule-samples", SAMPLES_VERSION, frame)
     return frame
 
@@ -231,19 +243,20 @@ def _measured(
 ) -> list[Searched]:
     """Measure the entries and plain decoding, and return them with measured values; plain decoding is last.
 
-    All plans decode alternately. The fastest then alternates with the named plans alone, for more certainty. Times are
-    scaled to the speed of the profile.
+    All plans decode alternately. The fastest then alternates with the named plans alone, on the same prompts, for more
+    certainty. Times are scaled to the speed of the profile.
     """
     plans = [MeasuredPlan(entry.name, entry.stages, TreeShape(*entry.shape)) for entry in entries]
     new_stream = partial(open_ended_stream, bench.tokenizer, settings.tokens)
-    measure = partial(measure_plans, bench.assembly, new_stream, bench.texts)
+    measure = partial(measure_plans, bench.assembly, new_stream)
     report = reporter.phase(f"measuring {len(entries)} plans on {len(bench.texts)} prompts")
-    frame = measure(plans, settings.rounds, report)
+    frame = measure(bench.texts, plans, settings.rounds, report, seconds=_PLANS_SHARE * bench.seconds_left)
     if settings.final_rounds:
         found = summarise_plans(frame, plain_ms).set_index("plan")["ms_per_token"].drop(PLAIN)
         finalists = [plan for plan in plans if plan.name in {found.idxmin(), *subject.named}]
         report = reporter.phase(f"measuring the fastest plan and {len(finalists) - 1} named plans")
-        more = measure(finalists, settings.final_rounds, report)
+        texts = bench.texts[: frame["prompt"].max() + 1]  # those that there was time for
+        more = measure(texts, finalists, settings.final_rounds, report, seconds=bench.seconds_left)
         frame = pd.concat([frame, more.assign(round=more["round"] + settings.rounds)], ignore_index=True)
     write_csv(subject.profile / MEASURED_FILE, "schedule-measured", VERSION, frame)
     figures = {row["plan"]: row for row in summarise_plans(frame, plain_ms).to_dict("records")}

@@ -31,6 +31,9 @@ def search(
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Keep at most so many last tokens of a prompt.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Times that every plan decodes every prompt.")] = 5,
     final_rounds: Annotated[int, typer.Option(min=0, help="Further times for the fastest and the paper's plans.")] = 15,
+    minutes: Annotated[
+        int, typer.Option(min=1, help="Most minutes to measure; every plan decodes at least one prompt.")
+    ] = 30,
     measure_again: Annotated[
         bool, typer.Option("--measure-again", help="Measure stages even if the profile has samples.")
     ] = False,
@@ -43,7 +46,7 @@ def search(
 
     settings = SearchSettings(
         plan_of(profile), prompts, objective, save_as, top, limit, max_new_tokens, max_prompt_tokens, rounds,
-        final_rounds, measure_again=measure_again, chat=chat, force_machine=force_machine,
+        final_rounds, minutes=minutes, measure_again=measure_again, chat=chat, force_machine=force_machine,
     )  # fmt: skip
     try:
         with PhaseProgress() as progress:

@@ -6,7 +6,9 @@ alternate, and every turn includes a plain request, whose steps give the machine
 speed at which a plain step takes its median time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
+from time import perf_counter
 from typing import NamedTuple, TypeVar
 
 import pandas as pd
@@ -63,6 +65,8 @@ def measure_stage_costs(
     rounds: int,
     progress: Progress,
     schedules: Sequence[Schedule] = MEASURED,
+    *,
+    seconds: float = inf,
 ) -> pd.DataFrame:
     """Time the stages of every schedule in real iterations; one row per iteration, columns ``costs.COLUMNS``.
 
@@ -75,6 +79,7 @@ def measure_stage_costs(
         texts: prompts as token ids.
         rounds: times that each text is decoded.
         progress: takes the fraction done, 0 to 1.
+        seconds: no cycle begins so long after the call, but those of the first text always do.
 
     Raises:
         YggdrasilError: requests are too short to measure every schedule.
@@ -83,7 +88,8 @@ def measure_stage_costs(
     cycles = [(text, shape) for _ in range(rounds) for text in texts for shape in shapes]
     rows: list[tuple[object, ...]] = []
     measured = set()
-    for number, (text, shape) in enumerate([cycles[0], *cycles]):  # the first cycle is repeated: it warms up
+    warmed = [cycles[0], *cycles]  # the first cycle is repeated: it warms up
+    for number, (text, shape) in turns_in_time(warmed, 1 + len(shapes), seconds, progress):
         ways = [(schedule, shape) for schedule in schedules] + [(schedules[0], PLAIN_STEP)]
         for schedule, way in _rotated_order(ways, number):
             assembly.engine.use_schedule(schedule.labels)
@@ -91,11 +97,25 @@ def measure_stage_costs(
             if number:
                 rows += [_row(len(text), number, schedule, sample) for sample in samples[WARM_UP:]]
                 measured |= {(schedule.labels, way)} if samples[WARM_UP:] else set()
-        progress((number + 1) / (len(cycles) + 1))
     assembly.engine.use_schedule(schedules[0].labels)
     if len(measured) < len(schedules) * len(set(shapes)) + 1:
         raise _too_short(assembly)
     return at_one_speed(pd.DataFrame(rows, columns=list(COLUMNS)))
+
+
+def turns_in_time(turns: Sequence[Way], least: int, seconds: float, progress: Progress) -> Iterator[tuple[int, Way]]:
+    """Yield each of ``turns`` with its number from 0, until ``seconds`` have passed, but at least the first ``least``.
+
+    After each, ``progress`` takes the fraction done, 0 to 1: of the turns, or of the time if that ends first.
+    """
+    began = perf_counter()
+    for number, turn in enumerate(turns):
+        if number >= least and perf_counter() - began > seconds:
+            return
+        yield number, turn
+        done, spent = number + 1, perf_counter() - began
+        of_time = spent / seconds if spent < seconds else 1.0
+        progress(max(done / len(turns), min(done / least, of_time)))
 
 
 def _too_short(assembly: Assembly) -> YggdrasilError:
@@ -147,6 +167,8 @@ def measure_plans(
     plans: Sequence[MeasuredPlan],
     rounds: int,
     progress: Progress,
+    *,
+    seconds: float = inf,
 ) -> pd.DataFrame:
     """Decode every text with every plan and plainly, in rotating order; one row per request, columns ``PLAN_COLUMNS``.
 
@@ -160,6 +182,7 @@ def measure_plans(
         plans: schedules and tree shapes to compare.
         rounds: times that each text is decoded.
         progress: takes the fraction done, 0 to 1.
+        seconds: no text is begun so long after the call, but ``texts[0]`` always is; every plan decodes a text that is.
 
     Raises:
         YggdrasilError: requests are too short to measure every plan.
@@ -170,7 +193,7 @@ def measure_plans(
     ways.append((PLAIN, MEASURED[0].labels, PLAIN_POLICY))
     rows: list[tuple[object, ...]] = []
     jobs = [(number, prompt) for number in range(rounds) for prompt in range(len(texts))]
-    for turn, (number, prompt) in enumerate([(-1, 0), *jobs]):
+    for turn, (number, prompt) in turns_in_time([(-1, 0), *jobs], 2, seconds, progress):
         for name, stages, policy in _rotated_order(ways, turn):
             assembly.engine.use_schedule(stages)
             stream = new_stream()
@@ -178,7 +201,6 @@ def measure_plans(
             if number >= 0 and len(samples) > WARM_UP:
                 tokens, total = len(stream.tokens) - 1, sum(sample.total_ms for sample in samples)
                 rows.append((name, prompt, number, len(samples), tokens, *_means(samples[WARM_UP:], total)))
-        progress((turn + 1) / (len(jobs) + 1))
     assembly.engine.use_schedule(MEASURED[0].labels)
     if {row[0] for row in rows} != {name for name, _, _ in ways}:
         raise _too_short(assembly)
