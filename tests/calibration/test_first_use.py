@@ -15,7 +15,6 @@ from gguf_files import Kind, tiny_model, write_gguf
 from tiny import new_model
 
 from yggdrasil.artifacts import current_machine, gguf, list_plans, names, parse_yaml, store
-from yggdrasil.artifacts.fork import CAN_FORK
 from yggdrasil.calibration import first_use, pair
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.checkpoints.outline import Outline
@@ -303,7 +302,6 @@ def test_a_table_that_is_shipped_for_the_model_is_used(models, user_cache, monke
     assert opened(models[0], drafter="text").plan.model_free == (StatisticsOptions(table=False),)
 
 
-@pytest.mark.skipif(not CAN_FORK, reason="elsewhere headers are read in this process")
 def test_an_open_decoder_keeps_no_vocabulary_of_its_file(tmp_path, user_cache):
     """After a first use and a later one, by a link; 20 MB of a file with 150,000 tokens."""
     link = tmp_path / "link.gguf"
