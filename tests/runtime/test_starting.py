@@ -13,7 +13,9 @@ from transformers import LlamaConfig, MambaConfig
 
 import yggdrasil
 from yggdrasil.artifacts.cache import cache_root
+from yggdrasil.artifacts.gguf import read_gguf_header
 from yggdrasil.checkpoints.gguf import packing
+from yggdrasil.checkpoints.gguf.mapped import MappedGguf
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
@@ -90,6 +92,28 @@ def test_packing_holds_one_weight_of_the_file_and_one_copy_of_all(tmp_path, monk
     num_bytes = CountingArena.num_bytes + sum(regions)
     assert num_bytes <= 1.15 * file.stat().st_size
     assert 0.99 * num_bytes <= sum(tensor.nbytes for tensor in loaded.tensors.values()) <= num_bytes
+
+
+@native_only
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is resident")
+def test_what_the_system_maps_around_a_small_weight_is_dropped_too(tmp_path):
+    """It maps 64 KiB for a page, which some hundred norms and edges of matrices would add up to tens of megabytes."""
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"), kind=Kind.Q8_0)
+    header = read_gguf_header(file)
+    packer = packing.GgufPacker(header, (4, 2))
+    middle = header.tensors["blk.1.attn_k.weight"]
+    assert max(middle.start, file.stat().st_size - middle.start - middle.num_bytes) < 64 << 10
+    assert packer.data[header.data_start] is not None
+    assert resident_bytes(file) > 4096
+
+    packer.packed(middle)
+    packer.release(middle.start, middle.num_bytes)  # as the loader does
+    assert resident_bytes(file) == 0
+    norm = header.tensors["output_norm.weight"]
+    mapped = MappedGguf.__new__(MappedGguf)
+    mapped._header, mapped._packer = header, packer
+    assert mapped._bytes(norm).numpy().tobytes() == file.read_bytes()[norm.start : norm.start + norm.num_bytes]
+    assert resident_bytes(file) == 0
 
 
 class CountingArena(loading.Arena):

@@ -34,6 +34,7 @@ _PARTS = {
 }  # fmt: skip
 _BEHIND_ATTENTION = "post_attention_layernorm"
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.(.+)$")
+_FEW_BYTES = 1 << 20
 _DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by GGUF's type numbers
 
 
@@ -102,7 +103,14 @@ class MappedGguf:
         self._packer.release(place.start, place.num_bytes)
 
     def _bytes(self, place: GgufTensor) -> Tensor:
-        """Return a uint8 view [num_bytes] of the mapped tensor."""
+        """Return the stored bytes, uint8 [num_bytes]: a copy if they are few, otherwise a view of the mapped file.
+
+        Reading one page of a mapped file maps those around it: some hundred norms would hold tens of megabytes of it.
+        """
+        if place.num_bytes <= _FEW_BYTES:
+            with self._header.path.open("rb") as file:
+                file.seek(place.start)
+                return torch.frombuffer(bytearray(file.read(place.num_bytes)), dtype=torch.uint8)
         with memoryview(self._packer.data) as view, view[place.start : place.start + place.num_bytes] as part:
             return torch.frombuffer(part, dtype=torch.uint8)
 

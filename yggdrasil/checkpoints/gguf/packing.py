@@ -17,6 +17,7 @@ from yggdrasil.library.packing import PANELS, Matrix, pack_blocks, pair_bytes
 
 INTERLEAVED_ROTARY = ("llama", "smollm3", "granite")  # query and key rows are stored for rotary pairs (2i, 2i + 1)
 _PART_BYTES = 16 << 20  # bytes of the mapped file that are packed before their pages are dropped
+_AROUND = 64 << 10  # bytes that Linux maps at most before and after a page that is read
 _LINE = 64  # bytes; matrices are aligned to cache lines
 
 
@@ -81,12 +82,13 @@ class GgufPacker:
     def release(self, start: int, num_bytes: int) -> None:
         """Drop the memory pages of a part of the mapped file; a later access reads the file again.
 
-        The part begins at the byte ``start`` and has ``num_bytes`` bytes.
+        The part begins at the byte ``start`` and has ``num_bytes`` bytes. Pages around it, which the system mapped when
+        it was read, are dropped as well: around a few hundred matrices they add up to tens of megabytes.
         """
-        begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        size = (start + num_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
-        if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self.data.madvise(mmap.MADV_DONTNEED, begin, size)
+        begin = max(start - _AROUND, 0) // mmap.PAGESIZE * mmap.PAGESIZE
+        end = min(start + num_bytes + _AROUND, len(self.data))
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def order(self, place: GgufTensor) -> npt.NDArray[np.int64] | None:
         """Return the permutation [N] with ``model_rows = file_rows[permutation]`` of a tensor; None: the identity."""
