@@ -85,8 +85,19 @@ REASONS = {  # by what the sentence says
 }  # fmt: skip
 
 
-# Moshi's layers see everything, and the cache of ``generate`` drops what lies before its window.
-OWN: dict[str, dict[str, object]] = {"moshi": {"sliding_window": 3000}}
+# Moshi's layers see everything, and the cache of ``generate`` drops what lies before its window. BLT is four models.
+_BLT: dict[str, object] = {
+    **{field: SMALL[field] for field in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
+    "num_attention_heads": 4, "num_key_value_heads": 4,
+}  # fmt: skip
+_BLT_PART = {**_BLT, "hidden_size_global": SMALL["hidden_size"]}
+OWN: dict[str, dict[str, object]] = {
+    "moshi": {"sliding_window": 3000},
+    "blt": {
+        "patcher_config": _BLT, "encoder_config": _BLT_PART, "decoder_config": _BLT_PART, "global_config": _BLT,
+        "encoder_hash_byte_group_vocab": 100,
+    },
+}  # fmt: skip
 
 
 PROMPT = torch.tensor([[5, 9, 70, 33, 5, 9, 70, 41, 5, 9]])
