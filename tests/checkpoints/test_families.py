@@ -170,3 +170,18 @@ def test_the_text_model_of_a_multimodal_one_runs_natively(is_packed):
     cache = new_runner("gemma3", True).cache
 
     assert native_call(dataclasses.replace(loaded, tensors=deeper), cache, VOCAB_SIZE) is not None
+
+
+@pytest.mark.skipif(not is_native(), reason="no C++ compiler on this machine")
+def test_rows_of_gemma_4_have_the_same_bits_in_a_tree_and_alone(is_packed):
+    """It has no native steps, but all that its passes add up over rows is native where its layers are packed."""
+    if not is_packed:
+        pytest.skip("PyTorch's linear layers add up in another order at another width")
+    tree, alone = new_runner("gemma4", is_packed), new_runner("gemma4", is_packed)
+    for runner in (tree, alone):
+        read(runner, 0, CONTEXT)
+    verified = verify(tree, BREADTH_FIRST)
+
+    for number, (node, token) in enumerate(zip(path_to(6), tokens_to(6), strict=True)):
+        row = read(alone, len(CONTEXT) + number, (token,))
+        assert torch.equal(verified.logits[node], row.logits[0])
