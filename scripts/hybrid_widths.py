@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.cli import run_script
+from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.runtime.runner import ModelRunner
 
@@ -56,13 +57,18 @@ MODELS = {
 }  # fmt: skip
 
 
-def built(name: str, weights: str, threads: int) -> ModelRunner:
+def loaded_model(name: str, weights: str, threads: int) -> LoadedModel:
+    """Return one of ``MODELS`` with random weights."""
     kind, changes = MODELS[name]
     torch.manual_seed(0)
     config = getattr(transformers, kind)(**{**_SIZES, **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     quantise = None if weights == "full" else rounding_to(weights, model)  # type: ignore[arg-type]
-    runner = ModelRunner(prepare_model(model, name, threads, quantise=quantise), 512, 32768, "native", widest=32)
+    return prepare_model(model, name, threads, quantise=quantise)
+
+
+def built(name: str, weights: str, threads: int) -> ModelRunner:
+    runner = ModelRunner(loaded_model(name, weights, threads), 512, 32768, "native", widest=32)
     assert runner.backend == "native", f"{name} has no native steps"
     return runner
 
