@@ -1,6 +1,7 @@
 """Planning is light, and imports go one way between the rooms."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,14 @@ def test_every_room_has_its_place():
     found = {room_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"}
 
     assert found <= {*ROOMS, *LEAVES}
+
+
+def test_the_table_of_packages_has_the_order_of_the_rooms():
+    text = (PACKAGE.parent / "docs" / "structure.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `yggdrasil/(\w+)` \|", text, re.MULTILINE)
+
+    assert [room for room in reversed(listed) if room in ROOMS] == [room for room in ROOMS if room in listed]
+    assert len(listed) > 20
 
 
 def test_an_upward_import_would_be_seen(tmp_path):

@@ -60,7 +60,10 @@ def check_number(
 
 
 def keep_plain_numbers(checked: Any) -> None:
-    """Convert the numbers in a frozen dataclass's fields to int and float, in place: other libraries reject numpy's."""
+    """Convert NumPy numbers in a frozen dataclass's fields to int and float, in place, as other libraries reject them.
+
+    Bools, and numbers inside containers, stay as they are.
+    """
     for each in fields(checked):
         value = getattr(checked, each.name)
         number = as_integer(value)

@@ -99,11 +99,11 @@ class PositionCoins:
 
 
 def draw_key(seed: int, purpose: Purpose = "target", number: int = 0) -> int:
-    """Return the int64 key from which ``gumbel_noise`` computes a request's noise at any position.
+    """Return the int64 key of a random decision, which ``gumbel_noise`` or ``uniform_number`` takes with a position.
 
     Args:
         purpose: "target" for the target's choices, "draft" for sampled drafts.
-        number: how many draws and flips of this purpose precede it at the position.
+        number: how many decisions (drawn tokens and coin flips) of this purpose come before it at the position.
     """
     return key_of(seed, len(_STREAMS) * number + _STREAMS[purpose])
 

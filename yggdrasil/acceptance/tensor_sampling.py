@@ -197,14 +197,17 @@ def is_thinking(tokens: Tensor, path: Tensor, inputs: SamplingInputs) -> Tensor:
 def process(
     kind: SamplingKind, logits: Tensor, path_counts: Tensor | None, positions: Tensor, inputs: SamplingInputs
 ) -> Tensor:
-    """Return the scores from which each row's token is chosen, [W, V] float32; -inf for impossible tokens.
+    """Apply a request's sampling parameters to ``logits``: return scores [W, V] float32, -inf for excluded tokens.
+
+    These are bias, penalties, minimum length, token masks, temperature, top-k, top-p, min-p and typical-p, in this
+    order. The scores contain no noise: their softmax is the distribution from which ``draw`` samples.
 
     Args:
         kind: the operations to apply.
         logits: [W, V].
         path_counts: [W, V] float32, occurrences of each token on the row's path below the root, from
             ``counts_on_path``; None: all zero.
-        positions: [W] int64 indices of the chosen tokens in the text.
+        positions: [W] int64 index in the text of the token that each row predicts, for the minimum length.
         inputs: parameters and token counts of the request.
     """
     scores = logits.float()

@@ -65,7 +65,7 @@ class PairSource:
         return next((each for each in self.model_free if isinstance(each, StatisticsOptions)), None)
 
     def target_ref(self) -> ModelRef:
-        """Return the target as a plan records it."""
+        """Return the plan's record of the target: portable source, fingerprint, CPU threads and weight format."""
         return _model_ref(self.target, self.target_threads, self.weights)
 
     def drafter_refs(self) -> list[ModelRef]:

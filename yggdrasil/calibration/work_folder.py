@@ -52,7 +52,11 @@ def open_part(work: Path, name: str, shared: Iterable[str]) -> Path:
 
 
 def read_or_drop(file: Path, read: Callable[[Path], T]) -> T | None:
-    """Return ``read(file)``, or None if the file is missing. A damaged file is deleted and gives None too.
+    """Return ``read(file)``, or None if the file is missing or damaged. A damaged file is deleted.
+
+    Args:
+        file: a folder in its place counts as damaged.
+        read: raises ArtifactError, ValueError or SafetensorError if the file is damaged.
 
     Raises:
         YggdrasilError: the file cannot be read because of an OSError; it is not deleted.

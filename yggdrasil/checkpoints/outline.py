@@ -62,7 +62,7 @@ class Outline:
 
     @property
     def attention(self) -> tuple[int, int]:
-        """Return (number of key heads, head size) of the last layer with attention."""
+        """(number of key/value heads, head size) of the last layer with attention. Draft heads take both."""
         return next(pair for pair in reversed(self.key_heads) if pair[0])
 
     @property

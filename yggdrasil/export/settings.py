@@ -71,7 +71,7 @@ class Settings:
 
     @property
     def line(self) -> str:
-        """The options as text for the engine's command line; empty for plain decoding by vLLM or SGLang."""
+        """The options for the engine's command line, quoted for a shell; empty for plain decoding by vLLM or SGLang."""
         if self.engine == "vllm":
             return f"--speculative-config {shlex.quote(json.dumps(self.options))}" if self.options else ""
         return shlex.join(part for name, value in self.options.items() for part in (name, str(value)))

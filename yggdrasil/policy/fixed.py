@@ -30,7 +30,9 @@ class Policy(Protocol):
         """
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound, by which growth of a model-free tree ends when no node can raise the value.
+        """Return the early-stopping bound: growth of a model-free tree ends when no further node can raise its value.
+
+        The value is the objective value of the pass that verifies the tree.
 
         Args:
             context: tokens in the target's cache.

@@ -114,7 +114,9 @@ class ObjectivePolicy:
         return self._verified_at(decision, expected, self._pruned(self._here, decision.shape).best(expected)[0])
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound, by which growth of a model-free tree ends when no node can raise the value.
+        """Return the early-stopping bound: growth of a model-free tree ends when no further node can raise its value.
+
+        The value is the objective value of the verifying pass. The policy later updates the array in place.
 
         Args:
             context: tokens in the target's cache.

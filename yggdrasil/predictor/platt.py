@@ -53,8 +53,8 @@ def fit_platt(logits: FloatArray, reached: npt.NDArray[np.bool_]) -> tuple[float
     A prior pulls them towards (1, 0).
 
     Args:
-        logits: [n] the predictor's logits.
-        reached: [n] the labels, True for the positive class.
+        logits: [n] the predictor's logits that a draft reaches a given depth.
+        reached: [n] whether it reached that depth.
     """
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 

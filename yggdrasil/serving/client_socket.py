@@ -55,7 +55,7 @@ class SocketWriter:
         return not self._transport.is_closing() and not self._transport.get_write_buffer_size()
 
     def is_due(self) -> bool:
-        """Return whether text has gathered long enough (0.03 s) to be sent."""
+        """Return whether text may be sent: 0.03 s have passed since the last ``open`` or ``send``."""
         return monotonic() >= self._due
 
     def send(self, text: str) -> bool:

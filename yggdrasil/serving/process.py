@@ -33,9 +33,10 @@ def run_server(
     port: int,
     announce: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve HTTP requests until SIGTERM or Ctrl-C, then finish the running answer and shut down.
+    """Serve HTTP requests until SIGTERM or Ctrl-C; then reject queued requests, finish the running one and shut down.
 
-    A second signal ends the running answer, a third closes connections whose client does not read.
+    The running request has ``settings.limits.drain_seconds`` to finish. A second signal ends it at once, a third closes
+    connections whose client does not read. Errors of ``opening`` and ``announce`` are raised unchanged.
 
     Args:
         opening: builds the decoder; called in the decoder's thread.
@@ -45,7 +46,7 @@ def run_server(
         announce: called with the server's URL, in the decoder's thread, once the decoder is open.
 
     Raises:
-        YggdrasilError: the address cannot be bound, or ``opening`` failed.
+        YggdrasilError: the address cannot be bound.
         Interrupted: the server was stopped before the decoder was open.
     """
     listener = _listen(host, port)

@@ -80,7 +80,11 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Value of ``system_fingerprint`` in replies: package version, and the weights' fingerprint with a plan."""
+        """``system_fingerprint`` of replies: the package version and, if there is a plan, the weights' fingerprint.
+
+        Raises:
+            Fault: the decoder is not open yet (status 503).
+        """
         plan = self.decoder.plan
         return f"b{__version__}" if plan is None else f"b{__version__}-{plan.target.fingerprint}"
 

@@ -84,7 +84,7 @@ class StatisticsDrafter:
         self._pooled = 0  # counted tokens of earlier texts
 
     def set_table(self, table: Table) -> None:
-        """Replace the static n-gram table, and keep the counts of the text."""
+        """Draft from the static n-gram table ``table``, instead of an earlier one if set; counts of the text stay."""
         self._counts.set_table(*table.tensors())
 
     def leave_out_below(self, likely: float) -> None:
@@ -196,7 +196,7 @@ class _Counts(NativeStatistics):
         self._fill_mail, self._fill = Mailbox(4), direct("fill", self)
 
     def set_grow_buffers(self, *buffers: Tensor) -> None:
-        """Set the buffers that ``grow`` writes, those of ``TokenTree.node_tensors``."""
+        """Register the node buffers of a tree (``TokenTree.node_tensors``), to which each later ``grow`` writes."""
         super().set_grow_buffers(*buffers, self._mail.tensor)
 
     def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:

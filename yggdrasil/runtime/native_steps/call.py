@@ -276,12 +276,16 @@ class LayerStack:
         finalize(self, drop_stack, self._number)
 
     def run(self, rows: Tensor, shared: list[Tensor], kept: list[int]) -> list[Tensor]:
-        """Run all layers on the hidden states ``rows`` [W, H], and return the outputs [W, H] of the layers ``kept``.
+        """Run all layers on the hidden states ``rows`` [W, H]; write their KV entries and factors to the stack's cache.
 
         Args:
-            shared: the tree mask, the offsets, cosines and sines of each rotary table, and, if there are recurrent
-                layers, the rows' parents.
-            kept: layer indices, ascending; the number of layers stands for the final norm.
+            shared: in this order: the tree mask [W, T] bool; the offsets [2] int64 (context length, first slot
+                written); the cosines [W, D] and sines [W, D] of each rotary table; with recurrent layers, the parent of
+                each row [W] int64.
+            kept: indices of layers, ascending; the number of layers stands for the final norm.
+
+        Returns:
+            The outputs [W, H] of the layers ``kept``, in that order.
         """
         outputs: list[Tensor] = torch.ops.yggdrasil.run_stack(self._number, rows, shared, kept, self._num_threads)
         return outputs
@@ -324,10 +328,10 @@ class RotaryTable:
         self._computed = 0
 
     def rows(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines, [W, D] each, of ``positions`` [W] int64.
+        """Return the cosines and sines, [W, D] each, of ``positions`` [W] int64. Missing rows are computed first.
 
         Args:
-            last: at least the largest position; it saves a read of ``positions``.
+            last: the largest position or more, given so that it is not computed again. Later rows may be missing.
         """
         if last >= self._computed:
             self._compute(max(last + 1, _FIRST_ROWS, 2 * self._computed))
