@@ -132,8 +132,8 @@ def search_schedules(settings: SearchSettings, reporter: Reporter) -> Path:
     )
     reads_head = subject.plan.depth_from == "head"
     space = Space.of(subject.lengths, subject.executor, reads_head=reads_head, reads_states=subject.reads_states)
-    best = search(space, {subject.backend: costs}, subject.lengths, settings.objective, keep=settings.top)
-    entries = [_entry(f"top {i}", candidate) for i, candidate in enumerate(best, start=1)]
+    best = search(space, costs, subject.lengths, settings.objective, keep=settings.top)
+    entries = [_entry(f"top {i}", candidate, subject) for i, candidate in enumerate(best, start=1)]
     entries += _named_entries(best[0], costs, subject, entries)
     if bench is not None:
         entries = _measured(entries, bench, costs.plain_ms, subject, settings, reporter)
@@ -212,10 +212,10 @@ def _stage_samples(
     return frame
 
 
-def _entry(name: str, candidate: Candidate) -> Searched:
+def _entry(name: str, candidate: Candidate, subject: _Subject) -> Searched:
     shape = candidate.shape
     return Searched(
-        name, candidate.stages, (shape.width, shape.depth, shape.verify_width), candidate.backend,
+        name, candidate.stages, (shape.width, shape.depth, shape.verify_width), subject.backend,
         rounded(candidate.aal), rounded(candidate.iteration_ms), rounded(candidate.ms_per_token),
     )  # fmt: skip
 
@@ -229,7 +229,7 @@ def _named_entries(best: Candidate, costs: StageCosts, subject: _Subject, taken:
         is_taken = any(entry.stages == schedule.labels and entry.shape == tuple(shape) for entry in taken)
         if name != "default" or not is_taken:
             ms = float(predict_ms(schedule, [shape], costs, lengths, subject.executor)[0])
-            entries.append(_entry(name, Candidate(subject.backend, schedule.labels, shape, lengths.aal(shape), ms)))
+            entries.append(_entry(name, Candidate(schedule.labels, shape, lengths.aal(shape), ms), subject))
     return entries
 
 

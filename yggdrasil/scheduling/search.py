@@ -1,4 +1,4 @@
-"""Grid search over schedules, shapes and backends for the least predicted latency per token (paper section 5.2).
+"""Grid search over schedules and shapes for the least predicted latency per token (paper section 5.2).
 
 Deterministic: the same costs and acceptance give the same ranking. Uses numpy, no torch.
 """
@@ -56,9 +56,8 @@ class AcceptedLengths:
 
 
 class Candidate(NamedTuple):
-    """A schedule, shape and backend, with predicted AAL and milliseconds per iteration."""
+    """A schedule and shape, with predicted AAL and milliseconds per iteration."""
 
-    backend: str
     stages: tuple[str, ...]
     shape: TreeShape
     aal: float
@@ -139,39 +138,37 @@ def predict_ms(
 
 def search(
     space: Space,
-    costs: Mapping[str, StageCosts],
+    costs: StageCosts,
     lengths: AcceptedLengths,
     objective: Objective = "latency",
     *,
     keep: int = 10,
-    prune: bool = True,
 ) -> list[Candidate]:
-    """Return the best ``keep`` combinations of schedule, tree shape and backend, best prediction first.
+    """Return the best ``keep`` combinations of schedule and tree shape, best prediction first.
 
-    Of equal predictions of one shape only the simplest schedule is listed.
+    Of equal predictions of one shape only the simplest schedule is listed. Shapes whose lower bound of the latency is
+    above the worst kept candidate are skipped, which does not change the result.
 
     Args:
         space: schedules and shapes to combine.
-        costs: backend name -> measured costs of its stages.
+        costs: measured costs of the stages.
         lengths: accepted lengths of every tree shape.
         objective: ``"latency"`` ranks by milliseconds per token, ``"aal"`` by the average accepted length.
         keep: the most combinations to return.
-        prune: skip shapes whose lower bound of the latency is above the worst kept candidate. The result is the same.
     """
     schedules = list(space.schedules())
     best: list[Candidate] = []
-    for backend, table in sorted(costs.items()):
-        bounds = _bounds(space, schedules, table, lengths)
-        order = sorted(range(len(bounds)), key=lambda i: _bound_rank(bounds[i], objective))
-        for start in range(0, len(order), _BLOCK):
-            block = [space.shapes[i] for i in order[start : start + _BLOCK]]
-            floor = _bound_rank(bounds[order[start]], objective)
-            if prune and len(best) == keep and floor > _rank(best[-1], objective)[: len(floor)]:
-                break
-            best = sorted(
-                [*best, *_lay_out_block(block, schedules, (backend, table), lengths, space.executor)],
-                key=lambda candidate: _rank(candidate, objective),
-            )[:keep]
+    bounds = _bounds(space, schedules, costs, lengths)
+    order = sorted(range(len(bounds)), key=lambda i: _bound_rank(bounds[i], objective))
+    for start in range(0, len(order), _BLOCK):
+        block = [space.shapes[i] for i in order[start : start + _BLOCK]]
+        floor = _bound_rank(bounds[order[start]], objective)
+        if len(best) == keep and floor > _rank(best[-1], objective)[: len(floor)]:
+            break
+        best = sorted(
+            [*best, *_lay_out_block(block, schedules, costs, lengths, space.executor)],
+            key=lambda candidate: _rank(candidate, objective),
+        )[:keep]
     return best
 
 
@@ -203,7 +200,7 @@ def _bound_rank(bound: _Bound, objective: Objective) -> tuple[float, ...]:
 def _rank(candidate: Candidate, objective: Objective) -> tuple[Any, ...]:
     ms_per_token = round(candidate.ms_per_token, _DIGITS)
     first = (-candidate.aal, ms_per_token) if objective == "aal" else (ms_per_token,)
-    return (*first, _complexity(candidate.stages), candidate.stages, candidate.shape, candidate.backend)
+    return (*first, _complexity(candidate.stages), candidate.stages, candidate.shape)
 
 
 def _complexity(stages: tuple[str, ...]) -> int:
@@ -215,12 +212,11 @@ def _complexity(stages: tuple[str, ...]) -> int:
 def _lay_out_block(
     shapes: Sequence[TreeShape],
     schedules: Sequence[Schedule],
-    backend: tuple[str, StageCosts],
+    costs: StageCosts,
     lengths: AcceptedLengths,
     executor: ExecutorKind,
 ) -> list[Candidate]:
     """Return, for every shape, the simplest candidate of each distinct prediction."""
-    name, costs = backend
     shares = np.array([lengths.leaf_share(shape) for shape in shapes])
     aal = [lengths.aal(shape) for shape in shapes]
     durations: dict[tuple[tuple[str, str], ...], dict[str, Array]] = {}
@@ -232,5 +228,5 @@ def _lay_out_block(
             durations[code] = costs.durations(schedule, shapes, shares)
         makespans = predict_timeline(schedule, durations[code], executor).makespan_ms + durations[code][LOOP]
         for i, (shape, ms) in enumerate(zip(shapes, makespans.tolist(), strict=True)):
-            found.setdefault((shape, round(ms, _DIGITS)), Candidate(name, schedule.labels, shape, aal[i], ms))
+            found.setdefault((shape, round(ms, _DIGITS)), Candidate(schedule.labels, shape, aal[i], ms))
     return list(found.values())

@@ -306,7 +306,7 @@ def test_what_stages_cost_with_a_head_is_enough_to_search_with(case):
     lengths = AcceptedLengths(np.full(4, 0.9), ratios, shapes.verify_widths)
 
     space = Space.of(lengths, "in-order", reads_states=True)
-    found = search(space, {"one": StageCosts.from_samples(frame)}, lengths)
+    found = search(space, StageCosts.from_samples(frame), lengths)
 
     assert len(list(space.schedules())) == 8
     assert found[0].iteration_ms > 0
