@@ -107,7 +107,8 @@ class Decoder(engine.Decoder):
         device = device or best_device()
         path = find_plan(found, drafters, dtype, device)
         if path is None:
-            return _first_use(cls, found, drafters, dtype or "bfloat16", backend, max_length, device, reporter)
+            open_loaded = partial(cls.from_loaded, backend=backend, max_length=max_length, check=_check_attention)
+            return _first_use(open_loaded, found, drafters, dtype or "bfloat16", backend, device, reporter, tokenizer)
         decoder = cls.from_plan(
             path, target=found.given, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase
         )
@@ -171,16 +172,19 @@ def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
 
 
 def _first_use(
-    cls: type[Decoder],
+    open_loaded: Callable[..., engine.Decoder],
     model: Source,
     drafters: Sequence[str] | None,
     dtype: DtypeName,
     backend: Backend | None,
-    max_length: int | None,
     device: DeviceName,
     reporter: "Reporter",
+    tokenizer: "Tokenizer | None",
 ) -> engine.Decoder:
-    """Open a decoder with a provisional plan: measure its step costs for a few seconds and save it in the cache."""
+    """Open a decoder with a provisional plan: measure its step costs for a few seconds and save it in the cache.
+
+    ``open_loaded`` is ``Decoder.from_loaded`` with the other options; ``tokenizer`` is the model's if already loaded.
+    """
     from yggdrasil.calibration.first_use import first_plan
     from yggdrasil.drafters.heads.kinds import module_note
 
@@ -197,12 +201,10 @@ def _first_use(
     if drafters is None and (note := module_note(model.gguf or model.folder)) is not None:
         _say(note)
     named = named_drafters(drafters or USUAL)
-    plan, tokenizer = first_plan(model, named, dtype, name, root, device, _agreement(named.drafter, model))
+    agreement = _agreement(named.drafter, model)
+    plan, tokenizer = first_plan(model, named, dtype, name, root, device, agreement, tokenizer)
     folder = predictor_directory(root, name, current_machine())
-    decoder = cls.from_loaded(
-        plan, folder, backend=backend, max_length=max_length, tokenizer=tokenizer, phase=reporter.phase,
-        check=_check_attention,
-    )  # fmt: skip
+    decoder = open_loaded(plan, folder, tokenizer=tokenizer, phase=reporter.phase)
     if backend is None and decoder.assembly.target.backend == "eager":
         _say(
             "native steps do not cover its architecture, so PyTorch runs its passes uncompiled; `--backend inductor` "

@@ -17,6 +17,7 @@ from tiny import new_model
 from yggdrasil.artifacts import current_machine, gguf, list_plans, names, parse_yaml, store
 from yggdrasil.calibration import first_use, pair
 from yggdrasil.calibration.own_text import Document
+from yggdrasil.checkpoints import kept_tokenizer
 from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.model_free_options import StatisticsOptions
@@ -312,6 +313,16 @@ def test_an_open_decoder_keeps_no_vocabulary_of_its_file(tmp_path, user_cache):
         assert gguf._read.cache_info().currsize == 0
         recommended_sampling_of(opened(link))
         assert gguf._read.cache_info().currsize == 0
+
+
+def test_a_first_chat_parses_the_tokenizer_once(tmp_path, user_cache, monkeypatch):
+    """Two parsed tokenizers of 150,000 tokens would take 45 MB more."""
+    parsed, parse = [], kept_tokenizer._kept_tokenizer
+    monkeypatch.setattr(kept_tokenizer, "_kept_tokenizer", lambda *given: parsed.append(given[0]) or parse(*given))
+
+    opened(write_gguf(tmp_path / "model.gguf", tiny_model("llama")), chat=True)
+
+    assert len(parsed) == 1
 
 
 def test_a_first_use_on_a_gpu(models, tmp_path):

@@ -51,6 +51,7 @@ def first_plan(
     root: Path,
     device: DeviceName = "cpu",
     agreement: Sequence[float] = (),
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[Plan, Tokenizer]:
     """Return a provisional plan of a model, with assumed step costs, and the target's tokenizer. Nothing is measured.
 
@@ -62,6 +63,7 @@ def first_plan(
         name: name of the plan.
         root: folder with the folders ``plans`` and ``predictors``.
         agreement: share of the drafter's tokens that equal the target's, by draft step; empty: not known.
+        tokenizer: the target's if already loaded, else None.
 
     Raises:
         YggdrasilError: a model is unsupported, or target and drafter are incompatible.
@@ -77,7 +79,7 @@ def first_plan(
     table = table_folder(model.fingerprint())
     model_free = tuple(_with_shipped(each, table) for each in named.model_free)
     pair = PairSource(model.given, drafter, dtype, 0, 0, shapes, weights, drafter_weights, device, model_free)
-    tokenizer = check_pair(pair)
+    tokenizer = check_pair(pair, tokenizer)
     folder = predictor_directory(root, name, machine)
     with atomic_directory(folder) as partial:
         _write_statistics(partial, model_free, table)

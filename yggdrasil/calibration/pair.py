@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from yggdrasil.calibration.calibration_settings import PairSource
 
 
-def check_pair(source: "PairSource") -> Tokenizer:
+def check_pair(source: "PairSource", tokenizer: Tokenizer | None = None) -> Tokenizer:
     """Check target and drafter without loading their weights, and return the target's tokenizer.
+
+    ``tokenizer`` is the target's if it is loaded already: a second one of 150,000 tokens would take 45 MB.
 
     Raises:
         YggdrasilError: files are missing, damaged or untrusted, a model is unsupported, the tokenizers differ, or
@@ -59,7 +61,7 @@ def check_pair(source: "PairSource") -> Tokenizer:
                 f"--max-length {source.shapes.max_length} is more than the {context} positions of {model.given}; "
                 f"give at most {context}"
             )
-    tokenizer = load_tokenizer(found[0])
+    tokenizer = load_tokenizer(found[0]) if tokenizer is None else tokenizer
     if len(found) == 2:
         check_drafter_tokenizer(tokenizer, *found)
     return tokenizer
