@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -125,6 +126,21 @@ def test_all_answers_that_a_request_has_begun_with_may_end():
 
     assert [choice["finish_reason"] for choice in found["reply"].json()["choices"]] == ["length"] * 3
     assert process.wait(60) == 0
+
+
+def test_websockets_and_bad_requests_leave_nothing_in_the_log():
+    process, client = start(30)
+    address = (client.base_url.host, client.base_url.port)
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
+    for request in (f"GET /v1/realtime HTTP/1.1\r\nHost: 127.0.0.1\r\n{upgrade}\r\n", "no HTTP at all\r\n\r\n"):
+        with socket.create_connection(address, timeout=60) as connection:
+            connection.sendall(request.encode())
+            assert connection.recv(100).startswith(b"HTTP/1.1 4")
+    client.close()
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(60) == 0
+    assert process.stderr.read() == ""
 
 
 def test_two_signals_at_once_end_an_idle_server_in_silence():

@@ -225,3 +225,51 @@ def test_a_full_context_is_told_with_a_way_on(server, browser):
     browser.find_element("css selector", ".fault button").click()
     wait_until(lambda: browser.execute_script("return messages.length === 2 && running === null"))
     assert browser.execute_script("return messages[0].content") == "And now?"
+
+
+@pytest.mark.browser
+def test_a_stopped_answer_keeps_its_text_and_can_be_asked_for_again(server, browser):
+    opened(browser, server)
+    browser.execute_script("""
+        keep("options", {max_tokens: "400", temperature: "0"});
+        const seen = new MutationObserver(() => {
+            if (!document.querySelector(".assistant")?.textContent) return;
+            seen.disconnect();
+            $("stop").click();
+        });
+        seen.observe($("turns"), { childList: true, subtree: true });
+        $("text").value = "Write a function";
+        $("ask").requestSubmit();
+    """)
+    wait_until(lambda: browser.execute_script("return running === null && messages.length === 2"))
+    text, cut = browser.execute_script("return [messages[1].content, messages[1].cut]")
+    browser.execute_script("keep('options', {max_tokens: '6', temperature: '0'})")
+    press(browser, "Retry")
+    wait_until(lambda: browser.execute_script("return running === null && messages[1]?.cut.startsWith('cut')"))
+
+    assert (bool(text), cut) == (True, "stopped")
+    assert browser.execute_script("return messages.map(each => each.role)") == ["user", "assistant"]
+    again = browser.execute_script("return messages[1].content")
+    assert text.startswith(again) or again.startswith(text)
+
+
+@pytest.mark.browser
+def test_scrolled_up_the_page_stays_where_it_is_while_text_arrives(server, browser):
+    opened(browser, server)
+    browser.execute_script("""
+        messages = [{role: "user", content: "line\\n\\n".repeat(60)}, {role: "assistant", content: "b"}];
+        drawTurns();
+        keep("options", {max_tokens: "24", temperature: "0"});
+        const seen = new MutationObserver(() => {
+            const turns = [...document.querySelectorAll(".assistant")];
+            if (turns.length < 2 || !turns[1].textContent) return;
+            seen.disconnect();
+            $("turns").scrollTop = 40;
+        });
+        seen.observe($("turns"), { childList: true, subtree: true });
+        $("text").value = "Write a function";
+        $("ask").requestSubmit();
+    """)
+    wait_until(lambda: browser.execute_script("return running === null && messages.length === 4"))
+    assert browser.execute_script("return $('turns').scrollTop") == 40
+    assert browser.execute_script("return $('turns').scrollHeight - $('turns').clientHeight") > 100

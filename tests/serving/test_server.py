@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 from bundled_server import MODEL, open_pair, serving, wait_until
@@ -144,6 +145,13 @@ def test_unknown_models_and_paths(server):
     assert server.client.get("/v1/chat/completions").status_code == 405
     assert server.client.get("/v1/models").json()["data"][0]["id"] == MODEL
     assert server.client.get(f"/v1/models/{MODEL}").json()["meta"]["n_ctx"] == 512
+
+
+def test_any_model_name_is_accepted_where_the_server_was_told_so(server, monkeypatch):
+    service = server.uvicorn.config.app.state.service
+    monkeypatch.setattr(service, "settings", replace(service.settings, any_model=True))
+    reply = server.post("/v1/chat/completions", messages=CHAT, model="gpt-9", max_tokens=2)
+    assert reply["usage"]["completion_tokens"] == 2
 
 
 def test_tokens_there_and_back(server):
