@@ -157,6 +157,10 @@ _GRANITE = {
     "hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 4, "mamba_d_state": 128, "mamba_n_heads": 48,
     "mamba_n_groups": 1, "num_hidden_layers": 2, "layer_types": ["mamba", "attention"],
 }  # fmt: skip
+_GEMMA_4 = {
+    "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
 PUBLISHED: dict[str, tuple[str, dict[str, object]]] = {
     "LFM2-1.2B": (
         "lfm2",
@@ -202,6 +206,38 @@ PUBLISHED: dict[str, tuple[str, dict[str, object]]] = {
          "head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256,
          "num_global_key_value_heads": None, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
          "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "Gemma-4-E4B": (
+        "gemma4_text",
+        {"hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 8, "num_key_value_heads": 2,
+         "head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256,
+         "num_global_key_value_heads": None, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+         "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "Gemma-4-26B-A4B": (
+        "gemma4_text",
+        {**_GEMMA_4, "hidden_size": 2816, "intermediate_size": 2112, "num_attention_heads": 16,
+         "num_key_value_heads": 8, "num_global_key_value_heads": 2, "enable_moe_block": True,
+         "moe_intermediate_size": 704, "num_experts": 128, "top_k_experts": 8},
+    ),
+    "Gemma-4-31B": (
+        "gemma4_text",
+        {**_GEMMA_4, "hidden_size": 5376, "intermediate_size": 21504, "num_attention_heads": 32,
+         "num_key_value_heads": 16, "num_global_key_value_heads": 4},
+    ),
+    "gpt-oss-20b": (
+        "gpt_oss",
+        {"hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8,
+         "head_dim": 64, "sliding_window": 128, "num_local_experts": 32, "num_experts_per_tok": 4,
+         "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "Qwen3.5-35B-A3B": (
+        "qwen3_5_moe_text",
+        {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+         "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+         "linear_value_head_dim": 128, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+         "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 2,
+         "layer_types": ["linear_attention", "full_attention"]},
     ),
 }  # fmt: skip
 

@@ -4,7 +4,8 @@ import os
 
 from hypothesis import settings
 
-_SHARE = 1 if os.environ.get("YGGDRASIL_ALL_TESTS") else 3
+ALL = bool(os.environ.get("YGGDRASIL_ALL_TESTS"))  # ``scripts/test --all``
+_SHARE = 1 if ALL else 3
 USUAL = settings.default.max_examples // _SHARE
 
 

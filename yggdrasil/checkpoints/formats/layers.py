@@ -124,6 +124,11 @@ class QuantisedEmbedding(nn.Module):
         self.dtype = dtype
         self.register_buffer("packed", packed)
 
+    @property
+    def weight(self) -> Tensor:
+        """The packed bytes, [n] uint8: models such as Llama 4 move token ids to the device of ``weight``."""
+        return self.packed
+
     def forward(self, ids: Tensor) -> Tensor:  # [...] -> [..., K]
         """Return the embeddings [..., K] of the token ids [...], dequantised."""
         output: Tensor = torch.ops.yggdrasil.quantised_rows(
