@@ -10,11 +10,9 @@ from yggdrasil.acceptance.coins import draw_key
 from yggdrasil.drafters import level_drafter
 from yggdrasil.drafters.statistics.draws import Draws, draft_weights
 from yggdrasil.native.portable import reweigh, reweighed
-from yggdrasil.native.random_numbers import gumbel_noise
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.tree.shape import TreeShape
-from yggdrasil.tree.token_tree import TokenTree, offer_candidates
 
 PROMPT = TEXT[:24]
 
@@ -65,23 +63,6 @@ def test_a_draft_model_is_right_more_often_with_the_noise(unsure, temperature, m
         lengths.append(result.metrics.aal)
 
     assert lengths[0] > 1.1 * lengths[1]
-
-
-def test_a_token_with_much_noise_is_drafted_though_others_are_likelier():
-    """Of a node's candidates for a sampling target; a greedy one gets the likeliest."""
-    tree, knots = TokenTree.on_host(4, candidates=2), torch.linspace(-12.0, -0.01, 8)
-    logits, root = torch.linspace(0.0, -0.9, 10)[None], torch.zeros(1, dtype=torch.int64)
-    tree.plant(3)
-    offer_candidates(tree, root, logits, knots)
-    assert tree.pool_tokens[:2].tolist() == [0, 1]
-    tree.draws.copy_(torch.tensor([draw_key(7), 20]))
-    tree.draw_weights.copy_(torch.tensor(draft_weights(1.0)))
-    offer_candidates(tree, root, logits, knots)
-
-    noise = gumbel_noise(tree.draws[:1], torch.tensor([[21]]), torch.arange(10)[None])[0]
-    best = (logits[0] + noise).topk(2).indices.sort().values.tolist()
-    assert tree.pool_tokens[:2].tolist() == best != [0, 1]
-    assert tree.pool_edges[:2].tolist() == pytest.approx(logits[0].log_softmax(-1)[best].tolist())
 
 
 def test_a_request_tells_its_seed_and_the_roots_position():

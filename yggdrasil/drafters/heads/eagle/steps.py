@@ -14,7 +14,7 @@ from torch import Tensor
 
 from yggdrasil.drafters.heads.call import HeadCall
 from yggdrasil.runtime.passes import CallStep
-from yggdrasil.tree.token_tree import TokenTree, attach_best, likeliest, num_considered, offer, plant_root
+from yggdrasil.tree.token_tree import TokenTree, attach_best, likeliest, offer, plant_root
 
 
 class Place(NamedTuple):
@@ -111,5 +111,5 @@ class LevelStep(CallStep[EagleCall]):
 def _offer(
     call: EagleCall, weights: list[Tensor], tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tensor
 ) -> None:
-    edges, drafted = likeliest(logits, num_considered(tree, logits))
+    edges, drafted = likeliest(logits, tree.candidates)
     offer(tree, nodes, edges, call.target_tokens(weights, drafted), knots)
