@@ -36,11 +36,15 @@ def entered_files(found: set[str]) -> Iterator[None]:
 
 
 def files_by_kind(plan: str, num_tokens: int = 64) -> dict[str, set[str]]:
-    """Files entered by iterations of each kind: plain, model_free, drafted, and drafted with a fixed shape."""
+    """Files entered by iterations of each kind: plain, model_free, drafted, and drafted with a fixed shape.
+
+    The first iteration of a shape is left out: it makes objects that later ones use.
+    """
     decoder = Decoder.from_plan(plan, force_machine=True)
     for _ in range(3):  # what is made once, at the first step of a width
         decoder.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True)
     found: dict[str, set[str]] = {}
+    made: set[TreeShape] = set()
     by = ""
     run = DecodeLoop.iterate
 
@@ -49,7 +53,9 @@ def files_by_kind(plan: str, num_tokens: int = 64) -> dict[str, set[str]]:
         with entered_files(files):
             following = run(self, state, *arguments)
         assert state.decision is not None
-        found.setdefault(state.decision.kind + by, set()).update(files)
+        if state.shape in made:
+            found.setdefault(state.decision.kind + by, set()).update(files)
+        made.add(state.shape)
         return following
 
     DecodeLoop.iterate = profiled  # type: ignore[method-assign]
