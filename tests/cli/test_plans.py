@@ -6,6 +6,7 @@ import pytest
 from made_up import write_artifacts
 
 from yggdrasil.artifacts import current_machine
+from yggdrasil.cli import with_model_first
 from yggdrasil.scheduling.plan import ModelRef, Plan
 
 
@@ -50,3 +51,18 @@ def test_a_model_is_the_first_argument(run, command, tmp_path):
     assert code == 2
     assert "nowhere" in err.splitlines()[-1]
     assert "MODEL" in run(command, *more)[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["bench", "--limit", "2", "--plan", "mine"], ["bench", "mine", "--limit", "2"]),
+        (["report", "--name=mine", "--text"], ["report", "mine", "--text"]),
+        (["calibrate", "model", "--name", "mine"], ["calibrate", "model", "--name", "mine"]),
+        (["search", "--profile"], ["search", "--profile"]),
+        ([], []),
+    ],
+)
+def test_options_that_named_the_model_are_still_taken(given, meant, capsys):
+    assert with_model_first(given) == meant
+    assert ("write `yggdrasil" in capsys.readouterr().err) == (given != meant)

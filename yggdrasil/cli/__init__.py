@@ -9,10 +9,13 @@ if TYPE_CHECKING:
 
 
 _DECODING = ("chat", "generate", "serve")
+# Options of earlier versions that named the model, by command. They are accepted until the next version.
+_FORMER = {"bench": "--plan", "calibrate": "--target", "report": "--name", "search": "--profile"}
 
 
 def main() -> None:
     """Run the ``yggdrasil`` command. An expected error prints one sentence to standard error and exits with code 2."""
+    sys.argv[1:] = with_model_first(sys.argv[1:])
     if sys.argv[1:2] and sys.argv[1] in _DECODING and "--help" not in sys.argv:
         from yggdrasil.cli.late_imports import import_late
 
@@ -20,6 +23,23 @@ def main() -> None:
     from yggdrasil.cli.exit_codes import run_guarded
 
     run_guarded(_program, "yggdrasil")
+
+
+def with_model_first(arguments: list[str]) -> list[str]:
+    """Return a command line in which a model that an earlier version's option names is the first argument instead.
+
+    A message on standard error says how to write it now.
+    """
+    command, rest = arguments[:1], arguments[1:]
+    former = _FORMER.get(command[0]) if command else None
+    for place, argument in enumerate(rest):
+        name, _, value = argument.partition("=")
+        if name == former and (value or rest[place + 1 : place + 2]):
+            taken = 1 if value else 2
+            model = value or rest[place + 1]
+            print(f"yggdrasil: {former} is going: write `yggdrasil {command[0]} {model} ...`", file=sys.stderr)
+            return [*command, model, *rest[:place], *rest[place + taken :]]
+    return arguments
 
 
 def run_script(command: Callable[..., None], name: str) -> None:
