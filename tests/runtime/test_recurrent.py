@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from examples import ALL
 from no_waiting import refuse_waiting
 from recurrent_models import RECURRENT, recurrent_model
 from tiny_pair import TEXT, VOCAB_SIZE
@@ -25,7 +26,7 @@ EXACT, CLOSE = {"atol": 0.0, "rtol": 0.0}, {"atol": 1e-4, "rtol": 1e-4}
 WIDE = FixedPolicy(TreeShape(4, 4, 16))
 APART = 16 + 5  # copies of states, and a block that ends behind the answer
 families = pytest.mark.parametrize("family", RECURRENT)
-kinds = pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "falcon_h1"])
+kinds = pytest.mark.parametrize("family", RECURRENT if ALL else ["lfm2", "qwen3_5", "falcon_h1"])  # of each recurrence
 
 
 @torch.inference_mode()
