@@ -161,6 +161,11 @@ _GEMMA_4 = {
     "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
     "num_kv_shared_layers": 0, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
+_GEMMA_4_E = {
+    **_GEMMA_4, "num_attention_heads": 8, "attention_k_eq_v": False, "hidden_size_per_layer_input": 256,
+    "num_global_key_value_heads": None, "num_kv_shared_layers": 2, "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 PUBLISHED: dict[str, tuple[str, dict[str, object]]] = {
     "LFM2-1.2B": (
         "lfm2",
@@ -202,17 +207,11 @@ PUBLISHED: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "Gemma-4-E2B": (
         "gemma4_text",
-        {"hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 8, "num_key_value_heads": 1,
-         "head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256,
-         "num_global_key_value_heads": None, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
-         "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {**_GEMMA_4_E, "hidden_size": 1536, "intermediate_size": 6144, "num_key_value_heads": 1},
     ),
     "Gemma-4-E4B": (
         "gemma4_text",
-        {"hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 8, "num_key_value_heads": 2,
-         "head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256,
-         "num_global_key_value_heads": None, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
-         "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {**_GEMMA_4_E, "hidden_size": 2560, "intermediate_size": 10240, "num_key_value_heads": 2},
     ),
     "Gemma-4-26B-A4B": (
         "gemma4_text",

@@ -26,9 +26,9 @@ def main() -> None:
 
 
 def with_model_first(arguments: list[str]) -> list[str]:
-    """Return a command line in which a model that an earlier version's option names is the first argument instead.
+    """Return ``arguments`` with the model as the first argument where a deprecated option names it.
 
-    A message on standard error says how to write it now.
+    A message on standard error gives the new form.
     """
     command, rest = arguments[:1], arguments[1:]
     former = _FORMER.get(command[0]) if command else None
@@ -37,7 +37,7 @@ def with_model_first(arguments: list[str]) -> list[str]:
         if name == former and (value or rest[place + 1 : place + 2]):
             taken = 1 if value else 2
             model = value or rest[place + 1]
-            print(f"yggdrasil: {former} is going: write `yggdrasil {command[0]} {model} ...`", file=sys.stderr)
+            print(f"yggdrasil: {former} is deprecated: write `yggdrasil {command[0]} {model} ...`", file=sys.stderr)
             return [*command, model, *rest[:place], *rest[place + taken :]]
     return arguments
 
