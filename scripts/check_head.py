@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Whether a trained EAGLE-3 head drafts the same tokens elsewhere: read by a plain forward of the format, and by us.
 
     scripts/check_head.py --target MODEL --head FOLDER [--texts 4] [--tokens 48]

@@ -1,6 +1,8 @@
 """Where a script is to write is looked at before it works for an hour."""
 
 import importlib
+import re
+from pathlib import Path
 
 import pytest
 import typer
@@ -29,3 +31,16 @@ def test_a_json_that_cannot_be_written_is_refused_before_anything_is_opened(scri
 
     assert isinstance(ended.exception, YggdrasilError)
     assert f"--json: {tmp_path} is a folder" in str(ended.exception)
+
+
+SCRIPTS = [path for path in (Path(__file__).parents[2] / "scripts").iterdir() if path.is_file()]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_runs_as_it_says_itself(path):
+    """What its own text begins a command with can be run, and only programs that name their interpreter can."""
+    text = path.read_text(encoding="utf-8")
+    is_run = re.search(rf"^ +(\$ )?scripts/{re.escape(path.name)}\b(?!\.)", text, re.MULTILINE) is not None
+
+    assert bool(path.stat().st_mode & 0o100) == text.startswith("#!")
+    assert text.startswith("#!") or not is_run

@@ -2,6 +2,7 @@
 
 import openai
 import pytest
+from browsers import open_browser
 from bundled_server import open_pair, serving, wait_until
 
 
@@ -21,3 +22,9 @@ def server():
 @pytest.fixture
 def sdk(server):
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser("1200,800") as opened:
+        yield opened

@@ -1,14 +1,8 @@
 """The chat page in a real browser: an answer, its trees and its figures, at a desk's width and a phone's."""
 
 import pytest
-from browsers import open_browser
 from bundled_server import wait_until
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser("1200,800") as opened:
-        yield opened
+from chat_page import opened, press
 
 
 @pytest.mark.browser
@@ -78,13 +72,6 @@ def f():  # note
 """
 
 
-def opened(browser, server):
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    browser.get(server.url)
-    browser.execute_script("localStorage.clear()")
-    wait_until(lambda: browser.find_element("id", "model").text == "tiny")
-
-
 @pytest.mark.browser
 def test_an_answer_is_read_as_markdown(server, browser):
     opened(browser, server)
@@ -148,13 +135,6 @@ def test_a_question_during_an_answer_waits_and_chats_are_kept(server, browser):
     browser.find_elements("css selector", ".user button")[1].click()  # edit the second question
     assert browser.find_element("id", "text").get_attribute("value") == "And another"
     assert len(browser.find_elements("css selector", ".turn")) == 2
-
-
-def press(browser, name):
-    """Click a button below an answer; it may be drawn again at any time."""
-    browser.execute_script(
-        "[...document.querySelectorAll('.tools button')].find(each => each.textContent === arguments[0]).click()", name
-    )
 
 
 @pytest.mark.browser
