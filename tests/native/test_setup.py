@@ -35,6 +35,24 @@ def test_a_package_carries_a_library_for_each_level(tmp_path):
     assert len(list(folder.iterdir())) == 2 * len(levels.all_levels())
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no libraries are built there")
+def test_a_second_installation_compiles_nothing_but_what_is_damaged(tmp_path):
+    """README's `pip install` and then `scripts/demo`: minutes of compiling, twice."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'{_COMPILER}echo again >> "{tmp_path}/calls"\n')
+    compiler.chmod(0o755)
+    level = levels.all_levels()[0]
+
+    library = compiling.install_library(str(compiler), level, tmp_path / "lib")
+    first = (tmp_path / "calls").read_text()
+    compiling.install_library(str(compiler), level, tmp_path / "lib")
+    assert (tmp_path / "calls").read_text() == first
+    library.write_text("damaged")
+    compiling.install_library(str(compiler), level, tmp_path / "lib")
+    assert (tmp_path / "calls").read_text() == 2 * first
+    assert compiling.digest_file(library).read_bytes() == compiling.digest_of(library)
+
+
 def test_without_a_compiler_a_package_is_built_and_says_so(tmp_path):
     folder, said = build(tmp_path / "build", None)
 

@@ -56,13 +56,16 @@ def compile_library(compiler: str, level: _Level, output: Path, folder: Path) ->
 def install_library(compiler: str, level: _Level, folder: Path) -> Path:
     """Compile the native library for ``level`` into ``folder``, with its hash file, and return the library's path.
 
-    The folder is made if necessary. Other versions of this level in it are deleted.
+    The folder is made if necessary. A whole library of these sources in it is kept as it is: compiling takes minutes.
+    Other versions of this level are deleted.
 
     Raises:
         OSError: the compiler fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / library_name(level)
+    if library.is_file() and _recorded(library) == digest_of(library):
+        return library
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / library.name
         compile_library(compiler, level, made, Path(temporary))
@@ -76,6 +79,11 @@ def install_library(compiler: str, level: _Level, folder: Path) -> Path:
 def digest_file(library: Path) -> Path:
     """Return the path of the file with the hash of ``library``: the same name with the suffix .sha256."""
     return library.with_suffix(".sha256")
+
+
+def _recorded(library: Path) -> bytes | None:
+    path = digest_file(library)
+    return path.read_bytes() if path.is_file() else None
 
 
 def digest_of(library: Path) -> bytes:
