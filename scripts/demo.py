@@ -51,7 +51,7 @@ def open_model() -> tuple[engine.Decoder, list[Prompt]]:
         return bundled_pair(prompts), read_prompts(prompts, len(COMPARED))
     with PhaseProgress() as progress:
         decoder = Decoder.from_pretrained(file, drafter=DRAFTERS, reporter=progress)
-    say(f"Guesses come from {drafter_names(decoder.assembly.engine)}")
+    say(f"Drafts come from {drafter_names(decoder.assembly.engine)}")
     by_id = {prompt.id: prompt for prompt in read_prompts(HELD_OUT_CHAT_PROMPTS, chat=True)}
     return decoder, [by_id[name] for name in COMPARED]
 

@@ -74,6 +74,19 @@ def test_what_no_server_can_do_is_refused_before_there_is_a_model(run, option, v
     assert all(line.startswith("yggdrasil: ") for line in err.strip().splitlines())
 
 
+@pytest.mark.parametrize("command", [["chat"], ["generate", "--chat", "--prompt", "a"], ["serve", "--port", 0]])
+def test_a_folder_without_weights_lacks_weights_and_no_template(run, tmp_path, command):
+    """Neither does the bundled tokenizer have a chat template: what is missing first is said first."""
+    (tmp_path / "half").mkdir()
+    for path in TARGET.glob("*.json"):
+        (tmp_path / "half" / path.name).write_bytes(path.read_bytes())
+
+    result = run(command[0], "half", *command[1:])
+
+    assert_one_sentence(result, "half has no *.safetensors weights")
+    assert "template" not in result[2]
+
+
 def test_a_busy_port_is_refused_before_anything_is_imported(run, monkeypatch):
     """Nor is a name of nothing looked for later than that."""
     monkeypatch.setitem(sys.modules, "yggdrasil.serving.process", None)

@@ -316,7 +316,7 @@ def test_what_stages_cost_with_a_head_is_enough_to_search_with(case):
 def test_a_head_is_tried_on_the_targets_own_text(pair, tmp_path, capsys):
     """One reading: it is kept where it guesses, and one that never does is refused."""
     case = MedusaCase(pair, tmp_path / "head")
-    with pytest.raises(YggdrasilError, match=r"guesses [01]% of its choices from .* another target than tiny"):
+    with pytest.raises(YggdrasilError, match=r"hardly predicts the target's tokens, [01]% from .* another target than tiny"):
         convention.with_detected_layers(case.head, pair.target, "0" * 16)
     _, choices, outputs = own_text(pair.target, {-1})
     weight = solved(outputs[-1][:, :-1].flatten(0, 1).clone(), one_hot(choices[:, 1:].flatten(), VOCAB_SIZE) * 12.0)
@@ -324,7 +324,7 @@ def test_a_head_is_tried_on_the_targets_own_text(pair, tmp_path, capsys):
 
     found = convention.with_detected_layers(load_head(case.folder, pair.target, 1), pair.target, "0" * 16)
     assert found.layers == (-1,)
-    assert "of its choices from the states before its head" in capsys.readouterr().err
+    assert "% from the states before its head" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -337,11 +337,11 @@ def test_a_folder_that_a_pair_names_is_opened_and_tried(published, tmp_path, mon
     assert default_max_length(target, drafter) == 256
     check_pair(source)
     monkeypatch.setattr(convention, "_LEAST", 2.0)
-    with pytest.raises(YggdrasilError, match=r"of its choices from .* another target than"):
+    with pytest.raises(YggdrasilError, match=r"the target's tokens, \d+% from .* another target than"):
         build_assembly(source, backend="eager")
     monkeypatch.setattr(convention, "_LEAST", -1.0)
     assembly = build_assembly(source, backend="eager")
-    assert "of its choices from the outputs of layers 0, 2, 4" in capsys.readouterr().err
+    assert "% from the outputs of layers 0, 2, 4" in capsys.readouterr().err
     assert isinstance(assembly.engine.drafter, BlockDrafter)
     decoder = Decoder(assembly, byte_tokenizer(), FixedPolicy(published.shape), frozenset())
 

@@ -80,7 +80,7 @@ def test_a_head_that_guesses_nothing_is_refused(pair, tmp_path):
     tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor(unused), True)
     loaded = load_head(write_head(tmp_path / "head", config, tensors), pair.target, 1)
 
-    with pytest.raises(YggdrasilError, match=r"guesses 0% of its choices .* another target"):
+    with pytest.raises(YggdrasilError, match=r"hardly predicts the target's tokens, 0% from .* another target"):
         convention.with_detected_layers(loaded, pair.target, "0" * 16)
 
 

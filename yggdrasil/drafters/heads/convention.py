@@ -44,7 +44,7 @@ class Reading(NamedTuple):
     def __str__(self) -> str:
         layers = f"the outputs of layers {', '.join(map(str, self.layers))}"
         source = "the states before its head" if self.layers == (HEAD_INPUT,) else layers
-        return f"{self.agreement:.0%} of its choices from {source}"
+        return f"{self.agreement:.0%} from {source}"
 
 
 def with_detected_layers(head: LoadedHead, target: LoadedModel, fingerprint: str) -> LoadedHead:
@@ -66,14 +66,14 @@ def with_detected_layers(head: LoadedHead, target: LoadedModel, fingerprint: str
     best, *others = _tried(head, target)
     if max(each.agreement for each in (best, *others)) < _LEAST:
         raise YggdrasilError(
-            f"{shown(folder)} guesses {', and '.join(map(str, (best, *others)))}: it is a head of another target than "
-            f"{target.name}, or untrained"
+            f"{shown(folder)} hardly predicts the target's tokens, {', and '.join(map(str, (best, *others)))}: it is a "
+            f"head of another target than {target.name}, or untrained"
         )
     doubt = ""
     for other in others:
         is_clear = _is_clearly_better(best, other)
-        doubt = f"; the other convention gives {other.agreement:.0%}" + ("" if is_clear else ", which hardly differs")
-    print(f"yggdrasil: {shown(folder)} guesses {best}{doubt}", file=sys.stderr)  # noqa: T201
+        doubt = f"; from the neighbouring layers {other.agreement:.0%}" + ("" if is_clear else ", which hardly differs")
+    print(f"yggdrasil: the head {shown(folder)} predicts the target's tokens: {best}{doubt}", file=sys.stderr)  # noqa: T201
     with suppress(ArtifactError):  # without the file the head is evaluated again at the next start
         write_atomic(file, json.dumps({"layers": best.layers}).encode())
     return head._replace(layers=best.layers)
