@@ -89,7 +89,7 @@ def test_the_head_that_it_asks_for_guesses(demo, pair, monkeypatch, tmp_path):
     assert demo.open_model()[0] is decoder
     assert asked["file"] == tmp_path / "model.gguf"
     assert asked["drafter"] == demo.DRAFTERS
-    assert said == [f"Guesses come from {drafter_names(decoder.assembly.engine)}"]
+    assert said == [f"Drafts come from {drafter_names(decoder.assembly.engine)}"]
 
 
 def test_the_head_that_it_asks_for_comes_along(demo):
