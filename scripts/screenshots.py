@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Take screenshots of the chat page and of the report, at a desk's and a phone's size, light and dark.
+"""Take screenshots of the chat page and of the whole report, at a desk's and a phone's size, light and dark.
 
     scripts/screenshots.py my/model --out pictures
 
 It serves the model, asks one question and replays its trees. It needs selenium, chromium and chromedriver.
 """
 
+import base64
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,8 @@ QUESTION = "Write a Python function that reverses a list, and explain it in a ta
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_SECONDS = 300
+TREE = 12  # the iteration that is shown
+DRAWN = "return [...document.querySelectorAll('.chart')].every(each => each.querySelector('.main-svg'))"
 
 
 def main(
@@ -32,7 +35,7 @@ def main(
     out: Annotated[Path, typer.Option(callback=checks.output_folder, help="Folder for the pictures.")],
     question: Annotated[str, typer.Option(help="What the page asks.")] = QUESTION,
 ) -> None:
-    """Write page-SIZE-SCHEME.png and report-SIZE-SCHEME.png, and those of the empty page."""
+    """Write page-SIZE-SCHEME.png and report-SIZE-SCHEME.png, and those of the empty page, trees and settings."""
     out.mkdir(parents=True, exist_ok=True)
     report = out / "report.html"
     with serving(model, "--greedy") as url, browser() as opened:
@@ -46,9 +49,13 @@ def main(
                 opened.save_screenshot(str(out / f"empty-{size}-{scheme}.png"))
                 _ask(opened, question)
                 opened.save_screenshot(str(out / f"page-{size}-{scheme}.png"))
+                opened.execute_script("unfold(); replay(document.querySelector('.assistant'), arguments[0])", TREE)
+                opened.save_screenshot(str(out / f"trees-{size}-{scheme}.png"))
+                opened.execute_script("$('settings').click()")
+                opened.save_screenshot(str(out / f"settings-{size}-{scheme}.png"))
                 opened.get(report.absolute().as_uri())
-                _wait(opened, "return document.readyState === 'complete'", 60)
-                opened.save_screenshot(str(out / f"report-{size}-{scheme}.png"))
+                _wait(opened, DRAWN, 60)
+                _save_whole(opened, out / f"report-{size}-{scheme}.png")
     print(*sorted(map(str, out.glob("*.png"))), sep="\n")
 
 
@@ -66,6 +73,14 @@ def _emulate(opened: Any, width: int, height: int, scheme: str) -> None:
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def _save_whole(opened: Any, path: Path) -> None:
+    """Save the page from its top to its end."""
+    size = opened.execute_script("return [document.body.clientWidth, document.body.scrollHeight]")
+    clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
+    command = {"captureBeyondViewport": True, "clip": clip}
+    path.write_bytes(base64.b64decode(opened.execute_cdp_cmd("Page.captureScreenshot", command)["data"]))
 
 
 def _wait(opened: Any, script: str, seconds: float) -> None:

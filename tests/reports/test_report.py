@@ -4,6 +4,7 @@ import base64
 import contextlib
 import errno
 import json
+import re
 import shutil
 import zlib
 from dataclasses import replace
@@ -23,7 +24,7 @@ from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.reports.charts import _library
 from yggdrasil.reports.facts import Facts
 from yggdrasil.reports.folder import write_tables
-from yggdrasil.reports.page import _cards, _prose
+from yggdrasil.reports.page import _cards, _prose, _table
 from yggdrasil.reports.reasons import considered, reasons
 from yggdrasil.reports.schedules import verdict
 from yggdrasil.reports.text import show
@@ -238,6 +239,13 @@ def test_why_a_plan_is_as_it_is(facts):
     assert list(table["policy"]) == [plan.predicted.policy, "plain decoding"]
     assert list(table["time_over_chosen"]) == [1.0, 2.0]
     assert any("plain decoding, would change the time per token by +100.0%" in line for line in reasons(plan))
+    faster = replace(other, policy="text alone", tpot_ms=0.9 * plan.predicted.tpot_ms)
+    told = reasons(replace(plan, rejected=[other, faster]))
+    assert any(
+        "text alone, would change the time per token by -10.0%; the drafter was kept as" in line for line in told
+    )
+    almost = replace(faster, policy="depth from head", tpot_ms=0.99 * plan.predicted.tpot_ms)
+    assert "-1.0%; that is too little for a predictor." in " ".join(reasons(replace(plan, rejected=[almost])))
     first = replace(plan, rejected=[], is_provisional=True)
     assert considered(first).empty
     assert "made at the first use of the model" in reasons(first)[0]
@@ -245,6 +253,14 @@ def test_why_a_plan_is_as_it_is(facts):
     assert "predicted" not in cards  # the placeholders of a plan that was not simulated
     assert "per plain step" in cards
     assert "<code>yggdrasil calibrate</code> compares" in _prose(reasons(first)[0])
+
+
+def test_numbers_of_a_column_have_equally_many_digits():
+    page = _table(
+        pd.DataFrame({"ms": [1.0, 1.5391, 86.01, 12345.6, float("nan")], "rows": [1, 2, 4, 8, 16]}), "", opened=True
+    )
+    shown = re.findall(r"<td>([^<]*)</td><td>", page)
+    assert shown == ["1.000", "1.539", "86.01", "12,346", "–"]
 
 
 def test_the_chart_library_comes_out_of_the_page_as_it_was():
@@ -301,6 +317,50 @@ def test_the_page_in_a_real_browser(facts, browser, tmp_path):
     picture = tmp_path / "page.png"
     browser.save_screenshot(str(picture))
     assert picture.stat().st_size > 30_000  # a blank page of this size compresses to less
+
+
+# Labels of charts that lie on one another: pairs of their texts.
+OVERLAPS = """return [...document.querySelectorAll('.js-plotly-plot')].flatMap(chart => {
+    const labels = [...chart.querySelectorAll('.xtitle, .ytitle, .annotation-text, .legendtext, .cbtitle text')]
+      .map(label => ({text: label.textContent, box: label.getBoundingClientRect()}));
+    return labels.flatMap((one, i) => labels.slice(i + 1)
+      .filter(other => one.box.left < other.box.right && other.box.left < one.box.right
+        && one.box.top < other.box.bottom && other.box.top < one.box.bottom)
+      .map(other => one.text + " | " + other.text));
+  })"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_readable_on_a_phone_and_in_the_dark(facts, browser, tmp_path, scheme):
+    """The page does not scroll sideways, no label of a chart lies on another, and marks stand out from their paper."""
+    from yggdrasil.reports.page import build_page
+
+    page = tmp_path / "report.html"
+    page.write_text(build_page(facts), encoding="utf-8")
+    feature = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    metrics = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        browser.get(page.as_uri())
+        support = pytest.importorskip("selenium.webdriver.support.ui")
+        support.WebDriverWait(browser, 60).until(
+            lambda opened: min(chart["marks"] for chart in opened.execute_script(CHARTS)) >= 3
+        )
+        width = browser.execute_script("return document.documentElement.scrollWidth")
+        overlaps = browser.execute_script(OVERLAPS)
+        paper = browser.execute_script("return getComputedStyle(document.querySelector('section')).backgroundColor")
+        root = browser.execute_script("return getComputedStyle(document.querySelector('#trees .point')).fill")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+    brightness = [sum(map(int, re.findall(r"\d+", each)[:3])) for each in (paper, root)]
+    assert width == 390
+    assert overlaps == []
+    assert (brightness[0] < 200) == (scheme == "dark")
+    assert abs(brightness[1] - brightness[0]) > 300, f"{root} on {paper}"
 
 
 @pytest.mark.browser

@@ -24,6 +24,10 @@ function unpacked(text) {
   }
   return bytes.subarray(0, bytes.length - short);
 }
+const DARKENED = {  // colours of marks that would be lost on a dark page
+  "#1f2933": "#d9e2ec", "#0b6e4f": "#4fc79a", "rgba(11,110,79,": "rgba(79,199,154,", "#3d5a80": "#7ea6d9",
+  "rgba(61,90,128,": "rgba(126,166,217,", "#6a4c93": "#b295dd", "#4f772d": "#8fbf5f", "#5c6b73": "#93a4ae",
+};
 const isDark = matchMedia("(prefers-color-scheme: dark)");
 function coloured(layout) {
   const [ink, grid, paper] = isDark.matches ? ["#d9e2ec", "#334e68", "#14212b"] : ["#1f2933", "#e4e7eb", "#ffffff"];
@@ -34,10 +38,12 @@ function coloured(layout) {
 }
 function draw() {
   for (const data of document.querySelectorAll("script[data-chart]")) {
-    const figure = JSON.parse(data.textContent);
-    const options = {displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"]};
+    const pairs = isDark.matches ? Object.entries(DARKENED) : [];
+    const figure = JSON.parse(pairs.reduce((text, [light, dark]) => text.replaceAll(light, dark), data.textContent));
     const place = document.getElementById(data.dataset.chart);
-    Plotly.react(place, figure.data, {...coloured(figure.layout), width: place.clientWidth}, options);
+    const width = Math.max(place.clientWidth, figure.layout.meta.least_width);  // a narrower place scrolls
+    const layout = {...coloured(figure.layout), width, dragmode: innerWidth > 640 && "zoom"};  // a finger scrolls
+    Plotly.react(place, figure.data, layout, {displayModeBar: false});
   }
 }
 const library = document.getElementById("library");

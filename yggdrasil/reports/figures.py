@@ -32,12 +32,12 @@ def latency(tables: dict[str, pd.DataFrame]) -> Figure | None:
     figure = make_subplots(rows=1, cols=len(models), subplot_titles=[titles[model] for model in models])
     for column, model in enumerate(models, start=1):
         for colour, (context, part) in zip(_cycle(), table[table["model"] == model].groupby("context"), strict=False):
-            _band(figure, part, str(context), colour, column)
+            _band(figure, part, f"{context:.0f}", colour, column)
         figure.update_xaxes(title_text="width W (tokens in one pass)", type="log", row=1, col=column)
         widths = sorted(table[table["model"] == model]["width"].unique())
         figure.update_xaxes(tickvals=widths, ticktext=[str(width) for width in widths], row=1, col=column)
         figure.update_yaxes(title_text="milliseconds", rangemode="tozero", row=1, col=column)
-    return styled(figure, 420)
+    return styled(figure, 420, least_width=340 * len(models))
 
 
 def _band(figure: Figure, part: pd.DataFrame, context: str, colour: str, column: int) -> None:
@@ -68,7 +68,7 @@ def iterations(tables: dict[str, pd.DataFrame]) -> Figure | None:
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title_text="milliseconds per iteration")
     figure.update_yaxes(showticklabels=False)
-    return styled(figure, 250, legend_y=-0.75)
+    return styled(figure, 250, legend_y=-0.75, least_width=640)
 
 
 def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
@@ -148,7 +148,7 @@ def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | No
             marker={"symbol": symbol, "size": 15, "color": colour, "line": outline}, row=1,
             col=widths.index(width) + 1,
         )  # fmt: skip
-    return styled(figure, 440, legend_y=-0.28)
+    return styled(figure, 440, legend_y=-0.28, least_width=140 + 170 * len(widths))
 
 
 def _shape(table: pd.DataFrame) -> tuple[int, int, int]:
@@ -182,20 +182,22 @@ def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
     figure.update_layout(barmode="overlay", bargap=0.35)
     figure.update_yaxes(categoryorder="array", categoryarray=list(dict.fromkeys(lane))[::-1])
     figure.update_xaxes(title_text="milliseconds since the iteration began")
-    return styled(figure, 150 + 60 * lane.nunique(), legend_y=-0.35)
+    return styled(figure, 150 + 60 * lane.nunique(), legend_y=-0.35, least_width=640)
 
 
-def styled(figure: Figure, height: int, legend_y: float = -0.24) -> Figure:
+def styled(figure: Figure, height: int, legend_y: float = -0.24, least_width: int = 340) -> Figure:
     """Apply the report's fonts, background and grid colours, and margins to ``figure``, in place, and return it.
 
     Args:
         height: in pixels.
         legend_y: vertical place of the legend, in units of the plot's height; below 0 is under the plot.
+        least_width: in pixels; below it labels would overlap.
     """
     figure.update_layout(
         height=height, paper_bgcolor=PAPER, plot_bgcolor=PAPER, margin={"l": 60, "r": 20, "t": 50, "b": 50},
         font={"family": FONT, "size": 13, "color": INK},
         legend={"orientation": "h", "y": legend_y, "x": 0}, hoverlabel={"font": {"size": 12}},
+        meta={"least_width": least_width},
     )  # fmt: skip
     figure.update_xaxes(gridcolor=GRID, zerolinecolor=GRID, linecolor="#9aa5b1", automargin=True)
     figure.update_yaxes(gridcolor=GRID, zerolinecolor=GRID, linecolor="#9aa5b1", automargin=True)

@@ -41,9 +41,9 @@ h2 { margin: 0 0 6px; font-size: 19px; font-weight: 650; }
 h3 { margin: 22px 0 4px; font-size: 15px; }
 p.says { margin: 0 0 10px; color: var(--soft); max-width: 84ch; }
 p.missing { color: var(--soft); border-left: 3px solid var(--line); padding-left: 12px; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; min-width: min(100%, 36rem); font-size: 13.5px; font-variant-numeric: tabular-nums; }
 .scroll { overflow-x: auto; }
-th { text-align: right; vertical-align: bottom; font-weight: 600; color: var(--soft); padding: 6px 10px;
+th { text-align: right; white-space: nowrap; font-weight: 600; color: var(--soft); padding: 6px 10px;
      border-bottom: 1px solid #9aa5b1; }
 td.words:first-of-type { white-space: nowrap; }
 td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); }
@@ -115,7 +115,7 @@ def _cards(facts: Facts) -> str:
     cards.append((f"{measured.plain_ms:.3g} ms", f"per plain step at context {measured.context}"))
     if plan.is_provisional:
         cards.append((f"{1e3 / measured.plain_ms:.3g}", "tokens per second by plain decoding"))
-        cards.append((str(plan.shapes.max_length), "tokens of context"))
+        cards.append((f"{plan.shapes.max_length:,}", "tokens of context"))
     search = plan.search
     chosen = search.entry(search.chosen) if search is not None else None
     if chosen is not None and chosen.measured_speedup:
@@ -203,7 +203,7 @@ def _shown(value: object) -> str:
     if value is None or value != value:
         return "–"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
     return str(value)
 
 

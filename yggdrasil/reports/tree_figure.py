@@ -41,7 +41,7 @@ def tree(table: pd.DataFrame) -> Figure:
     figure.update_xaxes(title_text="depth", dtick=1, range=[-0.4, float(table["depth"].max()) + 0.6])
     figure.update_yaxes(visible=False, range=[max(places.values()) + 0.6, -0.9])
     leaves = max(places.values()) + 1
-    return styled(figure, int(150 + 30 * leaves), legend_y=1.0 + 45 / (30 * leaves))
+    return styled(figure, int(150 + 30 * leaves), legend_y=1.0 + 45 / (30 * leaves), least_width=400)
 
 
 def _places(table: pd.DataFrame) -> dict[int, float]:
