@@ -72,3 +72,12 @@ def test_a_prompt_far_too_long_is_refused_by_its_beginning(server, monkeypatch, 
     assert error["code"] == "context_length_exceeded"
     assert "more than" in error["message"]
     assert sum(read) < 100_000
+
+
+def test_a_long_prompt_of_one_holds_no_other(server):
+    """Whoever renders a chat holds a lock: texts are tokenised without it, and chats that cannot fit never take it."""
+    text = "some words and " * 200_000
+    with server.uvicorn.config.app.state.service.texts._lock:
+        assert server.post("/tokenize", content="a b")["count"] > 0
+        server.post("/v1/completions", prompt="a b", max_tokens=1)
+        server.post("/v1/chat/completions", 400, messages=[{"role": "user", "content": text}])
