@@ -178,6 +178,7 @@ def test_chats_outlast_the_page_until_they_are_deleted(server, browser):
     browser.refresh()
     browser.find_element("id", "history").click()
     titles = [each.text for each in browser.find_elements("css selector", "#list .name")]
+    places = [each.rect for each in browser.find_elements("css selector", "#list > div")]
     browser.find_elements("xpath", "//*[@id='list']//button[text()='Delete']")[1].click()
     left = [each.text for each in browser.find_elements("css selector", "#list .name")]
     browser.find_element("css selector", "#list .name").click()
@@ -185,6 +186,8 @@ def test_chats_outlast_the_page_until_they_are_deleted(server, browser):
     browser.find_element("id", "history").click()
     browser.find_element("id", "forget").click()
 
+    assert places[0]["x"] == places[1]["x"]
+    assert places[0]["y"] + places[0]["height"] <= places[1]["y"], "one chat a line"
     assert (titles, left) == (["Write a class", "Write a function"], ["Write a class"])
     assert shown == ["Write a class", answers[1]]
     assert browser.find_elements("css selector", "#list .name") == []
