@@ -105,6 +105,7 @@ NOT_PLAYED = {  # what else has a number there
     "policy.policy": {"LatencyScales.FARTHEST": "a limit of the first step's effect"},
     "policy.costs": {"_OVER_PARTS": "traces have no pass times"},
     "tree.token_tree": {
+        "CONSIDERED": "affects sampling only: traces are greedy",
         "MIN_LOG_PROBABILITY": "the lowest value that the calibration fits",
         "NO_SCORE": "marks a missing node",
         "MIN_DESCENT": "orders equal scores only",

@@ -7,12 +7,15 @@ from tiny_pair import TEXT, TinyPair, make_pair, random_model
 
 from yggdrasil import SamplingParams
 from yggdrasil.acceptance.coins import draw_key
+from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.drafters import level_drafter
 from yggdrasil.drafters.statistics.draws import Draws, draft_weights
 from yggdrasil.native.portable import reweigh, reweighed
+from yggdrasil.native.random_numbers import gumbel_noise
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.runtime.loading import prepare_model
 from yggdrasil.tree.shape import TreeShape
+from yggdrasil.tree.token_tree import TokenTree, offer_candidates
 
 PROMPT = TEXT[:24]
 
@@ -63,6 +66,34 @@ def test_a_draft_model_is_right_more_often_with_the_noise(unsure, temperature, m
         lengths.append(result.metrics.aal)
 
     assert lengths[0] > 1.1 * lengths[1]
+
+
+def test_a_token_with_much_noise_is_drafted_though_others_are_likelier():
+    """Of a node's candidates for a sampling target; a greedy one gets the likeliest."""
+    tree, knots = TokenTree.on_host(4, candidates=2), torch.linspace(-12.0, -0.01, 8)
+    logits, root = torch.linspace(0.0, -0.9, 10)[None], torch.zeros(1, dtype=torch.int64)
+    tree.plant(3)
+    offer_candidates(tree, root, logits, knots)
+    assert tree.pool_tokens[:2].tolist() == [0, 1]
+    tree.draws.copy_(torch.tensor([draw_key(7), 20]))
+    tree.draw_weights.copy_(torch.tensor(draft_weights(1.0)))
+    offer_candidates(tree, root, logits, knots)
+
+    noise = gumbel_noise(tree.draws[:1], torch.tensor([[21]]), torch.arange(10)[None])[0]
+    best = (logits[0] + noise).topk(2).indices.sort().values.tolist()
+    assert tree.pool_tokens[:2].tolist() == best != [0, 1]
+    assert tree.pool_edges[:2].tolist() == pytest.approx(logits[0].log_softmax(-1)[best].tolist())
+
+
+@pytest.mark.parametrize("rule", ["typical", "relaxed"])
+def test_drafts_for_a_lossy_rule_ignore_the_noise(rule):
+    decoder = make_pair().decoder(FixedPolicy(TreeShape(1, 2, 4)))
+    tree, warm = decoder.assembly.engine.tree, SamplingParams(temperature=0.7, seed=3)
+    decoder.generate(PROMPT, max_new_tokens=4, sampling=warm)
+    assert tree.draw_weights.tolist() == pytest.approx(draft_weights(0.7))
+    decoder.generate(PROMPT, max_new_tokens=4, sampling=warm, speculation=Speculation(rule=rule))
+
+    assert tree.draw_weights.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_request_tells_its_seed_and_the_roots_position():

@@ -299,3 +299,14 @@ def test_best_tokens_are_the_greatest_and_ties_go_to_the_lower(dtype, size):
         is_best = row.isnan() if expected.isnan() else row == expected
         assert value.isnan() if expected.isnan() else value == expected
         assert token == is_best.nonzero()[0, 0]
+
+
+@pytest.mark.parametrize("k", [1, 8, 100, 300])
+def test_top_candidates_are_the_greatest_in_order_and_ties_go_to_the_lower(k):
+    values = torch.randint(0, 90, (3, 300)).float()
+    values[1, 7] = float("-inf")
+    best, index = torch.ops.yggdrasil.top_candidates(values, k)
+    order = values.sort(dim=-1, descending=True, stable=True)
+
+    assert torch.equal(best, order.values[:, :k])
+    assert torch.equal(index, order.indices[:, :k])

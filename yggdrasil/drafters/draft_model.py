@@ -23,7 +23,7 @@ from yggdrasil.drafters.protocol import Budget, Capabilities, DraftSteps
 from yggdrasil.runtime.graphs import Capture, Launch
 from yggdrasil.runtime.passes import HostBuffer, PrefillStep, fitting, fitting_or_widest
 from yggdrasil.runtime.runner import CapturedMover, ModelRunner, row_mover
-from yggdrasil.tree.token_tree import TokenTree
+from yggdrasil.tree.token_tree import CONSIDERED, TokenTree
 
 SHORT_HEAD = 4  # rows of the narrow head step, enough for most iterations; a longer accepted path takes the widest one
 
@@ -97,7 +97,8 @@ class DraftModel(LevelDrafter):
             for width in sorted({1, *widths}):
                 inputs = [self._place.tensor, rows[:width], *tree_buffers]
                 runner.define("read", width, ReadStep(runner.call), inputs)
-        self._guesses = Guesses.allocate(max(guess_widths, default=0), tree.candidates, device)
+        considered = min(CONSIDERED * tree.candidates, runner.loaded.vocab_size)
+        self._guesses = Guesses.allocate(max(guess_widths, default=0), considered, device)
         table = self._guesses.tensors()
         for width in guess_widths:
             inputs = [self._place.tensor[:1], *(part[:width] for part in table), *tree_buffers]
@@ -343,12 +344,12 @@ class DraftModel(LevelDrafter):
 
 
 class Guesses(NamedTuple):
-    """Table of possible next roots: R drafted successors of verified nodes, each with its K candidates."""
+    """Table of possible next roots: R drafted successors of verified nodes, each with its C likeliest candidates."""
 
     nodes: Tensor  # [R] int64, the node that each token follows
     tokens: Tensor  # [R] int64
-    edges: Tensor  # [R, K] float32, the drafter's log-probabilities
-    candidates: Tensor  # [R, K] int64
+    edges: Tensor  # [R, C] float32, the drafter's log-probabilities; the first ``num_considered`` columns are used
+    candidates: Tensor  # [R, C] int64
 
     @classmethod
     def allocate(cls, rows: int, candidates: int, device: torch.device) -> "Guesses":

@@ -15,7 +15,15 @@ from yggdrasil.drafters.statistics.draws import NOTHING_DRAWN, draft_weights
 from yggdrasil.runtime.graphs import Capture, Launch
 from yggdrasil.runtime.passes import CallStep, HostBuffer, ModelCall, StepModule
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.tree.token_tree import TokenTree, attach_best, likeliest, offer, offer_candidates, plant_root
+from yggdrasil.tree.token_tree import (
+    TokenTree,
+    attach_best,
+    likeliest,
+    num_considered,
+    offer,
+    offer_candidates,
+    plant_root,
+)
 
 
 class LevelSteps:
@@ -326,8 +334,8 @@ class GuessStep(CallStep[ModelCall]):
         place: Tensor,  # [1] int64: the root's position
         nodes: Tensor,  # [W] int64
         tokens: Tensor,  # [W] int64, the drafted successor of each node
-        edges: Tensor,  # [W, K] float32, output: log-probabilities
-        candidates: Tensor,  # [W, K] int64, output: token ids
+        edges: Tensor,  # [W, C] float32, output: log-probabilities of the first ``num_considered`` columns
+        candidates: Tensor,  # [W, C] int64, output: token ids
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
         tree = TokenTree(*tree_buffers)
@@ -336,9 +344,10 @@ class GuessStep(CallStep[ModelCall]):
         offsets = torch.cat([place, place + tree.num_nodes])
         positions = place + tree.depths[nodes] + 1
         logits = self._call(weights, caches, tokens.clone(), positions, mask, offsets).logits
-        found = likeliest(logits, tree.candidates)
-        edges.copy_(found[0])
-        candidates.copy_(found[1])
+        count = num_considered(tree, edges.shape[1])
+        found = likeliest(logits, count)
+        edges[:, :count] = found[0]
+        candidates[:, :count] = found[1]
         return (nodes.clone(),)
 
 
@@ -352,11 +361,12 @@ class PlantStep(StepModule):
         row: Tensor,  # [1] int64, the accepted successor's row of the table
         knots: Tensor,  # [M] float32
         tokens: Tensor,  # [R] int64
-        edges: Tensor,  # [R, K] float32
-        candidates: Tensor,  # [R, K] int64
+        edges: Tensor,  # [R, C] float32
+        candidates: Tensor,  # [R, C] int64
         *tree_buffers: Tensor,
     ) -> tuple[Tensor]:
         tree = TokenTree(*tree_buffers)
         plant_root(tree, tokens[row])
-        offer(tree, torch.zeros_like(row), edges[row], candidates[row], knots)
+        count = num_considered(tree, edges.shape[1])
+        offer(tree, torch.zeros_like(row), edges[row, :count], candidates[row, :count], knots)
         return (row.clone(),)

@@ -324,7 +324,8 @@ class Decoder:
             )
         else:
             prepared = self._host.prepare(prompt, sampling, speculation, policy, eos, tolerance)
-        follow = partial(self.assembly.engine.follow_draws, prepared.report.seed, sampling.temperature)
+        drawn = prepared.report.seed if speculation.is_lossless else None  # lossy rules accept by probability alone
+        follow = partial(self.assembly.engine.follow_draws, drawn, sampling.temperature)
         prepared = replace(prepared, follow_draws=follow)
         if self.plan is None or sampling.is_greedy or not prepared.is_planned:
             return prepared

@@ -28,6 +28,7 @@ from yggdrasil.native.portable import reweighed
 from yggdrasil.runtime.passes import HostView
 
 NO_SCORE = float("-inf")
+CONSIDERED = 16  # times K candidates of a node are compared by their draws if the target samples
 MIN_DESCENT = -1e-4  # largest score difference of a host-attached node to its parent; keeps prefixes by score connected
 
 
@@ -108,10 +109,7 @@ class TokenTree:
         return [*self.node_tensors(), self.pool_scores, self.pool_edges, self.pool_tokens]
 
     def draft_tensors(self) -> list[Tensor]:
-        """Return the buffers, not copies: those of ``tensors``, then draws, draw_weights.
-
-        Compiled steps that add candidates take them in this order.
-        """
+        """Return the buffers of ``tensors``, then draws, draw_weights: the inputs of steps that add candidates."""
         assert self.draws is not None
         assert self.draw_weights is not None
         return [*self.tensors(), self.draws, self.draw_weights]
@@ -350,15 +348,24 @@ def plant_root(tree: TokenTree, token: Tensor) -> None:
 
 
 def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tensor) -> None:
-    """Add the K likeliest tokens after each of ``nodes`` to the tree's pool of candidates.
+    """Add K tokens after each of ``nodes`` to the tree's pool of candidates, the likeliest to be accepted.
 
     Args:
         nodes: [W] int64 node indices.
         logits: [W, V] of the drafter after these nodes.
         knots: [M] float32 acceptance calibration, see ``calibrated``.
     """
-    edges, tokens = likeliest(logits, tree.candidates)
+    edges, tokens = likeliest(logits, num_considered(tree, logits.shape[-1]))
     offer(tree, nodes, edges, tokens, knots)
+
+
+def num_considered(tree: TokenTree, most: int) -> int:
+    """Return how many of a node's likeliest tokens to ``offer``: K, or ``CONSIDERED`` * K if the target samples.
+
+    The result is at most ``most``. Traced steps, and steps for a GPU, serve greedy targets too and offer K.
+    """
+    samples = type(weights := tree.draw_weights) is Tensor and weights.is_cpu and _may_sample(weights)
+    return min(CONSIDERED * tree.candidates, most) if samples else tree.candidates
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -375,21 +382,24 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: Tensor) -> None:
-    """Write the K candidates below each of ``nodes`` to the tree's pool.
+    """Write the best K of C candidates below each of ``nodes`` to the tree's pool.
 
     A candidate's score is its node's plus the estimated log-probability that the candidate is accepted: ``calibrated``
     of its edge, or ``reweighed`` by the target's random draws if the target samples.
 
     Args:
         nodes: [W] int64 node indices.
-        edges: [W, K] float32, the drafter's log-probabilities of the candidates.
-        tokens: [W, K] int64 token ids of the candidates.
+        edges: [W, C >= K] float32, the drafter's log-probabilities of the candidates, descending.
+        tokens: [W, C] int64 token ids of the candidates.
         knots: [M] float32 acceptance calibration.
     """
     k, likely = tree.candidates, calibrated(edges, knots)
     if tree.draws is not None and tree.draw_weights is not None and _may_sample(tree.draw_weights):
         reweigh = torch.ops.yggdrasil.reweigh if edges.is_cpu else reweighed  # compiled steps for a GPU fuse it
         likely = reweigh(likely, edges, tokens, tree.depths[nodes], tree.draws, tree.draw_weights)
+    if edges.shape[1] > k:
+        kept = torch.ops.yggdrasil.top_candidates(likely, k)[1].sort(-1).values  # the likeliest stays first
+        likely, edges, tokens = (each.gather(1, kept) for each in (likely, edges, tokens))
     entries = (nodes[:, None] * k + torch.arange(k, device=nodes.device)).flatten()
     tree.pool_scores[entries] = (tree.scores[nodes][:, None] + likely).flatten()
     tree.pool_edges[entries] = edges.flatten()

@@ -13,8 +13,8 @@
 
 namespace yggdrasil {
 
-// Writes the k largest values of each row, the largest first, ties to the lower index. k is small: one pass with a
-// threshold, where one comparison dismisses nearly every block of 16 values.
+// Writes the k largest values of each row, the largest first, ties to the lower index. One pass over the row keeps them in a
+// heap whose front is the last of them, so one comparison dismisses nearly every block of 16 values.
 inline void top_candidates(const Tensor& values, int64_t k, const Tensor& best, const Tensor& index) {
   const Tensor input = values.contiguous();
   YGG_CHECK(input.dtype() == DType::float32 && input.dim() == 2, "values must be [W, V] float32");
@@ -22,29 +22,32 @@ inline void top_candidates(const Tensor& values, int64_t k, const Tensor& best, 
   YGG_CHECK(k >= 1 && k <= size, "k must be in 1..", size);
   check_result(best, {rows, k}, DType::float32);
   check_result(index, {rows, k}, DType::int64);
+  using Entry = std::pair<float, int64_t>;
+  const auto before = [](const Entry& a, const Entry& b) { return a.first > b.first || (a.first == b.first && a.second < b.second); };
+  std::vector<Entry> top(k);
   for (int64_t row = 0; row < rows; ++row) {
     const float* source = input.const_data_ptr<float>() + row * size;
-    float* top = best.mutable_data_ptr<float>() + row * k;
-    int64_t* place = index.mutable_data_ptr<int64_t>() + row * k;
-    std::fill(top, top + k, -std::numeric_limits<float>::infinity());
-    for (int64_t i = 0; i < k; ++i) place[i] = i;
+    for (int64_t i = 0; i < k; ++i) top[i] = {std::isnan(source[i]) ? -std::numeric_limits<float>::infinity() : source[i], i};
+    std::make_heap(top.begin(), top.end(), before);
     const auto offer = [&](int64_t i) {
-      int64_t at = k - 1;
-      for (; at > 0 && source[i] > top[at - 1]; --at) top[at] = top[at - 1], place[at] = place[at - 1];
-      top[at] = source[i], place[at] = i;
+      if (!(source[i] > top.front().first)) return;
+      std::pop_heap(top.begin(), top.end(), before);
+      top.back() = {source[i], i};
+      std::push_heap(top.begin(), top.end(), before);
     };
-    int64_t i = 0;
+    int64_t i = k;
 #ifdef YGG_AVX512
     for (; i + 16 <= size; i += 16) {
-      unsigned mask = _mm512_cmp_ps_mask(_mm512_loadu_ps(source + i), _mm512_set1_ps(top[k - 1]), _CMP_GT_OQ);
-      for (; mask; mask &= mask - 1) {
-        const int64_t candidate = i + __builtin_ctz(mask);
-        if (source[candidate] > top[k - 1]) offer(candidate);
-      }
+      unsigned mask = _mm512_cmp_ps_mask(_mm512_loadu_ps(source + i), _mm512_set1_ps(top.front().first), _CMP_GT_OQ);
+      for (; mask; mask &= mask - 1) offer(i + __builtin_ctz(mask));
     }
 #endif
-    for (; i < size; ++i)
-      if (source[i] > top[k - 1]) offer(i);
+    for (; i < size; ++i) offer(i);
+    std::sort_heap(top.begin(), top.end(), before);
+    for (int64_t j = 0; j < k; ++j) {
+      best.mutable_data_ptr<float>()[row * k + j] = top[j].first;
+      index.mutable_data_ptr<int64_t>()[row * k + j] = top[j].second;
+    }
   }
 }
 
