@@ -7,6 +7,10 @@ stays below 2 MB.
 import base64
 import zlib
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from yggdrasil.reports.figures import Figure
 
 _SWAPPED = (b"<", b",")  # replaces "<" in the encoded text, which could open a tag or a comment
 
@@ -30,8 +34,9 @@ const DARKENED = {  // colours of marks that would be lost on a dark page
 };
 const isDark = matchMedia("(prefers-color-scheme: dark)");
 function coloured(layout) {
+  const template = JSON.parse(document.getElementById("template").textContent);
   const [ink, grid, paper] = isDark.matches ? ["#d9e2ec", "#334e68", "#14212b"] : ["#1f2933", "#e4e7eb", "#ffffff"];
-  const changed = {...layout, paper_bgcolor: paper, plot_bgcolor: paper, font: {...layout.font, color: ink}};
+  const changed = {...layout, template, paper_bgcolor: paper, plot_bgcolor: paper, font: {...layout.font, color: ink}};
   for (const name of Object.keys(layout).filter(name => /^[xy]axis/.test(name)))
     changed[name] = {...layout[name], gridcolor: grid, zerolinecolor: grid};
   return changed;
@@ -66,15 +71,16 @@ class Charts:
 
     def __init__(self) -> None:
         self._count = 0
+        self._template: object = {}
 
-    def add(self, figure: object) -> str:
+    def add(self, figure: "Figure | None") -> str:
         """Return the HTML of a plotly figure, its container and its data; "" for None. ``scripts`` draws it."""
         if figure is None:
             return ""
-        import plotly.io
-
         self._count += 1
-        data = plotly.io.to_json(figure, validate=False).replace("</", "<\\/")
+        plain = figure.to_plotly_json()
+        self._template = plain["layout"].pop("template", self._template)  # the same in all: stored once
+        data = _json(plain)
         name = f"chart-{self._count}"
         return (
             f'<div class="chart" id="{name}"></div><script type="application/json" data-chart="{name}">{data}</script>'
@@ -84,7 +90,14 @@ class Charts:
         """Return the script elements that draw the charts, for the end of the page; "" if there are none."""
         if not self._count:
             return ""
-        return f'<script type="text/plain" id="library">{_library()}</script>\n<script>{_LOADER}</script>'
+        template = f'<script type="application/json" id="template">{_json(self._template)}</script>'
+        return f'{template}<script type="text/plain" id="library">{_library()}</script>\n<script>{_LOADER}</script>'
+
+
+def _json(value: object) -> str:
+    from plotly.io.json import to_json_plotly
+
+    return str(to_json_plotly(value)).replace("</", "<\\/")
 
 
 @cache
