@@ -18,6 +18,7 @@ from yggdrasil.prompts import (
     apply_template,
     encode_chat,
     encode_prompt,
+    encode_prompts,
     read_prompts,
     scan_prompts,
     spread_over,
@@ -234,3 +235,15 @@ def test_a_template_still_finds_what_it_looks_for_in_earlier_answers():
     turns = [{"role": "assistant", "content": "thoughts<call>answer"}]
 
     assert tokenizer.decode(apply_template(tokenizer, turns)) == "answer<end>"
+
+
+def test_a_chat_for_a_model_without_template_is_named_by_its_line(tmp_path):
+    tokenizer = copy.deepcopy(chat_tokenizer())
+    tokenizer.chat_template = None
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "a"}]}\n')
+    found = read_prompts(file)
+
+    assert encode_prompts(tokenizer, found[:1]) == [encode_prompt(tokenizer, "a")]
+    with pytest.raises(YggdrasilError, match=r"prompts\.jsonl, line 2: the model's tokenizer has no chat template"):
+        encode_prompts(tokenizer, found)

@@ -105,6 +105,18 @@ def encode_prompt(tokenizer: "Tokenizer", prompt: Prompt | str) -> list[int]:
     return tokenizer.encode(text)
 
 
+def encode_prompts(tokenizer: "Tokenizer", prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Return the token ids of each prompt, as ``encode_prompt`` does; an error names the prompt's file and line."""
+    found = []
+    for prompt in prompts:
+        try:
+            found.append(encode_prompt(tokenizer, prompt))
+        except YggdrasilError as error:
+            place = "" if prompt.place == NOWHERE else f"{prompt.place}: "
+            raise YggdrasilError(f"{place}{first_line(error)}") from error
+    return found
+
+
 def encode_chat(tokenizer: "Tokenizer", messages: Messages) -> list[int]:
     """Return the token ids of a chat, rendered by the chat template up to where the assistant's answer begins.
 

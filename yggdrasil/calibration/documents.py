@@ -18,7 +18,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import FixedPolicy
 from yggdrasil.predictor.acceptance import AcceptanceCalibration
 from yggdrasil.profiling.traces import TraceSet
-from yggdrasil.prompts import Prompt, encode_prompt
+from yggdrasil.prompts import Prompt, encode_prompts
 from yggdrasil.tree.shape import TreeShape
 
 FIRST_PASS_DOCUMENTS = 4
@@ -35,7 +35,7 @@ def usable_texts(prompts: Sequence[Prompt], tokenizer: Tokenizer, settings: Cali
     """
     if (length := settings.pair.shapes.max_length) < (least := LEAST_LENGTH + settings.pair.shapes.max_depth):
         raise YggdrasilError(f"--max-length {length} leaves no room to calibrate in; give at least {least}")
-    texts = [encode_prompt(tokenizer, prompt)[-settings.prompt_tokens :] for prompt in prompts]
+    texts = [text[-settings.prompt_tokens :] for text in encode_prompts(tokenizer, prompts)]
     texts = [text for text in texts if text][: settings.effort.documents]
     if len(texts) < 4:
         raise YggdrasilError(f"{settings.prompts} has {len(texts)} usable prompts; calibration needs at least 4")

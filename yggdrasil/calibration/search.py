@@ -35,7 +35,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import lower_envelope
 from yggdrasil.policy.objective import Objective
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
+from yggdrasil.prompts import encode_prompts, read_prompts, spread_over
 from yggdrasil.scheduling.costs import COLUMNS, StageCosts
 from yggdrasil.scheduling.plan import Costs, ModelRef, Plan, Searched, SearchResult, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths, Candidate, Space, predict_ms, search
@@ -180,7 +180,7 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
             f"--max-new-tokens {settings.tokens} leaves no room for a prompt in the context of "
             f"{plan.shapes.max_length} tokens; give less"
         )
-    texts = [encode_prompt(tokenizer, prompt)[-room:] for prompt in spread_over(found, settings.limit)]
+    texts = [text[-room:] for text in encode_prompts(tokenizer, spread_over(found, settings.limit))]
     texts = [text for text in texts if text]
     if not texts:
         raise YggdrasilError(f"{prompts} has no usable prompts; give JSON lines with a prompt field")

@@ -20,7 +20,7 @@ from yggdrasil.export.costs import EngineCosts
 from yggdrasil.export.llama_server import LlamaServer
 from yggdrasil.export.settings import ENGINES, EngineName, Settings, unsupported_features
 from yggdrasil.predictor.bundle import Learned
-from yggdrasil.prompts import encode_prompt, read_prompts, spread_over
+from yggdrasil.prompts import encode_prompts, read_prompts, spread_over
 from yggdrasil.scheduling.plan import ModelRef, Plan, check_plan
 from yggdrasil.scheduling.search import AcceptedLengths
 
@@ -184,7 +184,7 @@ def _prompts(request: Request, file: Path, plan: Plan) -> list[list[int]]:
     tokenizer = load_tokenizer(plan.target.path())
     spread = spread_over(found, request.limit)
     random.Random(0).shuffle(spread)
-    return [encode_prompt(tokenizer, prompt)[-request.prompt_tokens :] for prompt in spread]
+    return [text[-request.prompt_tokens :] for text in encode_prompts(tokenizer, spread)]
 
 
 def _answers(

@@ -15,7 +15,7 @@ from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.checkpoints.usual_weights import usual_weights
 from yggdrasil.engine.assembly import open_device
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.prompts import default_prompts, encode_prompt, read_prompts
+from yggdrasil.prompts import default_prompts, encode_prompt, encode_prompts, read_prompts
 from yggdrasil.runtime.loading import load_model
 from yggdrasil.training.publish import is_free, is_ours
 from yggdrasil.training.run import TrainingRun
@@ -104,7 +104,7 @@ def _prompts(settings: TrainSettings, tokenizer: Tokenizer) -> list[list[int]]:
     """Return the token ids of all given prompts."""
     is_chat = bool(getattr(tokenizer, "chat_template", None))
     found = [prompt for file in settings.prompts for prompt in read_prompts(file, chat=is_chat)]
-    return [encode_prompt(tokenizer, prompt) for prompt in found]
+    return encode_prompts(tokenizer, found)
 
 
 def _judges(tokenizer: Tokenizer) -> set[tuple[int, ...]]:

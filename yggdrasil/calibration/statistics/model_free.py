@@ -16,7 +16,7 @@ from yggdrasil.engine.trace import Trace
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import PLAIN_POLICY
 from yggdrasil.policy.objective import least_useful_probability
-from yggdrasil.prompts import encode_prompt, read_prompts
+from yggdrasil.prompts import encode_prompts, read_prompts
 from yggdrasil.scheduling.plan import Expectation
 
 OWN_TEXT = "own-text.json"  # records the seconds spent on generating text
@@ -60,7 +60,7 @@ def own_text(job: Job) -> list[Document]:
     if not _writes(job.pair):
         return read_documents(file, target.vocab_size)
     asked = read_prompts(job.settings.prompts, chat=job.settings.chat)
-    prompts = [encode_prompt(job.tokenizer, prompt) for prompt in asked]
+    prompts = encode_prompts(job.tokenizer, asked)
     writer = OwnText(target, job.tokenizer, prompts, file)
     return writer.write(job.settings.text_budget, job.work / OWN_TEXT, job.reporter.phase)
 
