@@ -146,6 +146,14 @@ def test_the_named_tests_and_scripts_exist():
             assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
+def test_what_installs_a_release_is_told_for_a_checkout_too():
+    """A reader of these pages has a checkout; a release is not on every index."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for extra in re.findall(r"yggdrasil-decode\[(\w+)\]", text):
+            assert f"pip install -e '.[{extra}]'" in text, f"{page.name} names {extra} of a release alone"
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
