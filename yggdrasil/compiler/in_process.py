@@ -264,10 +264,13 @@ def load_kept_code() -> int:
     loaded = 0
     for path in paths:
         try:
-            loaded += torch.compiler.load_cache_artifacts(path.read_bytes()) is not None
+            found, reason = torch.compiler.load_cache_artifacts(path.read_bytes()), "another checksum"
         except Exception as error:  # noqa: BLE001 - PyTorch's format: on any error, the code is compiled again
-            _say(f"{path} cannot be read and is compiled again ({first_line(error)[:200]})")
+            found, reason = None, first_line(error)[:200]
+        if found is None:
+            _say(f"{path} cannot be read and is compiled again ({reason})")
             path.unlink(missing_ok=True)
+        loaded += found is not None
     return loaded
 
 
