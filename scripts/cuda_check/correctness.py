@@ -92,9 +92,13 @@ def _other_decodes(
     for name, (policy, options) in _drafters().items():
         measure = partial(_tokens, pair, device, mode, policy, wanted, **options)
         notes.attempt(f"drafter {name}", measure, seconds=8)
-    for name, head in _heads(pair[0]).items():
+    heads = _heads(pair[0])
+    for name, head in heads.items():
         measure = partial(_tokens, pair, device, mode, FixedPolicy(TREES[0]), wanted, drafter=head)
         notes.attempt(f"head {name}", measure, seconds=8)
+    together, options = _drafters()["model and n-grams"]
+    with_head = {**options, "drafter": heads["eagle3"]}
+    notes.attempt("head and n-grams", partial(_tokens, pair, device, mode, together, wanted, **with_head), seconds=8)
     for name, variants in list(AHEAD.items())[-1 if len(sampled) == 1 else 0 :]:
         stages = Schedule.of(variants).labels
         measure = partial(_tokens, pair, device, mode, FixedPolicy(TREES[0]), wanted, stages=stages)
@@ -106,11 +110,15 @@ def _other_decodes(
         notes.attempt(f"rule {name}", measure, seconds=8)
     for family in HYBRIDS[: 1 if len(sampled) == 1 else None]:
         notes.attempt(f"hybrid {family}", partial(_hybrid, device, mode, family), seconds=8)
-    together, usual = "model and n-grams", (FixedPolicy(TREES[0]), {})
-    for name, sampling in (("decoding", SamplingParams()), ("sampling", SAMPLED["all"]), (together, SamplingParams())):
+    usual = FixedPolicy(TREES[0])
+    for name, sampling, policy, given in (
+        ("decoding", SamplingParams(), usual, {}),
+        ("sampling", SAMPLED["all"], usual, {}),
+        ("model and n-grams", SamplingParams(), together, options),
+        ("head and n-grams", SamplingParams(), together, with_head),
+    ):
         if device.type == "cuda":
-            policy, options = _drafters()[together] if name == together else usual
-            check = partial(_nothing_waits, pair, device, sampling, count, policy, **options)
+            check = partial(_nothing_waits, pair, device, sampling, count, policy, **given)
             notes.attempt(f"nothing waits while {name}", check, seconds=8)
 
 

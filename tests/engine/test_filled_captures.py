@@ -1,6 +1,10 @@
-"""Trees of a draft model that n-gram statistics extend, on captured steps: the trees of a CPU, by one wait."""
+"""Trees of a drafter that n-gram statistics extend, on captured steps: the trees of a CPU, by one wait."""
 
+from functools import cache
+
+import head_cases
 import pytest
+from no_waiting import refuse_waiting
 from test_captured import count_calls
 from test_engine import PROMPT
 from tiny_pair import make_pair
@@ -87,20 +91,58 @@ def test_trees_are_those_of_a_cpu(pair, name, policy, variants):
     assert again.tokens == expected.tokens
 
 
-def test_an_iteration_waits_once(pair, monkeypatch):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    behind = make_pair(num_hidden_layers=6, hidden_size=head_cases.HIDDEN)
+    return cache(lambda name: head_cases.make_case(name, behind, tmp_path_factory.mktemp("head")))
+
+
+HEADS = (*head_cases.FEW, "dspark rnn", "mimo")
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("request_name", "policy", "variants"), CASES[1:4])
+def test_trees_of_a_head_are_those_of_a_cpu(made, name, request_name, policy, variants):
+    """Hidden states of accepted rows are read on the device, and in the queue where drafts made ahead are not used."""
+    case, stages = made(name), Schedule.of(variants).labels
+    options = REQUESTS[request_name]
+    prompt = [*head_cases.PROMPT[:6], *head_cases.PROMPT]
+    _, expected, theirs = decode(case, "eager", policy(SHAPE), prompt, stages=stages, **options)
+    decoder, answer, ours = decode(case, "cudagraph", policy(SHAPE), prompt, stages=stages, **options)
+
+    assert answer.tokens == expected.tokens
+    assert_same_trees(ours, theirs)
+    assert any(tree.drafted < max(tree.verified) for tree in ours)
+    again = decoder.generate([*prompt, *answer.tokens[:9]], max_new_tokens=12, **options)
+    fresh = case.decoder(policy(SHAPE), backend="eager").generate(
+        [*prompt, *answer.tokens[:9]], max_new_tokens=12, **options
+    )
+    assert again.metrics.reused_tokens > len(prompt)
+    assert again.tokens == fresh.tokens
+
+
+@pytest.mark.parametrize("name", ["model", *HEADS])
+def test_an_iteration_waits_once(request, name, monkeypatch):
+    refuse_waiting(monkeypatch)
     calls = count_calls(monkeypatch)
     fetched = []
     fetch = HostTree.fetch
     monkeypatch.setattr(HostTree, "fetch", lambda self: (fetched.append(self), fetch(self)))
-    decoder = pair.decoder(Filled(SHAPE), backend="cudagraph", model_free=default_statistics())
+    source = request.getfixturevalue("pair") if name == "model" else request.getfixturevalue("made")(name)
+    decoder = source.decoder(Filled(SHAPE), backend="cudagraph", model_free=default_statistics())
     decoder.assembly.complete()
+    calls.clear()
     decoder.generate(PROMPT, max_new_tokens=2)
+    num_reading = calls["Capture"]  # of the prompt by both models, and an iteration
+    decoder.assembly.forget()
     calls.clear()
     fetched.clear()
-    generation = decoder.generate([*PROMPT, 3], max_new_tokens=NUM_TOKENS)
+    trees = []
+    generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, watch=trees.append)
     iterations = generation.metrics.iterations
+    num_long = sum(len(tree.accepted) > decoder.assembly.engine.drafter.most_read for tree in trees)
 
     assert iterations > 5
-    assert len(fetched) <= 3  # behind the prompt, and behind more tokens than a head draft reads
+    assert len(fetched) <= 1 + num_long < iterations - 2  # behind the prompt, and more tokens than a head draft reads
     assert calls["Readback"] <= iterations + 3
-    assert calls["Capture"] <= 3 * iterations + 6
+    assert calls["Capture"] <= 3 * iterations + num_reading + 2 * len(fetched)

@@ -19,7 +19,8 @@ from yggdrasil.drafters.level_drafter import (
     PlantStep,
     ReadStep,
 )
-from yggdrasil.drafters.protocol import Budget, Capabilities, DraftSteps
+from yggdrasil.drafters.passed_rows import PassedRows
+from yggdrasil.drafters.protocol import Capabilities, DraftSteps
 from yggdrasil.runtime.graphs import Capture, Launch
 from yggdrasil.runtime.passes import HostBuffer, PrefillStep, fitting, fitting_or_widest
 from yggdrasil.runtime.runner import CapturedMover, ModelRunner, row_mover
@@ -76,9 +77,7 @@ class DraftModel(LevelDrafter):
         self._num_nodes, self._keeps_rows = tree.num_nodes, keeps_rows and runner.recorder is not None
         self._first_leaf, self._num_leaves = 1, 0  # nodes of the last level, whose KV entries are not computed
         self._text = runner.text  # committed tokens, and how many of them have KV entries
-        self._next: Budget | None = None  # of the drafts that run below tokens which the host does not know yet
-        self._grown: Budget | None = None  # of the tree that these drafts have grown below the root
-        super().__init__(self.head_widths[0], tree)
+        super().__init__(self.head_widths[0], tree, self.head_widths[-1])
         steps = DraftSteps(runner, self.knots, self.head, self.pretend_context, self)
         self.capabilities = Capabilities(steps=steps, plants_root=True)
         tree_buffers = tree.draft_tensors()
@@ -134,69 +133,28 @@ class DraftModel(LevelDrafter):
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
         """Append committed ``tokens`` (token ids). ``states`` is not used: a draft model reads no hidden states."""
         self._text.tokens.extend(tokens)
-        self._grown, self._next = self._next, None
-        if self._grown is not None and len(tokens) > self.head_widths[-1]:
-            self._grown = None  # its head draft has not read all of them
-        if self._grown is not None:
-            self._text.num_rows = self._headed = len(self._text.tokens)
+        if self._has_read(len(tokens)):
+            self._text.num_rows = len(self._text.tokens)
 
     @property
     def is_current(self) -> bool:
         """Whether all committed tokens have KV entries, and no work on them is deferred."""
         return self._text.num_rows == len(self._text.tokens) and not self._deferred
 
-    def note_next(self, budget: Budget) -> None:
-        """Note that drafts of ``next_work`` are launched: the next ``extend`` gives the tokens that they read."""
-        self._next = budget
-
-    def has_grown(self, budget: Budget) -> bool:
-        """Return whether drafts of ``next_work`` have grown the tree of ``budget`` below the last committed token."""
-        return self._grown == budget
-
-    def head(self) -> None:
-        """Run the head draft, unless drafts of ``next_work`` have."""
-        if self._grown is None:
-            super().head()
-
-    def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Grow the tree of ``budget``, unless drafts of ``next_work`` have; see ``LevelDrafter.propose``."""
-        grown, self._grown = self._grown, None
-        if grown is not None:
-            self._headed = None  # the tree has grown since
-        if grown != budget:
-            super().propose(tree, budget)
-
-    def next_work(self, passed: Tensor, place: Tensor, width: int, depth: int) -> Launch:
-        """Return the work of a head draft over the tokens that a pass accepts, and of ``depth`` draft steps.
-
-        It is to be called in a CUDA graph. ``is_current`` must be True when it is launched, and ``note_next`` must
-        follow.
-
-        Args:
-            passed: int64 on the device: the number n of accepted rows, and n tokens from index 2 + W on.
-            place: [2] int64 on the device: the number of committed tokens before the pass, the W rows of the pass.
-            width: nodes that a draft step attaches.
-        """
-        widest = self.head_widths[-1]
-        head, levels = self.runner.step("head", widest), self.levels.work(width, depth)
-        rows, last = torch.arange(widest, device=passed.device), passed.shape[0] - 1
+    def _next_head(self, passed: PassedRows) -> Launch:
+        head = self.runner.step("head", passed.most)
 
         def run() -> Sequence[Tensor]:
-            start, num_rows = place[:1], place[1:]
-            count = passed[:1].clamp(1, widest)
-            root = start + count - 1
-            self._tokens.tensor[:widest].copy_(passed[(2 + num_rows + rows).clamp(max=last)])
-            self._span.tensor.copy_(torch.cat([start, count]))
+            root, count = passed.root(), passed.count()
+            self._tokens.tensor[: passed.most].copy_(passed.tokens())
+            self._span.tensor.copy_(torch.cat([root - count + 1, count]))
             self._place.tensor[:1].copy_(root)
-            if self._tree.draws is not None:  # the target's draws depend on positions
-                self._tree.draws[1:].copy_(root)
-            head()
-            return levels()
+            return head()
 
         return run
 
     @property
-    def _num_certain(self) -> int:
+    def num_certain(self) -> int:
         return len(self._text.tokens)
 
     def _draft_head(self) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.coins import draw_key
-from yggdrasil.drafters.protocol import Budget, Step
+from yggdrasil.drafters.passed_rows import PassedRows
+from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.drafters.statistics.draws import NOTHING_DRAWN, draft_weights
 from yggdrasil.runtime.graphs import Capture, Launch
 from yggdrasil.runtime.passes import CallStep, HostBuffer, ModelCall, StepModule
@@ -109,14 +110,24 @@ class LevelSteps:
 class LevelDrafter(ABC):
     """Base class of drafters that grow one token tree, for which their steps were compiled, level by level.
 
-    A schedule may run the head draft early (``head``). Otherwise ``propose`` runs it.
+    A schedule may run the head draft early (``head``). Otherwise ``propose`` runs it. On a GPU, ``next_work`` drafts
+    below tokens that the host does not know yet.
+
+    Args:
+        head_width: rows of the head draft as ``cost`` prices it.
+        tree: the token tree to grow.
+        most_read: the most accepted tokens that the head draft of ``next_work`` reads.
     """
 
     levels: LevelSteps
+    runner: ModelRunner
+    capabilities: Capabilities
 
-    def __init__(self, head_width: int, tree: TokenTree) -> None:
-        self._head_width = head_width  # rows of the head draft as ``cost`` prices it
+    def __init__(self, head_width: int, tree: TokenTree, most_read: int) -> None:
+        self._head_width, self.most_read = head_width, most_read
         self._headed: int | None = None  # committed tokens at the last head draft; None if the tree has grown since
+        self._next: Budget | None = None  # of the drafts that run below tokens which the host does not know yet
+        self._grown: Budget | None = None  # of the tree that these drafts have grown below the root
         self._tree, self._draw_weights = tree, NOTHING_DRAWN
 
     def follow_draws(self, seed: int | None, temperature: float) -> None:
@@ -136,28 +147,82 @@ class LevelDrafter(ABC):
     def head(self) -> None:
         """Run the head draft: the drafter runs the committed tokens that it has not run yet.
 
-        The last of them becomes the tree's root, and its candidates join the pool.
+        The last of them becomes the tree's root, and its candidates join the pool. If drafts of ``next_work`` have done
+        this, nothing is run.
         """
-        self._note_length(self._num_certain)
-        self._draft_head()
-        self._headed = self._num_certain
+        if self._grown is None:
+            self._note_length(self.num_certain)
+            self._draft_head()
+            self._headed = self.num_certain
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
         """Run the head draft, which plants the root, if it has not run, then ``budget.depth`` draft steps.
 
-        Each draft step attaches ``budget.width`` nodes.
+        Each draft step attaches ``budget.width`` nodes. Nothing is run if drafts of ``next_work`` have grown this tree.
         ``tree`` must be the tree for which the steps were compiled, and ``budget.width`` must be a compiled width, not
         None.
         """
         assert budget.width is not None, "steps attach a fixed number of nodes"
-        self.head_once()
-        self.grow(budget.width, budget.depth)
+        grown, self._grown = self._grown, None
+        if grown is not None:
+            self._headed = None  # the tree has grown since
+        if grown != budget:
+            self.head_once()
+            self.grow(budget.width, budget.depth)
 
     def head_once(self) -> None:
         """Run the head draft unless ``head`` has run it for the current root. A second call would run it again."""
-        if self._headed != self._num_certain:
+        if self._headed != self.num_certain:
             self.head()
         self._headed = None
+
+    # ==== drafts below tokens that the host does not know yet ====
+
+    def note_next(self, budget: Budget) -> None:
+        """Note that drafts of ``next_work`` are launched: the next ``extend`` gives the tokens that they read."""
+        self._next = budget
+
+    def has_grown(self, budget: Budget) -> bool:
+        """Return whether drafts of ``next_work`` have grown the tree of ``budget`` below the last committed token."""
+        return self._grown == budget
+
+    def next_work(self, passed: PassedRows, width: int, depth: int) -> Launch:
+        """Return the work of a head draft over the tokens that a pass accepts, and of ``depth`` draft steps.
+
+        It is to be called in a CUDA graph. ``is_current`` must be True when it is launched, and ``note_next`` must
+        follow.
+
+        Args:
+            passed: the pass's accepted rows, of which ``most_read`` are read.
+            width: nodes that a draft step attaches.
+        """
+        head, levels = self._next_head(passed), self.levels.work(width, depth)
+
+        def run() -> Sequence[Tensor]:
+            if self._tree.draws is not None:  # the target's draws depend on positions
+                self._tree.draws[1:].copy_(passed.root())
+            head()
+            return levels()
+
+        return run
+
+    def _has_read(self, count: int) -> bool:
+        """Return whether drafts of ``next_work`` have read the ``count`` tokens that were just committed."""
+        self._grown, self._next = self._next, None
+        if count > self.most_read:
+            self._grown = None
+        if self._grown is not None:
+            self._headed = self.num_certain
+        return self._grown is not None
+
+    @property
+    @abstractmethod
+    def is_current(self) -> bool:
+        """Whether all committed tokens have been read, and no work on them is deferred."""
+
+    @abstractmethod
+    def _next_head(self, passed: PassedRows) -> Launch:
+        """Return the work of the head draft of ``next_work``, which also writes the root's place for later steps."""
 
     def _note_length(self, num_certain: int) -> None:
         """Note the number of committed tokens at the next root: the target's draws depend on positions."""
@@ -172,7 +237,7 @@ class LevelDrafter(ABC):
 
     @property
     @abstractmethod
-    def _num_certain(self) -> int:
+    def num_certain(self) -> int:
         """Return the number of committed tokens of the request."""
 
     @abstractmethod

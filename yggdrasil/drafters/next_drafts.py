@@ -1,18 +1,18 @@
 """Drafts of the next iteration, launched before the host knows what the target accepts, and copied to the host.
 
-The draft model reads the accepted tokens on the device. The host then waits once for acceptance and for the drafted
-tree, extends it, and writes it back.
+The drafter reads the accepted tokens, and a head their hidden states, on the device. The host then waits once for
+acceptance and for the drafted tree, extends it, and writes it back.
 """
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
-from yggdrasil.drafters.draft_model import DraftModel
+from yggdrasil.drafters.level_drafter import LevelDrafter
+from yggdrasil.drafters.passed_rows import PassedRows
 from yggdrasil.drafters.protocol import Budget
 from yggdrasil.runtime.graphs import Capture, Recorder
-from yggdrasil.runtime.passes import HostBuffer
+from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.tree.host_tree import HostTree
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -21,39 +21,38 @@ class NextDrafts:
     """Launcher of the next iteration's drafts: head draft, levels and the copy to ``host`` in one CUDA graph.
 
     Args:
-        drafter: the draft model, whose steps are captured.
-        tree: the tree that it grows.
+        drafter: draft model or head, whose steps are captured.
+        target: the model whose passes the drafts follow.
+        tree: the tree that the drafter grows.
         most: the largest number of rows of a target pass.
     """
 
-    def __init__(self, drafter: DraftModel, tree: TokenTree, recorder: Recorder, most: int) -> None:
-        device = tree.tokens.device
+    def __init__(
+        self, drafter: LevelDrafter, target: LoadedModel, tree: TokenTree, recorder: Recorder, most: int
+    ) -> None:
         self.host = HostTree(tree, recorder)
         self._drafter, self._recorder = drafter, recorder
-        # The pass's accepted rows: their number, and after 1 + W further entries as many tokens.
-        self._passed = torch.zeros(2 + 2 * most, dtype=torch.int64, device=device)
-        self._place = HostBuffer(2, device)  # committed tokens before the pass, rows of the pass
+        num_layers = len(drafter.capabilities.layers)
+        self._passed = PassedRows(most, drafter.most_read, num_layers, target.hidden_size, target.dtype, target.device)
         self._captures: dict[tuple[int, int], Capture] = {}
 
     @property
     def can_launch(self) -> bool:
-        """Whether the draft model has run all tokens that the host knows, so that only the accepted ones are left."""
+        """Whether the drafter has read all tokens that the host knows, so that only the accepted ones are left."""
         return self._drafter.is_current
 
-    def launch(self, packed: Tensor, rows: int, budget: Budget) -> None:
+    def launch(self, outputs: Sequence[Tensor], rows: int, budget: Budget) -> None:
         """Launch drafts below the tokens that a launched pass accepts, and the copy of the tree to ``host``.
 
         The drafter's next ``extend`` gets these tokens. If it gets more than a head draft reads, or if the next tree
         has another budget, the drafts are not used.
 
         Args:
-            packed: the pass's result on the device, beginning as ``VerifyStep`` returns its summary.
+            outputs: the pass's outputs on the device, as ``CapturedTarget.verify`` returns them.
             rows: of the pass.
         """
         assert budget.width is not None
-        num_words = 2 + 2 * rows
-        self._passed[:num_words].copy_(packed[:num_words])
-        self._place.write(self._drafter.root_position + 1, rows)
+        self._passed.write(outputs, rows, self._drafter.num_certain)
         self._capture(budget.width, budget.depth)()
         self.host.note_copy()
         self._drafter.note_next(budget)
@@ -75,7 +74,7 @@ class NextDrafts:
     def _capture(self, width: int, depth: int) -> Capture:
         found = self._captures.get((width, depth))
         if found is None:
-            draft = self._drafter.next_work(self._passed, self._place.tensor, width, depth)
+            draft = self._drafter.next_work(self._passed, width, depth)
 
             def run() -> Sequence[Tensor]:
                 draft()

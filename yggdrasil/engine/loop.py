@@ -49,9 +49,8 @@ class DecodeLoop:
         self._next = target.next_drafts if isinstance(target, CapturedTarget) else None
         if model_free is not None:
             host = None if self._next is None else self._next.host
-            self._free = ModelFreeDrafts(
-                model_free, target, tree, verify_widths, shares_tree=self._tail is None, host=host
-            )
+            shares = self._tail is None and self._next is None  # else ``tree`` may hold the next tree already
+            self._free = ModelFreeDrafts(model_free, target, tree, verify_widths, shares_tree=shares, host=host)
         # Trees of users' drafters are checked; compiled steps attach only valid tokens.
         self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
         # On a GPU the verify stage only launches the pass, and the next stage waits for it.
@@ -135,7 +134,7 @@ class DecodeLoop:
         if shape is not None:
             if self._trace.watch is not None:
                 state.watched = deepcopy(self._next.host.tree)
-            self._next.launch(state.outputs[0], state.shape.verify_width, Budget(shape.depth, shape.width))
+            self._next.launch(state.outputs, state.shape.verify_width, Budget(shape.depth, shape.width))
             self._next.host.wait()
 
     def _read_leaves(self, state: Iteration) -> None:

@@ -16,6 +16,9 @@ class Following(TextHeadDrafter):
     def _draft_head(self):
         raise NotImplementedError
 
+    def _next_head(self, passed):
+        raise NotImplementedError
+
     def grow(self, width, depth):
         raise NotImplementedError
 
@@ -24,7 +27,7 @@ class Following(TextHeadDrafter):
 def drafter():
     tree = TokenTree.allocate(4, 2, torch.device("cpu"))
     runner, waiting = SimpleNamespace(text=KeptText()), WaitingStates([0], torch.zeros(8, 4))
-    return Following(runner, waiting, (0,), torch.zeros(2), 1, tree)
+    return Following(runner, waiting, (0,), torch.zeros(2), 1, tree, 4)
 
 
 def states(count):

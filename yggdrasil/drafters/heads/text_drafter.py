@@ -63,6 +63,17 @@ class WaitingStates:
             self._buffer[self._here : self._here + count] = self._beside_each_other(hidden)
         self._here += count
 
+    def take(self, states: Tensor) -> None:
+        """Write ``states`` [n, S] to the start of the buffer, within a CUDA graph that reads them there.
+
+        ``note_taken`` must follow when their number is known.
+        """
+        self._buffer[: len(states)].copy_(states)
+
+    def note_taken(self, count: int) -> None:
+        """Note that the first ``count`` rows of ``take`` were read, all that arrived."""
+        self._last = count - 1
+
     def requeue_last(self) -> None:
         """Put the hidden state that was read last back into the empty queue, for the next head draft."""
         if self._last:
@@ -118,8 +129,9 @@ class TextHeadDrafter(LevelDrafter):
         knots: Tensor,
         head_width: int,
         tree: TokenTree,
+        most_read: int,
     ) -> None:
-        super().__init__(head_width, tree)
+        super().__init__(head_width, tree, most_read)
         self.runner = runner
         self.knots = knots
         self._waiting = waiting
@@ -134,8 +146,14 @@ class TextHeadDrafter(LevelDrafter):
         return len(self._waiting) if is_current else 0
 
     @property
-    def _num_certain(self) -> int:
+    def num_certain(self) -> int:
+        """Number of committed tokens of the request."""
         return 1 + len(self._text.tokens)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all accepted tokens are cached, so that no hidden state is queued."""
+        return self._text.num_rows == len(self._text.tokens)
 
     def _num_kept(self, tokens: Sequence[int]) -> int:
         """Return the length of the prefix of ``tokens`` whose hidden states are cached or queued."""
@@ -153,13 +171,14 @@ class TextHeadDrafter(LevelDrafter):
         num_rows = min(kept, self._text.num_rows)
         self._waiting.cut(kept - num_rows)
         self._text.begin(tokens[1:], num_rows, tokens[:1])
-        self._headed = None
+        self._headed = self._next = self._grown = None
 
     def pretend_context(self, length: int, token: int) -> None:
         """Act as if ``length`` tokens were cached and the token id ``token`` were the tree's root, to time steps.
 
         No cache entry is computed, so drafts are arbitrary until the next ``begin``.
         """
+        self._next = self._grown = None
         self._text.pretend([token] * length, length - 1)
         self._waiting.clear()
         self._waiting.requeue_last()
@@ -172,4 +191,8 @@ class TextHeadDrafter(LevelDrafter):
                 ``tokens[i]``.
         """
         self._text.tokens.extend(tokens)
-        self._waiting.add(states, len(tokens))
+        if self._has_read(len(tokens)):
+            self._waiting.note_taken(len(tokens))
+            self._text.num_rows = len(self._text.tokens)
+        else:
+            self._waiting.add(states, len(tokens))

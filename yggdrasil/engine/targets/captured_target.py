@@ -46,7 +46,7 @@ class CapturedTarget(PromptReader):
     """Target whose steps are CUDA graphs, with acceptance on the device. It has the interface of ``TargetModel``."""
 
     ranks_nodes = True
-    next_drafts: NextDrafts | None = None  # set by whoever combines a draft model with model-free drafters
+    next_drafts: NextDrafts | None = None  # set by whoever combines a drafter with model-free ones
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]
@@ -185,7 +185,8 @@ class CapturedTarget(PromptReader):
         nodes = packed[2 + 3 * width : 2 + 4 * width].tolist()
         outcome = outcome._replace(nodes=[nodes[row] for row in outcome.rows])
         self._note(outcome.rows, outcome.tokens, self._report(packed, width), width)
-        return outcome._replace(layers=self._layers(outputs, outcome.rows))
+        rows = outputs[0][2 : 2 + len(outcome.rows)]  # on the device, so that indexing copies nothing to it
+        return outcome._replace(layers=self._layers(outputs, rows))
 
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """Raise YggdrasilError: CUDA graphs accept on the device only."""
@@ -242,7 +243,7 @@ class CapturedTarget(PromptReader):
                 raise no_token_possible()
             sampler.note(token, None if found is None else found[number])
 
-    def _layers(self, outputs: Sequence[Tensor], rows: list[int] | slice) -> dict[int, Tensor]:
+    def _layers(self, outputs: Sequence[Tensor], rows: Tensor | slice) -> dict[int, Tensor]:
         wanted = self.runner.call.hidden_layers
         return {layer: states[rows] for layer, states in zip(wanted, outputs[1:], strict=True)}
 

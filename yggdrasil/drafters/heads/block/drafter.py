@@ -11,6 +11,8 @@ from yggdrasil.drafters.heads.eagle.drafter import SHORT_HEADS
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.marginals import Marginals
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
+from yggdrasil.drafters.passed_rows import PassedRows
+from yggdrasil.runtime.graphs import Launch
 from yggdrasil.runtime.passes import HostBuffer, fitting
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
@@ -42,7 +44,7 @@ class BlockDrafter(TextHeadDrafter):
         self.read_widths = sorted({*(min(short, read_width) for short in SHORT_HEADS), read_width, *prefill_widths})
         size = settings.num_states * settings.target_hidden_size
         states = torch.zeros(self.read_widths[-1], size, dtype=loaded.dtype, device=device)
-        super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), 1, tree)
+        super().__init__(runner, WaitingStates(head.layers, states), head.layers, knots.to(device), 1, tree, read_width)
         self._token, self._start, self._root = (HostBuffer(1, device) for _ in range(3))
         call = BlockCall(loaded, min(settings.num_guesses, read_width - 1))  # the maximum depth of a tree
         for width in self.read_widths:
@@ -76,3 +78,17 @@ class BlockDrafter(TextHeadDrafter):
         self._token.write(tokens[-1])
         self._root.write(len(tokens))
         self.runner.launch(("head", 1))
+
+    def _next_head(self, passed: PassedRows) -> Launch:
+        read, head = self.runner.step("read", passed.most), self.runner.step("head", 1)
+
+        def run() -> Sequence[Tensor]:
+            root, count = passed.root(), passed.count()
+            self._waiting.take(passed.states())
+            self._start.tensor.copy_(root - count)
+            self._token.tensor.copy_(passed.tokens()[count - 1])
+            self._root.tensor.copy_(root)
+            read()
+            return head()
+
+        return run

@@ -10,6 +10,8 @@ from yggdrasil.drafters.heads.eagle.steps import EagleCall, HeadStep, LevelStep
 from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
 from yggdrasil.drafters.level_drafter import FinishStep, LevelSteps
+from yggdrasil.drafters.passed_rows import PassedRows
+from yggdrasil.runtime.graphs import Launch
 from yggdrasil.runtime.passes import HostBuffer, fitting
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
@@ -44,7 +46,7 @@ class HeadDrafter(TextHeadDrafter):
         size = settings.num_states * settings.target_hidden_size
         states = torch.zeros(self.head_widths[-1], size, dtype=dtype, device=device)
         waiting = WaitingStates(head.layers, states)
-        super().__init__(runner, waiting, head.layers, knots.to(device), self.head_widths[0], tree)
+        super().__init__(runner, waiting, head.layers, knots.to(device), self.head_widths[0], tree, head_width)
         self._features = torch.zeros(tree.num_nodes, settings.hidden_size, dtype=dtype, device=device)
         self._span, self._place = HostBuffer(2, device), HostBuffer(2, device)
         self.levels = LevelSteps(runner, self._place)
@@ -78,6 +80,19 @@ class HeadDrafter(TextHeadDrafter):
             self.runner.launch(("head", fitting(self.head_widths, count)))
             first += count
         self._text.num_rows = len(tokens)
+
+    def _next_head(self, passed: PassedRows) -> Launch:
+        head = self.runner.step("head", passed.most)
+
+        def run() -> Sequence[Tensor]:
+            root, count = passed.root() - 1, passed.count()  # the root's slot
+            self._tokens.tensor[: passed.most].copy_(passed.tokens())
+            self._waiting.take(passed.states())
+            self._span.tensor.copy_(torch.cat([root - count + 1, count]))
+            self._place.tensor[:1].copy_(root)
+            return head()
+
+        return run
 
     @property
     def root_position(self) -> int:

@@ -10,7 +10,9 @@ from yggdrasil.drafters.heads.marginals import Marginals
 from yggdrasil.drafters.heads.medusa.module import MedusaSettings
 from yggdrasil.drafters.heads.medusa.steps import MedusaCall, MedusaStep
 from yggdrasil.drafters.level_drafter import LevelDrafter
+from yggdrasil.drafters.passed_rows import PassedRows
 from yggdrasil.drafters.protocol import Capabilities, DraftSteps
+from yggdrasil.runtime.graphs import Launch
 from yggdrasil.runtime.passes import HostBuffer
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
@@ -25,7 +27,7 @@ class MedusaDrafter(LevelDrafter):
         loaded, settings = head.loaded, head.settings
         assert isinstance(settings, MedusaSettings)
         device = loaded.device
-        super().__init__(1, tree)
+        super().__init__(1, tree, tree.num_nodes)
         self.name = f"heads {loaded.name}"
         self.opened = head
         self.runner = runner
@@ -45,8 +47,14 @@ class MedusaDrafter(LevelDrafter):
         runner.define("head", 1, MedusaStep(MedusaCall(loaded)), inputs)
 
     @property
-    def _num_certain(self) -> int:
+    def num_certain(self) -> int:
+        """Number of committed tokens of the request."""
         return self._length
+
+    @property
+    def is_current(self) -> bool:
+        """True: only the last committed token is read, by the next head draft."""
+        return True
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a request with the committed ``tokens`` (token ids, at least one).
@@ -54,10 +62,12 @@ class MedusaDrafter(LevelDrafter):
         Only their number and the last one, the next tree's root, are noted. The hidden state that the heads read comes
         with the next ``extend``.
         """
-        self._last, self._length, self._headed = tokens[-1], len(tokens), None
+        self._last, self._length = tokens[-1], len(tokens)
+        self._headed = self._next = self._grown = None
 
     def pretend_context(self, length: int, token: int) -> None:
         """Act as if ``length`` tokens preceded the tree's root, the token id ``token``, to time steps."""
+        self._next = self._grown = None
         self._last, self._length = token, length + 1
 
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
@@ -69,7 +79,19 @@ class MedusaDrafter(LevelDrafter):
         """
         self._last, self._length = tokens[-1], self._length + len(tokens)
         self._state.copy_(states[self._layer][-1:])
+        self._has_read(len(tokens))
 
     def _draft_head(self) -> None:
         self._token.write(self._last)
         self.runner.launch(("head", 1))
+
+    def _next_head(self, passed: PassedRows) -> Launch:
+        head = self.runner.step("head", 1)
+
+        def run() -> Sequence[Tensor]:
+            last = passed.count() - 1
+            self._token.tensor.copy_(passed.tokens()[last])
+            self._state.copy_(passed.states()[last])
+            return head()
+
+        return run
