@@ -83,17 +83,52 @@ def test_triton_attention_equals_the_portable_one(dtype, window, softcap):
             assert torch.equal(ours, theirs)
 
 
+@pytest.fixture
+def bfloat16_products(monkeypatch):
+    """The interpreter multiplies bfloat16 as if it were integers; here it multiplies the numbers."""
+    from triton import language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float
+
+    multiply = InterpreterBuilder.create_dot
+
+    def widened(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle(_convert_float(handle.data, tl.bfloat16, tl.float32, None).view("float32"), tl.float32)
+
+    monkeypatch.setattr(
+        InterpreterBuilder, "create_dot", lambda self, a, b, *others: multiply(self, widened(a), widened(b), *others)
+    )
+
+
 @interpreted
 @pytest.mark.parametrize("window", [0, 70])
-def test_a_row_of_triton_attention_has_the_same_bits_at_every_width(window):
-    """Of the first rows of a pass: later ones are not in their paths."""
-    from yggdrasil.native import cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_row_of_triton_attention_has_the_same_bits_at_every_width(dtype, window, bfloat16_products, monkeypatch):
+    """Of the first rows of a pass: later ones are not in their paths. On a GPU the tile decides the order of sums."""
+    from yggdrasil.native import cuda, triton_kernels
 
-    for seed in (1, 2):
-        case = AttentionCase(seed, torch.float32, width=16, num_context=150, group=1)
-        whole = case.run(cuda.tree_attention, window)[0]
-        for width in (1, 3, 9):
-            assert torch.equal(case.first(width).run(cuda.tree_attention, window)[0], whole[:, :width])
+    tiles = set()
+
+    class Watched:
+        def __init__(self, kernel):
+            self._kernel = kernel
+
+        def __getitem__(self, grid):
+            def launch(*arguments, **constants):
+                tiles.add(tuple(sorted(constants.items())))
+                self._kernel[grid](*arguments, **constants)
+
+            return launch
+
+    monkeypatch.setattr(triton_kernels, "attend_to_split", Watched(triton_kernels.attend_to_split))
+    case = AttentionCase(1, dtype, width=24, num_context=150, group=4, head_dim=32)
+    whole = case.run(cuda.tree_attention, window)[0]
+    expected = case.run(portable.tree_attention, window)[0]
+    torch.testing.assert_close(whole, expected, atol=2e-2, rtol=2e-2)
+    for width in (1, 3, 9):
+        assert torch.equal(case.first(width).run(cuda.tree_attention, window)[0], whole[:, :width])
+    assert len(tiles) == 1
 
 
 @interpreted
@@ -136,18 +171,22 @@ def test_weights_are_those_of_gguf(form):
 
 @interpreted
 @pytest.mark.parametrize("form", portable_quantised.FORMATS)
-def test_triton_multiplies_rows_by_quantised_weights(form, monkeypatch):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
+def test_triton_multiplies_rows_by_quantised_weights(form, dtype, tolerance, bfloat16_products, monkeypatch):
     """The same sums at every width, with several splits of the inputs, and rows of the weight exactly."""
     from yggdrasil.native import cuda
 
     monkeypatch.setattr(cuda, "_num_multiprocessors", lambda _: 3)
     num_inputs = 768
-    blocks, bias = random_blocks(form, 40, num_inputs // BLOCKS[form][0]), torch.randn(40)
-    weight, x = portable_quantised.dequantise(blocks, form, num_inputs), torch.randn(20, num_inputs)
+    blocks, bias = random_blocks(form, 40, num_inputs // BLOCKS[form][0]), torch.randn(40).to(dtype)
+    weight, x = portable_quantised.dequantise(blocks, form, num_inputs), torch.randn(20, num_inputs).to(dtype)
     found = cuda.quantised_linear(x, blocks, bias, 40, form, 1)
-    scale = (x.abs() @ weight.abs().T).max()
+    scale, expected = (
+        (x.float().abs() @ weight.abs().T).max(),
+        torch.nn.functional.linear(x.float(), weight, bias.float()),
+    )
 
-    torch.testing.assert_close(found / scale, torch.nn.functional.linear(x, weight, bias) / scale, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.float() / scale, expected / scale, rtol=0, atol=tolerance)
     for rows in (slice(1), slice(3, 20)):
         assert torch.equal(cuda.quantised_linear(x[rows], blocks, bias, 40, form, 1), found[rows])
     ids = torch.tensor([[3, 39], [0, 3]])

@@ -42,16 +42,18 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
 ) -> Tensor:
     """Write a pass's keys and values to the cache, and attend, as ``portable.tree_attention``, by flash decoding.
 
-    For ``window`` >= 0 and queries of all W rows, in two launches. The number of splits of the keys and their borders
-    do not depend on the width. Scores and sums are float32; weights are rounded to the cache's dtype before they
-    multiply the values. The time depends on the context length, not on the capacity.
+    For ``window`` >= 0 and queries of all W rows, in two launches. The number of splits of the keys, their borders and
+    the tiles do not depend on the width: a row has the same bits in all. Scores and sums are float32; weights are
+    rounded to the cache's dtype before they multiply the values. The time depends on the context length, not on the
+    capacity.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     _, num_heads, width, head_dim = query.shape
     num_key_heads, capacity, _ = key_cache.shape
     group = num_heads // num_key_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block_m = min(64 if query.element_size() == 2 else 16, max(16, triton.next_power_of_2(group * width)))
+    # Not by the width: the layout of a tile, and so the order of a row's sums, follows from its size.
+    block_m = 64 if query.element_size() == 2 else 16
     block_n = 64 if query.element_size() == 2 and block_d <= 128 else 32
     num_row_blocks = triton.cdiv(group * width, block_m)
     num_splits = _num_splits(query.device, _ROW_BLOCKS * num_key_heads, triton.cdiv(capacity, block_n))
