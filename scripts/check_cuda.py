@@ -31,7 +31,7 @@ os.environ.setdefault("CXX", "/bin/false")  # the host's operators are then the 
 # Seconds of each section; what one leaves over goes to those behind it.
 SECTIONS = {
     "machine": 35.0, "float32": 115.0, "bfloat16": 40.0, "quantised": 30.0, "costs 7B": 75.0, "decodes": 110.0,
-    "attention": 40.0, "costs 1.5B": 35.0, "costs 135M": 25.0, "costs 8B": 30.0,
+    "transformers": 75.0, "attention": 40.0, "costs 1.5B": 35.0, "costs 135M": 25.0, "costs 8B": 25.0,
 }  # fmt: skip
 SETTINGS = (
     {},
@@ -203,7 +203,7 @@ def _summary(report: "Report") -> list[str]:  # noqa: F821
             lines += of_attention(section["results"])
         elif name.startswith(("float32", "bfloat16")):
             lines += of_correctness(section["results"])
-        elif name.startswith("decodes"):
+        elif name.startswith(("decodes", "transformers")):
             lines += of_decodes(section["results"])
         elif name == "machine":
             rates = {key: value for key, value in section["results"].items() if key.endswith("_per_s")}
@@ -252,10 +252,10 @@ def _section(arguments: argparse.Namespace, notes: "Notes", device: "torch.devic
         from cuda_check.costs import costs
 
         costs(notes, device, tiny=tiny, size=name.removeprefix("costs "))
-    elif name == "decodes":
-        from cuda_check.decodes import decodes
+    elif name in ("decodes", "transformers"):
+        from cuda_check import decodes
 
-        decodes(notes, device, tiny=tiny)
+        getattr(decodes, name)(notes, device, tiny=tiny)
     else:
         from cuda_check.parts import model
 

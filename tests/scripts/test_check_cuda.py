@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_cuda.py"
 ABSENT = ("gguf", "typer", "rich", "pandas", "sklearn")
-SECTIONS = ("machine", "float32", "bfloat16", "quantised", "costs 7B", "decodes", "attention")
+SECTIONS = ("machine", "float32", "bfloat16", "quantised", "costs 7B", "decodes", "transformers", "attention")
 
 
 def run(tmp_path, *arguments, check=True):
@@ -44,6 +44,7 @@ def test_every_section_runs_on_a_stand_in(tmp_path):
     compared = [key.split()[0] for key, value in sections["attention"]["results"].items() if isinstance(value, float)]
     assert compared[:3] == ["ours", "sdpa", "flex"]  # outputs are those of the portable operator
     assert "tree egt of 4" in sections["decodes"]["results"]
+    assert "transformers assisted" in sections["transformers"]["results"]
 
 
 def test_shipped_tokens_are_those_of_transformers(tmp_path):
