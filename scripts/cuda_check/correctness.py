@@ -173,7 +173,7 @@ def _hybrid(device: torch.device, mode: str, family: str) -> str:
 
     model, prompt = recurrent_model(family), TEXT[:21]
     expected = model.reference(prompt, 25)
-    loaded = prepare_model(copy.deepcopy(model.plain).to(device), family, 1, pack=False)
+    loaded = prepare_model(copy.deepcopy(model.plain).to(device), family, 1)
     with steps_of(mode, device) as backend:
         assembly = assemble(loaded, model.oracle(prompt, 30), SHAPES, backend)
         decoder = Decoder(assembly, tokenizer(), FixedPolicy(TreeShape(4, 4, 16)), frozenset())

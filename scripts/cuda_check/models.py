@@ -69,8 +69,9 @@ def modes() -> list[str]:
 
 def bundled(role: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     if device.type == "cuda":
-        return load_model(BUNDLED / role, dtype, device, 1, pack=False)
-    return prepare_model(copy.deepcopy(on_host(role)).to(dtype).to(device), role, 1, pack=False)
+        return load_model(BUNDLED / role, dtype, device, 1)
+    is_elsewhere = device.type != "cpu"
+    return prepare_model(copy.deepcopy(on_host(role)).to(dtype).to(device), role, 1, pack=is_elsewhere)
 
 
 @cache
@@ -149,7 +150,7 @@ def random_model(name: str, device: torch.device, *, tiny: bool) -> LoadedModel:
             model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
     else:
         model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval().to(device)
-    return prepare_model(model, name, 1, pack=False)
+    return prepare_model(model, name, 1)
 
 
 def widened(role: str, size: str, device: torch.device, *, tiny: bool) -> LoadedModel:
@@ -160,7 +161,7 @@ def widened(role: str, size: str, device: torch.device, *, tiny: bool) -> Loaded
         model = widen_in_memory(BUNDLED / role, shape, torch.device("cpu")).to(device)
     else:
         model = widen_in_memory(BUNDLED / role, resolve_shape(narrow, size, {}), device)
-    return prepare_model(model, size, 1, pack=False)
+    return prepare_model(model, size, 1)
 
 
 def step_bytes(loaded: LoadedModel) -> int:

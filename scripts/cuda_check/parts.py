@@ -55,7 +55,7 @@ def model(notes: Notes, device: torch.device, *, tiny: bool, path: Path) -> None
     from yggdrasil.scheduling.plan import Shapes
 
     def tokens(place: torch.device, backend: Any) -> list[int]:
-        loaded = load_model(str(path), torch.float32, place, 1, pack=False)
+        loaded = load_model(str(path), torch.float32, place, 1, pack=place.type != "cpu")
         shapes = Shapes(max_length=200, draft_widths=(1,), max_depth=1, verify_widths=(1, 2), prefill_widths=(16,))
         decoder = Decoder(assemble(loaded, None, shapes, backend), load_tokenizer(Source.find(str(path))), PLAIN_POLICY,
                           frozenset())  # fmt: skip

@@ -349,7 +349,7 @@ def test_quantised_blocks_on_a_gpu(tmp_path):
     with ProcessPoolExecutor(1, get_context("spawn"), import_module, ("on_stand_in",)) as processes:
         found = processes.submit(_there, str(file), prompt, of="quantised").result()
 
-    assert found == {"tokens": expected, "layers": 2 + 7 * full.config.num_hidden_layers, "where": {"apart"}}
+    assert found == {"tokens": expected, "layers": 2 + 4 * full.config.num_hidden_layers, "where": {"apart"}}
 
 
 def _there(*given, of="first_use"):

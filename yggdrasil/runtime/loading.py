@@ -18,6 +18,7 @@ from yggdrasil.checkpoints.formats.layers import formats_of
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.formats.rounding import rounding_to
 from yggdrasil.checkpoints.formats.rows import Quantise
+from yggdrasil.checkpoints.fused import fuse_linears
 from yggdrasil.checkpoints.gaps import is_ignored, refuse_gaps
 from yggdrasil.checkpoints.gguf.rows import rows_of_file
 from yggdrasil.checkpoints.mxfp4 import Mxfp4Experts, holds_mxfp4
@@ -48,7 +49,7 @@ def load_model(
     Args:
         source: folder, GGUF file or hub id.
         num_threads: threads of the packed layers' kernels.
-        pack: pack linear layers: on a CPU all, on a GPU the quantised ones.
+        pack: pack linear layers: on a CPU all, on a GPU the quantised ones, and join those of one input.
         weights: "full"; "file" to read the quantised blocks of a GGUF file or of MXFP4 experts; or a format to which
             linear layers and embedding are quantised.
 
@@ -138,7 +139,7 @@ def prepare_model(
     Args:
         name: for messages.
         num_threads: threads of the packed layers' kernels.
-        pack: pack the linear layers; only on a CPU.
+        pack: on a CPU, pack the linear layers; on a GPU, join those of one input (``fuse_linears``).
         quantise: supplies their quantised rows; None: full weights. Only with ``pack``.
 
     Raises:
@@ -163,8 +164,10 @@ def prepare_model(
     # Override a checkpoint's settings of what a pass returns.
     model.config.output_hidden_states = model.config.output_attentions = False
     model.config.return_dict = True
-    if pack and model.device.type == "cpu":  # on other devices the compiler fuses around PyTorch's linears
+    if pack and model.device.type == "cpu":
         pack_linears(model, num_threads, quantise)
+    elif pack:
+        fuse_linears(model)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     described = model.config.to_json_string()
     return LoadedModel(
