@@ -124,7 +124,7 @@ class LlamaCpp:
         return self._made(file, f"converting {checkpoint} to GGUF, {out_type}", "convert", command)
 
     def quantised(self, checkpoint: str, kind: str, options: Sequence[str] = ()) -> Path:
-        """The checkpoint in ``kind`` (bf16, q8_0, q4_0, q4_k_m), rounded once by llama.cpp's own quantiser."""
+        """The checkpoint in ``kind`` (bf16, q8_0, q4_k_m ..), rounded once by llama.cpp's own quantiser."""
         whole = self.convert(checkpoint, "bfloat16", "words", options)
         if kind == "bf16":
             return whole

@@ -1,6 +1,6 @@
 // llama.cpp's passes, timed on request, and its quantiser: compiled by llama_cpp.py against the libraries built there.
 //
-//     llama-steps quantise SOURCE TARGET q4_0|q4_k_m|q8_0
+//     llama-steps quantise SOURCE TARGET q4_0|q2_k|q3_k_m|q4_k_m|q5_k_m|q6_k|q8_0
 //     llama-steps serve MODEL THREADS LONGEST      then a request a line on standard input, an answer a line:
 //       time CONTEXT WIDTH WANTED WARM ROUNDS      milliseconds of ROUNDS passes of WIDTH tokens behind CONTEXT others,
 //                                                  logits wanted of the last WANTED; WARM passes before do not count
@@ -77,7 +77,10 @@ int main(int, char** arguments) {
   llama_backend_init();
   if (mode == "quantise") {
     const std::map<std::string, llama_ftype> kinds{
-        {"q4_0", LLAMA_FTYPE_MOSTLY_Q4_0}, {"q4_k_m", LLAMA_FTYPE_MOSTLY_Q4_K_M}, {"q8_0", LLAMA_FTYPE_MOSTLY_Q8_0}};
+        {"q4_0", LLAMA_FTYPE_MOSTLY_Q4_0},     {"q8_0", LLAMA_FTYPE_MOSTLY_Q8_0},
+        {"q2_k", LLAMA_FTYPE_MOSTLY_Q2_K},     {"q3_k_m", LLAMA_FTYPE_MOSTLY_Q3_K_M},
+        {"q4_k_m", LLAMA_FTYPE_MOSTLY_Q4_K_M}, {"q5_k_m", LLAMA_FTYPE_MOSTLY_Q5_K_M},
+        {"q6_k", LLAMA_FTYPE_MOSTLY_Q6_K}};
     llama_model_quantize_params options = llama_model_quantize_default_params();
     options.ftype = kinds.at(arguments[4]);
     return static_cast<int>(llama_model_quantize(arguments[2], arguments[3], &options));

@@ -58,10 +58,12 @@ class Prices(NamedTuple):
     draft: float = 0.1  # what drafting a tree costs, in plain passes
 
 
-# MXFP4 experts and 8-bit others (gpt-oss-20b), 4.5 bits of all (Qwen3-30B-A3B).
+# MXFP4 experts and 8-bit others (gpt-oss-20b), 4.5 bits of all (others).
 PRICES = {
     (32, 4): [Prices("gpt-oss-20b", 24 * 4 * 0.0132, 1.30)],
     (128, 8): [Prices("Qwen3-30B-A3B", 48 * 8 * 0.00265, 0.77)],
+    (64, 6): [Prices("Granite-4.0-H-Tiny", 40 * 6 * 0.00133, 0.50)],
+    (72, 10): [Prices("Granite-4.0-H-Small", 40 * 10 * 0.00531, 2.82)],
 }
 ONLY_EXPERTS = Prices("experts alone", 1.0, 0.0, 0.0, 0.0)
 

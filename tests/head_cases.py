@@ -62,7 +62,28 @@ for _name, _config in {
     "dspark among frequent tokens": dspark_config(VOCAB_SIZE, "vanilla"),
 }.items():
     BLOCKS[_name] = _config, BLOCKS["z-lab"][1]
-LAYERS = (0, 2, 4)  # whose outputs all block heads read
+LAYERS = (0, 2, 4)  # whose outputs all block heads read, of a target of six layers
+
+
+def layers_read(target):
+    """Those of LAYERS that a model of transformers has before its last."""
+    return [layer for layer in LAYERS if layer < target.config.num_hidden_layers - 1]
+
+
+def config_for(config, target):
+    """``config`` of a head for ``target``, a model of transformers: its hidden size, and layers that it has."""
+    part, layers = "transformer_layer_config", layers_read(target)
+    size = {"hidden_size": target.config.hidden_size}
+    config = {**config, **({part: {**config[part], **size}} if part in config else size)}
+    if "num_target_layers" in config:
+        config["num_target_layers"] = target.config.num_hidden_layers
+    if "dflash_config" in config:
+        config["dflash_config"] = {**config["dflash_config"], "target_layer_ids": layers}
+    elif "target_layer_ids" in config:
+        config["target_layer_ids"] = layers
+    elif config.get("speculators_model_type") == "dflash":  # by their inputs
+        config["aux_hidden_state_layer_ids"] = [layer + 1 for layer in layers]
+    return config
 
 
 class HeadCase:
@@ -114,6 +135,7 @@ class EagleCase(HeadCase):
     def __init__(self, pair, folder, name="eagle 3"):
         super().__init__(pair, folder)
         config, spelling = EAGLE[name]
+        config = config_for(config, pair.plain_target)
         self.tokens = sorted({*pair.reference(PROMPT, COUNT), *range(6)})
         config = {**config, "draft_vocab_size": len(self.tokens)}
         tensors = published_tensors(config, spelling=spelling) | vocabulary_tables(self.tokens)
@@ -130,7 +152,7 @@ class FirstCase(HeadCase):
 
     def __init__(self, pair, folder):
         super().__init__(pair, folder)
-        config = first_config(VOCAB_SIZE, rms_norm_eps=1e-5)
+        config = config_for(first_config(VOCAB_SIZE, rms_norm_eps=1e-5), pair.plain_target)
         table, output = ends_of(pair.plain_target)
         text = torch.tensor([*PROMPT, *pair.reference(PROMPT, COUNT + 8)])
         states = self.states(text.tolist())
@@ -148,7 +170,7 @@ class MedusaCase(HeadCase):
         super().__init__(pair, folder)
         text = [*PROMPT, *pair.reference(PROMPT, COUNT + 8)]
         states = self.states(text)
-        self.tensors = random_tensors(medusa_shapes(HIDDEN, VOCAB_SIZE, 3), scale=0.02)
+        self.tensors = random_tensors(medusa_shapes(states.shape[1], VOCAB_SIZE, 3), scale=0.02)
         for head in range(3):
             wanted = one_hot(torch.tensor(text[2 + head :]), VOCAB_SIZE) * 12.0
             self.tensors[f"{head}.1.weight"] = solved(states[: len(wanted)], wanted)
@@ -164,6 +186,7 @@ class BlockCase(HeadCase):
     def __init__(self, pair, folder, name="z-lab"):
         super().__init__(pair, folder)
         self.config, views = BLOCKS[name]
+        self.config = config_for(self.config, pair.plain_target)
         tensors, (embedding, output) = block_tensors(self.config), ends_of(pair.plain_target)
         text = [*PROMPT, *pair.reference(PROMPT, COUNT + 16)]
         is_own, is_frequent = "draft_vocab_size" in self.config, "frequent" in name
@@ -190,7 +213,7 @@ class BlockCase(HeadCase):
 
     def states(self, text):
         hidden = self.hidden(text)
-        return torch.cat([hidden[layer + 1][0] for layer in LAYERS], dim=-1)
+        return torch.cat([hidden[layer + 1][0] for layer in layers_read(self.pair.plain_target)], dim=-1)
 
     @torch.no_grad()
     def laws(self, text):
@@ -221,7 +244,7 @@ class MtpCase(HeadCase):
 
 
 def make_case(name, pair, folder):
-    """The case of that name in ``folder``; ``pair`` has 6 layers and a hidden size of 32."""
+    """The case of that name in ``folder``; ``pair`` is a target with its untouched copy."""
     if name in FAMILIES:
         return MtpCase(folder, name)
     if name in ("eagle 1", "medusa"):

@@ -17,6 +17,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
@@ -49,6 +51,10 @@ _DELTA = {
     "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
+_EXPERTS = {
+    "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": EXPERT_INNER,
+    "shared_expert_intermediate_size": EXPERT_INNER,
+}  # fmt: skip
 _MODELS = {
     "mimo": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, rope_theta=5000.0)),
     "glm4_moe": lambda: Glm4MoeForCausalLM(
@@ -64,15 +70,12 @@ _MODELS = {
         )
     ),
     "qwen3_5_text": lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**_SIZES, **_DELTA)),
-    "qwen3_next": lambda: Qwen3NextForCausalLM(
-        Qwen3NextConfig(
-            **_SIZES, **_DELTA, num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=EXPERT_INNER,
-            shared_expert_intermediate_size=EXPERT_INNER,
-        )
-    ),
+    "qwen3_next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**_SIZES, **_DELTA, **_EXPERTS)),
+    "qwen3_5_moe_text": lambda: Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**_SIZES, **_DELTA, **_EXPERTS)),
 }  # fmt: skip
 FAMILIES = tuple(_MODELS)
-QWEN = ("qwen3_5_text", "qwen3_next")
+QWEN_MOE = ("qwen3_next", "qwen3_5_moe_text")
+QWEN = ("qwen3_5_text", *QWEN_MOE)
 PREFIXES = {
     "mimo": "model.mtp_layers.0.", "glm4_moe": "model.layers.{layers}.", "ernie4_5_moe": "model.mtp_block.0.",
     **dict.fromkeys(QWEN, "mtp.layers.0."),
@@ -107,11 +110,11 @@ def module_shapes(family, sizes=Sizes()):  # noqa: B008
     parts = {"mlp.": sizes.inner}
     if family in ("glm4_moe", *QWEN):
         shapes |= {f"{prefix}self_attn.{name}_norm.weight": (sizes.size,) for name in ("q", "k")}
-    if family in ("glm4_moe", "qwen3_next"):
+    if family in ("glm4_moe", *QWEN_MOE):
         parts = {"mlp.shared_experts." if family == "glm4_moe" else "mlp.shared_expert.": sizes.expert_inner}
         parts |= {f"mlp.experts.{number}.": sizes.expert_inner for number in range(sizes.experts)}
         shapes[f"{prefix}mlp.gate.weight"] = sizes.experts, hidden
-    if family == "qwen3_next":
+    if family in QWEN_MOE:
         shapes[f"{prefix}mlp.shared_expert_gate.weight"] = 1, hidden
     if family == "glm4_moe":
         shapes[f"{prefix}mlp.gate.e_score_correction_bias"] = (sizes.experts,)
@@ -235,9 +238,9 @@ class Reference(StateTwin):
     def _experts(self, x):
         """Two of four by sigmoid and a bias that only chooses; shares of the two, and the expert of all.
 
-        Qwen3-Next chooses by a softmax, and a gate of its own says how much of the expert of all is taken.
+        Qwen's mixtures choose by a softmax, and a gate of its own says how much of the expert of all is taken.
         """
-        if self.family == "qwen3_next":
+        if self.family in QWEN_MOE:
             shares = (x @ self._of("mlp.gate.weight").T).softmax(-1)
             shared = (x @ self._of("mlp.shared_expert_gate.weight").T).sigmoid()
             output = shared * self._feed_forward("mlp.shared_expert.", x)

@@ -30,7 +30,11 @@ from yggdrasil.drafters.heads.mtp.files import open_mtp
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loading import load_model
 
-IN_GGUF = {"qwen3_5_text": "qwen35", "qwen3_next": "qwen3next"}  # llama.cpp's names of architectures
+IN_GGUF = {
+    "qwen3_5_text": "qwen35",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_moe_text": "qwen35moe",
+}  # llama.cpp's names of architectures
 # llama.cpp's names of a module's tensors, in the layer behind the target's own.
 NAMES_IN_GGUF = {
     "mtp.fc": "nextn.eh_proj", "mtp.pre_fc_norm_embedding": "nextn.enorm", "mtp.pre_fc_norm_hidden": "nextn.hnorm",
