@@ -22,7 +22,7 @@ from head_cases import (
     solved,
 )
 from head_files import eagle_config, published_tensors, write_head
-from mtp_models import FAMILIES, QWEN
+from mtp_models import FAMILIES
 from no_waiting import refuse_waiting
 from other_heads import medusa_logits, write_medusa
 from tiny_pair import SHAPES, TEXT, VOCAB_SIZE, byte_tokenizer, make_pair
@@ -95,8 +95,6 @@ def published(made):
 @pytest.mark.parametrize("backend", ["eager", "cudagraph"])
 def test_every_guess_is_what_the_format_says(case, backend, monkeypatch):
     """Behind paths of every length: what the head drafted on its own outputs has left nothing behind."""
-    if backend == "cudagraph" and getattr(case, "family", None) in QWEN:
-        pytest.skip("recurrent layers decode on a CPU")
     refuse_waiting(monkeypatch)
     decoder = case.decoder(backend=backend)
     seen = watch(decoder)
