@@ -342,6 +342,34 @@ OVERLAPS = """return [...document.querySelectorAll('.js-plotly-plot')].flatMap(c
 
 
 @pytest.mark.browser
+def test_charts_follow_the_width_of_the_window_and_not_its_height(facts, browser, tmp_path):
+    from yggdrasil.reports.page import build_page
+
+    page = tmp_path / "report.html"
+    page.write_text(build_page(facts), encoding="utf-8")
+    support = pytest.importorskip("selenium.webdriver.support.ui")
+    drawn = "return document.querySelector('#chart-1 .main-svg')?.getBoundingClientRect().width"
+    seen = []
+    try:
+        for width, height in ((1200, 800), (1200, 700), (800, 700), (1150, 700)):
+            metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            if not seen:
+                browser.get(page.as_uri())
+                support.WebDriverWait(browser, 60).until(lambda opened: opened.execute_script(drawn))
+                browser.execute_script("window.count = 0; const usual = draw; draw = () => { count++; usual(); }")
+            support.WebDriverWait(browser, 60).until(
+                lambda opened, width=width: abs(opened.execute_script(drawn) - (width - 98)) <= 20
+            )
+            seen.append(browser.execute_script("return count"))
+            support.WebDriverWait(browser, 60).until(lambda opened: opened.execute_script(OVERLAPS) == [])
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+    assert seen == [0, 0, 1, 2]
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_readable_on_a_phone_and_in_the_dark(facts, browser, tmp_path, scheme):
     """The page does not scroll sideways, no label of a chart lies on another, and marks stand out from their paper."""

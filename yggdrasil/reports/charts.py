@@ -48,7 +48,7 @@ function draw() {
     const place = document.getElementById(data.dataset.chart);
     const width = Math.max(place.clientWidth, figure.layout.meta.least_width);  // a narrower place scrolls
     const layout = {...coloured(figure.layout), width, dragmode: innerWidth > 640 && "zoom"};  // a finger scrolls
-    Plotly.react(place, figure.data, layout, {displayModeBar: false});
+    Plotly.newPlot(place, figure.data, layout, {displayModeBar: false});  // react() leaves the legend on the title
   }
 }
 const library = document.getElementById("library");
@@ -60,7 +60,12 @@ if (library) {
     document.head.append(script);
     draw();
     isDark.addEventListener("change", draw);
-    addEventListener("resize", draw);
+    let width = innerWidth;
+    addEventListener("resize", () => {  // not where a phone's address bar goes: that changes the height
+      if (innerWidth === width) return;
+      width = innerWidth;
+      draw();
+    });
   });
 }
 """
