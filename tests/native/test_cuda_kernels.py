@@ -1,7 +1,8 @@
 """The operators of captured steps: the portable ones against indexing, the Triton ones against the portable.
 
 Triton's interpreter runs its kernels on a CPU, slowly: TRITON_INTERPRET=1 pytest tests/native/test_cuda_kernels.py,
-where Triton is installed (with numpy older than 2.4). On a GPU ``tests/gpu`` does the same.
+where Triton is installed (with numpy older than 2.4; not Triton 3.9, whose interpreter refuses masks that ``&`` made).
+On a GPU ``tests/gpu`` does the same.
 """
 
 import importlib.util
