@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tiny_pair import SHAPES, TEXT
 
-from yggdrasil.cli.progress import ProgressLines, with_progress
+from yggdrasil.cli.progress import ProgressLines, show_categories, with_progress
 from yggdrasil.policy.fixed import PLAIN_POLICY
 
 
@@ -67,3 +67,15 @@ class _AtOnce(ProgressLines):
 
     def close(self):
         self._is_open = False
+
+
+def test_a_table_of_categories_is_not_cut_in_a_pipe(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    speedup = {"median": 1.67, "low": 1.06, "high": 2.29}
+    summary = {"matched": 4, "prompts": 4, "aal": 1.7, "baseline_tpot_ms": 15.7, "tpot_ms": 10.9, "speedup": speedup}
+    show_categories({"multi-turn conversation": {**summary, "total_speedup": 1.44, "repeats": 0.34}})
+
+    written = capsys.readouterr().out
+    assert "speed-up (quartiles)" in written
+    assert "multi-turn conversation" in written
+    assert "1.67 (1.06 to 2.29)" in written

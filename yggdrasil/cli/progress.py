@@ -187,7 +187,6 @@ def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
     Args:
         categories: result of ``bench.summary.summarise_categories``.
     """
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -203,7 +202,7 @@ def show_categories(categories: Mapping[str, Mapping[str, Any]]) -> None:
             f"{summary['total_speedup']:.2f}",
             f"{summary['repeats']:.0%}",
         )
-    Console().print(table)
+    wide_console().print(table)
 
 
 def show_beside(first: str, summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
