@@ -100,6 +100,7 @@ OWN: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
+ATTEMPTS = tuple((seed, embedding) for seed in range(5) for embedding in (1.0, 0.1))
 PROMPT = torch.tensor([[5, 9, 70, 33, 5, 9, 70, 41, 5, 9]])
 
 
@@ -268,13 +269,15 @@ def _is_size(known: dict[str, Any], field: str) -> bool:
     return not isinstance(known[field], list | dict) and (known[field] is not None or field.endswith("token_id"))
 
 
-def random_model(config: PretrainedConfig) -> PreTrainedModel:
-    """A model whose choices differ from place to place."""
-    torch.manual_seed(0)
+def random_model(config: PretrainedConfig, seed: int = 0, embedding: float = 1.0) -> PreTrainedModel:
+    """A model whose choices differ from place to place; ``embedding`` is a factor of its embedding."""
+    torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4) if parameter.ndim >= 2 else parameter.add_(torch.randn_like(parameter) / 8)
+        if embedding != 1.0:
+            model.get_input_embeddings().weight.mul_(embedding)
     return model
 
 
@@ -285,10 +288,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words)
 
 
-def small_model(name: str, others: Sequence[dict[str, object]] = OTHERWISE) -> tuple[PreTrainedModel, list[int]]:
+def small_model(
+    name: str, others: Sequence[dict[str, object]] = OTHERWISE, varied: int = 0
+) -> tuple[PreTrainedModel, list[int]]:
     """A random model of an architecture, or with a published model's layer sizes, and what it generates after PROMPT.
 
-    ``others`` are sizes to set beside the small ones, tried in order until transformers runs the model.
+    ``others`` are sizes to set beside the small ones, tried in order until transformers runs the model. Weights are
+    drawn again until the text has ``varied`` different tokens, at most ten times.
 
     Raises:
         ValueError: transformers makes or runs no such small model.
@@ -296,8 +302,16 @@ def small_model(name: str, others: Sequence[dict[str, object]] = OTHERWISE) -> t
     fault, (architecture, sizes) = "", PUBLISHED.get(name, (name, None))
     for otherwise in others if sizes is None else (sizes,):
         try:
-            model = random_model(small_config(architecture, otherwise))
-            return model, _generated(model, PROMPT)
+            best = None
+            for weights in ATTEMPTS:
+                model = random_model(small_config(architecture, otherwise), *weights)
+                text = _generated(model, PROMPT)
+                if best is None or len({*text}) > len({*best[1]}):
+                    best = model, text
+                if len({*text}) >= varied:
+                    break
+            assert best is not None
+            return best
         except TimeoutError:
             raise
         except Exception as error:  # noqa: BLE001  (transformers' own)

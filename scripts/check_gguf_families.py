@@ -7,8 +7,8 @@ For each architecture a small random model is converted by llama.cpp's own conve
 by its own quantiser. This package's check of tree attention must pass each file. llama-server decodes greedily; this
 package then computes the logits of the same text from the same file. A row has the number of tokens that are this
 package's argmax, and the largest lead of that argmax where they are not, as a share of the range of the row's logits:
-rounding makes it small, a wrong function does not. Exit code 1 if a lead is above the tolerance, and of K formats above
-twice what this package's own rounding of inputs changes. `--merge` keeps the rows of the file that are not tried now.
+rounding makes it small, a wrong function does not. Exit code 1 if a lead is above the tolerance, and in quantised files
+above twice what this package's own rounding of inputs changes. `--merge` keeps the file's rows that are not tried now.
 """
 
 import csv
@@ -36,6 +36,7 @@ from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.runtime.selfcheck import check_tree_attention
 
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 4, 12, 24
+VARIED = 6  # tokens that a text has at least, as far as some random weights give such texts
 K_FORMATS = ("q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 TOLERANCES = {"f32": 0.001, **dict.fromkeys(("q8_0", *K_FORMATS), 0.05)}  # of the range of a row's logits
 ARCHITECTURES = (
@@ -54,7 +55,9 @@ class Row(NamedTuple):
     file: str  # f32, or a quantised format
     tokens: str  # "equal of all"; empty if the file was not compared
     lead: str  # the largest lead where a token differs, as a share of the range
-    rounding: str  # of K formats so far, the same of this package's argmax beside dequantised weights
+    rounding: (
+        str  # of quantised files of such sizes so far, the same of this package's argmax beside dequantised weights
+    )
     note: str
 
 
@@ -91,7 +94,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def save(name: str, folder: Path, more: dict[str, object]) -> None:
     """Save a small random model of the architecture ``name`` in ``folder``, as published checkpoints are."""
     sizes = [{**more, **each} for each in ([SIZES[name]] if name in SIZES else OTHERWISE)]
-    small_model(name, sizes)[0].save_pretrained(folder)
+    small_model(name, sizes, VARIED)[0].save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     file = folder / "config.json"
     facts = json.loads(file.read_text())
@@ -146,7 +149,7 @@ def compare(file: Path, runner: ModelRunner, server: Path) -> tuple[int, float]:
 
 def check(name: str, kinds: Sequence[str], llama_cpp: LlamaCpp, work: Path) -> list[Row]:
     """Compare the files of one architecture in ``kinds`` of formats."""
-    rows, noise = [], 0.0
+    rows, noises = [], dict[Path, float]()
     for kind in kinds:
         folder = work / f"{name}{'-wide' if kind in K_FORMATS else ''}"
         try:
@@ -157,7 +160,8 @@ def check(name: str, kinds: Sequence[str], llama_cpp: LlamaCpp, work: Path) -> l
             else:
                 file = llama_cpp.quantised(str(folder), kind, OPTIONS.get(name, ()))
             runner = open_runner(file, "full" if kind == "f32" else "file")
-            noise = max(noise, rounding(file, runner)) if kind in K_FORMATS else 0.0
+            noise = 0.0 if kind == "f32" else max(noises.get(folder, 0.0), rounding(file, runner))
+            noises[folder] = noise
             num_equal, lead = compare(file, runner, llama_cpp.server)
         except (YggdrasilError, subprocess.SubprocessError) as error:
             rows.append(Row(name, kind, "", "", "", one_line(error)[:200]))
