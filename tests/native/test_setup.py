@@ -14,7 +14,7 @@ _COMPILER = '#!/bin/sh\nfor last; do :; done\necho "$*" > "$last"\n'  # a librar
 
 
 def build(folder, compiler):
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="77")  # as pyproject.toml requires
     environment = {**os.environ, "CXX": str(compiler)} if compiler else {"PATH": "/nowhere"}
     command = [sys.executable, "setup.py", "--quiet", "build", "--build-base", str(folder), "--build-lib", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)

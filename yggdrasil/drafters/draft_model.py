@@ -133,7 +133,7 @@ class DraftModel(LevelDrafter):
     def extend(self, tokens: Sequence[int], states: Mapping[int, Tensor]) -> None:
         """Append committed ``tokens`` (token ids). ``states`` is not used: a draft model reads no hidden states."""
         self._text.tokens.extend(tokens)
-        if self._has_read(len(tokens)):
+        if (self._next or self._grown) and self._has_read(len(tokens)):  # on a GPU
             self._text.num_rows = len(self._text.tokens)
 
     @property
