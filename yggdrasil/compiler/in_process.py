@@ -38,7 +38,7 @@ _CPU_OPTIONS: dict[str, Any] = {
     "cpp.threads": 1,  # for pointwise work on a few rows, more threads are slower, and change the order of sums
     # Small sums, as over the weights of a row's experts, would be unrolled for several rows but not for one.
     "unroll_reductions_threshold": 1,
-    "cpp.use_two_step_variance_threshold": 0,  # compute variances in one pass at every width
+    "cpp.use_two_step_variance_threshold": 0,  # compute variances in one pass at every width, as PyTorch 2.11 does
 }
 _FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _USERS_FOLDER = os.environ.get(_FOLDER_VARIABLE)  # read before importing TorchInductor, which sets the variable
@@ -55,16 +55,19 @@ def compile_by_inductor(graph: Any, inputs: list[Tensor], options: Mapping[str, 
 
     Args:
         inputs: the graph's inputs as fake tensors.
-        options: settings of ``torch._inductor.config``.
+        options: settings of ``torch._inductor.config``; those that this PyTorch does not have are left out.
     """
     from torch._guards import TracingContext, tracing
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
     (mode,) = {tensor.fake_mode for tensor in inputs}  # type: ignore[attr-defined]
     if inputs[0].device.type == "cuda":
         load_kept_code()
+    known = config.get_config_copy()
+    patches = {name: value for name, value in options.items() if name in known}
     with tracing(TracingContext(mode)), torch.no_grad():
-        compiled: Any = compile_fx(graph, inputs, config_patches=dict(options))
+        compiled: Any = compile_fx(graph, inputs, config_patches=patches)
     return compiled  # type: ignore[no-any-return]
 
 
