@@ -138,3 +138,13 @@ def test_where_one_step_cannot_be_compiled_none_is(monkeypatch):
 
 def steps_of(decoder):
     return decoder.assembly.target._steps.values()
+
+
+@pytest.mark.compiled
+def test_options_that_this_pytorch_does_not_have_are_left_out(compile_cache, monkeypatch):
+    """PyTorch 2.11 has not all of them: with such an option no step was compiled."""
+    monkeypatch.setitem(in_process._CPU_OPTIONS, "cpp.an_option_of_another_version", 0)
+    decoder = decoder_of(pair_of(torch.float32), PLAIN_POLICY, shapes=replace(SHAPES, verify_widths=(1,)))
+    decoder.assembly.complete()
+
+    assert all(step.is_compiled for step in decoder.assembly.target._steps.values())

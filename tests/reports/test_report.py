@@ -240,12 +240,16 @@ def test_why_a_plan_is_as_it_is(facts):
     assert list(table["time_over_chosen"]) == [1.0, 2.0]
     assert any("plain decoding, would change the time per token by +100.0%" in line for line in reasons(plan))
     faster = replace(other, policy="text alone", tpot_ms=0.9 * plan.predicted.tpot_ms)
-    told = reasons(replace(plan, rejected=[other, faster]))
+    sentences = reasons(replace(plan, rejected=[other, faster]))
     assert any(
-        "text alone, would change the time per token by -10.0%; the drafter was kept as" in line for line in told
+        "text alone, would change the time per token by -10.0%; the drafter was kept as" in line for line in sentences
     )
     almost = replace(faster, policy="depth from head", tpot_ms=0.99 * plan.predicted.tpot_ms)
     assert "-1.0%; that is too little for a predictor." in " ".join(reasons(replace(plan, rejected=[almost])))
+    plain = replace(faster, policy="plain decoding")
+    assert "plain decoding, would change the time per token by -10.0%." in " ".join(
+        reasons(replace(plan, rejected=[plain]))
+    )
     first = replace(plan, rejected=[], is_provisional=True)
     assert considered(first).empty
     assert "made at the first use of the model" in reasons(first)[0]

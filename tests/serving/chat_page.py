@@ -17,8 +17,8 @@ WATCH = """
 """
 
 
-def opened(browser, server):
-    """Open the page at a desk's width, with nothing stored, and wait for the model."""
+def open_page(browser, server):
+    """Open the page in a wide window, with nothing stored, and wait until it shows the model."""
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.get(server.url)
     browser.execute_script("localStorage.clear()")
@@ -32,7 +32,7 @@ def press(browser, name):
     )
 
 
-def asked(browser, text, tokens=12):
+def ask(browser, text, tokens=12):
     """Ask ``text`` for a greedy answer of ``tokens`` tokens, and return its text when it has come and was measured."""
     browser.execute_script(
         "keep('options', {...kept('options', {}), max_tokens: arguments[0], temperature: '0'})", str(tokens)
@@ -43,3 +43,22 @@ def asked(browser, text, tokens=12):
         lambda: browser.execute_script("return running === null && messages.length === arguments[0]", before + 2)
     )
     return browser.execute_script("return messages.at(-1).content")
+
+
+def ask_and_run_at_first_text(browser, script):
+    """Ask for an answer of 400 tokens, and run the JavaScript ``script`` in the page when its first text arrives."""
+    browser.execute_script(
+        """
+        keep("options", {max_tokens: "400", temperature: "0"});
+        const run = new Function(arguments[0]);
+        const seen = new MutationObserver(() => {
+            if (!document.querySelector(".assistant")?.textContent) return;
+            seen.disconnect();
+            run();
+        });
+        seen.observe($("turns"), { childList: true, subtree: true });
+        $("text").value = "Write a function";
+        $("ask").requestSubmit();
+    """,
+        script,
+    )

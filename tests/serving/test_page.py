@@ -1,8 +1,8 @@
-"""The chat page in a real browser: an answer, its trees and its figures, at a desk's width and a phone's."""
+"""The chat page in a real browser: an answer, its trees and its figures, in a wide window and on a phone."""
 
 import pytest
 from bundled_server import wait_until
-from chat_page import opened, press
+from chat_page import ask_and_run_at_first_text, open_page, press
 
 
 @pytest.mark.browser
@@ -74,7 +74,7 @@ def f():  # note
 
 @pytest.mark.browser
 def test_an_answer_is_read_as_markdown(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     browser.execute_script("messages = [{role: 'assistant', content: arguments[0]}]; drawTurns();", ANSWER)
     texts = browser.execute_script("""
         return ["strong", "p code", "ol > li", "ol > li ul li", ".code pre", ".kw", ".str", ".num", ".com", "th", "td"]
@@ -91,7 +91,7 @@ def test_an_answer_is_read_as_markdown(server, browser):
 
 @pytest.mark.browser
 def test_tokens_are_coloured_and_trees_replayed(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     browser.execute_script("keep('options', {max_tokens: '24'})")
     browser.find_element("id", "text").send_keys("Write a function\n")
     wait_until(lambda: browser.find_elements("css selector", ".badge"))
@@ -112,7 +112,7 @@ def test_tokens_are_coloured_and_trees_replayed(server, browser):
 
 @pytest.mark.browser
 def test_a_question_during_an_answer_waits_and_chats_are_kept(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     browser.execute_script("""
         keep("options", {max_tokens: "12", temperature: "0"});
         const seen = new MutationObserver(() => {
@@ -139,7 +139,7 @@ def test_a_question_during_an_answer_waits_and_chats_are_kept(server, browser):
 
 @pytest.mark.browser
 def test_a_cut_answer_continues_and_its_trees_are_stored_with_the_chat(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     browser.execute_script("keep('options', {max_tokens: '10', temperature: '0'})")
     browser.find_element("id", "text").send_keys("Write a function\n")
     wait_until(lambda: browser.find_elements("xpath", "//button[text()='Continue']"))
@@ -162,7 +162,7 @@ def test_a_cut_answer_continues_and_its_trees_are_stored_with_the_chat(server, b
 
 @pytest.mark.browser
 def test_a_browser_without_room_stores_chats_without_their_trees(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     stored = browser.execute_script("""
         const set = Storage.prototype.setItem;
         Storage.prototype.setItem = function (name, value) {
@@ -181,7 +181,7 @@ def test_a_browser_without_room_stores_chats_without_their_trees(server, browser
 
 @pytest.mark.browser
 def test_enter_while_letters_are_composed_sends_nothing(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     browser.execute_script("""
         $("text").value = "k";
         $("text").dispatchEvent(new KeyboardEvent("keydown", {key: "Enter", isComposing: true, bubbles: true}));
@@ -192,7 +192,7 @@ def test_enter_while_letters_are_composed_sends_nothing(server, browser):
 
 @pytest.mark.browser
 def test_a_full_context_is_told_with_a_way_on(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     browser.execute_script("""
         messages = [{role: "user", content: "word ".repeat(600)}, {role: "assistant", content: "a"}];
         keep("options", {max_tokens: "4", temperature: "0"});
@@ -209,18 +209,8 @@ def test_a_full_context_is_told_with_a_way_on(server, browser):
 
 @pytest.mark.browser
 def test_a_stopped_answer_keeps_its_text_and_can_be_asked_for_again(server, browser):
-    opened(browser, server)
-    browser.execute_script("""
-        keep("options", {max_tokens: "400", temperature: "0"});
-        const seen = new MutationObserver(() => {
-            if (!document.querySelector(".assistant")?.textContent) return;
-            seen.disconnect();
-            $("stop").click();
-        });
-        seen.observe($("turns"), { childList: true, subtree: true });
-        $("text").value = "Write a function";
-        $("ask").requestSubmit();
-    """)
+    open_page(browser, server)
+    ask_and_run_at_first_text(browser, "$('stop').click()")
     wait_until(lambda: browser.execute_script("return running === null && messages.length === 2"))
     text, cut = browser.execute_script("return [messages[1].content, messages[1].cut]")
     browser.execute_script("keep('options', {max_tokens: '6', temperature: '0'})")
@@ -235,7 +225,7 @@ def test_a_stopped_answer_keeps_its_text_and_can_be_asked_for_again(server, brow
 
 @pytest.mark.browser
 def test_scrolled_up_the_page_stays_where_it_is_while_text_arrives(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     browser.execute_script("""
         messages = [{role: "user", content: "line\\n\\n".repeat(60)}, {role: "assistant", content: "b"}];
         drawTurns();

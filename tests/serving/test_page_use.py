@@ -2,7 +2,7 @@
 
 import pytest
 from bundled_server import wait_until
-from chat_page import WATCH, asked, opened, press
+from chat_page import WATCH, ask, ask_and_run_at_first_text, open_page, press
 
 CODE = 'def f():\n    return "x"'
 DRAFTERS = {  # names that drafters have, and the colours of their tokens
@@ -29,7 +29,7 @@ def pasted(browser, keys):
 @pytest.mark.parametrize("is_secure", [True, False])
 def test_copy_buttons_copy_code_and_answers(server, browser, keys, is_secure):
     """Over plain HTTP on another machine a page has no clipboard: the older way has to do."""
-    opened(browser, server)
+    open_page(browser, server)
     if not is_secure:
         browser.execute_script("navigator.clipboard.writeText = () => Promise.reject(new Error('not here'))")
     answer = f"So:\n\n```python\n{CODE}\n```\n"
@@ -44,7 +44,7 @@ def test_copy_buttons_copy_code_and_answers(server, browser, keys, is_secure):
 
 @pytest.mark.browser
 def test_settings_are_sent_and_outlast_the_page(server, browser, keys):
-    opened(browser, server)
+    open_page(browser, server)
 
     def fill(**values):
         browser.find_element("id", "settings").click()
@@ -91,23 +91,23 @@ def test_settings_are_sent_and_outlast_the_page(server, browser, keys):
 
 @pytest.mark.browser
 def test_a_lost_connection_is_told_and_the_question_goes_out_with_the_next_one(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     browser.execute_script(WATCH)
     browser.find_element("id", "colours").click()
     browser.set_network_conditions(offline=True, latency=0, throughput=-1)
     try:
         browser.find_element("id", "text").send_keys("Is anybody there?\n")
         wait_until(lambda: browser.find_elements("css selector", ".fault"))
-        told = browser.find_element("css selector", ".fault .body").text
+        message = browser.find_element("css selector", ".fault .body").text
         press(browser, "Retry")
         wait_until(lambda: browser.execute_script("return running === null && document.querySelector('.fault')"))
     finally:
         browser.delete_network_conditions()
-    answer = asked(browser, "And now?")
+    answer = ask(browser, "And now?")
     slider = "const slider = $('replay'); slider.value = 1; slider.dispatchEvent(new Event('input'));"
     browser.execute_script(slider)
 
-    assert told == "The server cannot be reached, or it ended."
+    assert message == "The server cannot be reached, or it ended."
     assert browser.execute_script("return sent.filter(each => each.stream).at(-1).messages") == [
         {"role": "user", "content": "Is anybody there?\n\nAnd now?"}
     ]
@@ -120,24 +120,24 @@ def test_a_lost_connection_is_told_and_the_question_goes_out_with_the_next_one(s
 
 @pytest.mark.browser
 def test_a_refused_question_can_be_asked_again(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     browser.execute_script(WATCH + "keep('options', {top_p: '5'})")
     browser.find_element("id", "text").send_keys("Write a function\n")
     wait_until(lambda: browser.find_elements("css selector", ".fault"))
-    told = browser.find_element("css selector", ".fault .body").text
+    message = browser.find_element("css selector", ".fault .body").text
     browser.execute_script("keep('options', {max_tokens: '4', temperature: '0'})")
     press(browser, "Retry")
     wait_until(lambda: browser.execute_script("return running === null && messages.length === 2"))
 
-    assert "top_p" in told
+    assert "top_p" in message
     assert browser.find_elements("css selector", ".fault") == []
 
 
 @pytest.mark.browser
 def test_the_badge_is_what_was_measured_for_this_answer(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
     browser.execute_script(WATCH)
-    answer = asked(browser, "Write a function", tokens=24)
+    answer = ask(browser, "Write a function", tokens=24)
     wait_until(lambda: browser.find_elements("css selector", ".badge"))
     (body,), (plain,) = browser.execute_script("return [sent.filter(each => !each.stream), plain]")
     own = browser.execute_script("return messages[1].timings.predicted_per_token_ms")
@@ -162,7 +162,7 @@ def test_the_badge_is_what_was_measured_for_this_answer(server, browser):
 def test_tokens_have_the_colour_of_their_drafter(server, browser, drafter, colour):
     """Nodes behind those of the drafter were added by n-grams, whoever it is."""
     if browser.current_url != server.url + "/":
-        opened(browser, server)
+        open_page(browser, server)
     found = browser.execute_script(
         "return [1, 3].map(node => guesser({drafter: arguments[0], drafted: 2}, node))", drafter
     )
@@ -171,10 +171,10 @@ def test_tokens_have_the_colour_of_their_drafter(server, browser, drafter, colou
 
 @pytest.mark.browser
 def test_chats_outlast_the_page_until_they_are_deleted(server, browser):
-    opened(browser, server)
-    answers = [asked(browser, "Write a function", tokens=4)]
+    open_page(browser, server)
+    answers = [ask(browser, "Write a function", tokens=4)]
     browser.find_element("id", "new").click()
-    answers.append(asked(browser, "Write a class", tokens=4))
+    answers.append(ask(browser, "Write a class", tokens=4))
     browser.refresh()
     browser.find_element("id", "history").click()
     titles = [each.text for each in browser.find_elements("css selector", "#list .name")]
@@ -195,8 +195,8 @@ def test_chats_outlast_the_page_until_they_are_deleted(server, browser):
 
 @pytest.mark.browser
 def test_an_edited_question_takes_the_place_of_the_old_one(server, browser):
-    opened(browser, server)
-    asked(browser, "Write a function", tokens=4)
+    open_page(browser, server)
+    ask(browser, "Write a function", tokens=4)
     press(browser, "Edit")
     browser.find_element("id", "text").send_keys(" in C\n")
     wait_until(lambda: browser.execute_script("return running === null && messages.length === 2"))
@@ -207,22 +207,17 @@ def test_an_edited_question_takes_the_place_of_the_old_one(server, browser):
 
 @pytest.mark.browser
 def test_a_waiting_question_stays_in_its_field_and_stop_sends_it(server, browser):
-    opened(browser, server)
-    browser.execute_script("""
-        keep("options", {max_tokens: "400", temperature: "0"});
-        const seen = new MutationObserver(() => {
-            if (!document.querySelector(".assistant")?.textContent) return;
-            seen.disconnect();
-            $("text").value = "And another";
-            $("ask").requestSubmit();
-            window.waiting = [$("text").value, $("hint").textContent];
-            keep("options", {max_tokens: "4", temperature: "0"});
-            $("stop").click();
-        });
-        seen.observe($("turns"), { childList: true, subtree: true });
-        $("text").value = "Write a function";
+    open_page(browser, server)
+    ask_and_run_at_first_text(
+        browser,
+        """
+        $("text").value = "And another";
         $("ask").requestSubmit();
-    """)
+        window.waiting = [$("text").value, $("hint").textContent];
+        keep("options", {max_tokens: "4", temperature: "0"});
+        $("stop").click();
+    """,
+    )
     wait_until(lambda: browser.execute_script("return messages.length === 4 && running === null"))
 
     assert browser.execute_script("return waiting") == ["And another", "Sent when this answer ends; Stop ends it now."]
@@ -234,7 +229,7 @@ def test_a_waiting_question_stays_in_its_field_and_stop_sends_it(server, browser
 
 @pytest.mark.browser
 def test_comments_and_strings_are_those_of_the_language(server, browser):
-    opened(browser, server)
+    open_page(browser, server)
 
     def marked(language, code):
         answer = f"```{language}\n{code}\n```"

@@ -54,8 +54,10 @@ def _compared(plan: Plan, best: Expectation) -> str:
     """Return a sentence about the fastest alternative; if it is faster than the chosen policy, with the reason."""
     why = ""
     if best.tpot_ms < plan.predicted.tpot_ms:
-        is_alone = best.policy.endswith(" alone")
-        why = "; the drafter was kept as `--keep-drafter` asks" if is_alone else "; that is too little for a predictor"
+        if best.policy.endswith(" alone"):
+            why = "; the drafter was kept as `--keep-drafter` asks"
+        elif best.policy.startswith("depth from "):
+            why = "; that is too little for a predictor"
     change = best.tpot_ms / plan.predicted.tpot_ms - 1
     return (
         f"The best of {len(plan.rejected)} alternatives, {best.policy}, would change the time per token by "
