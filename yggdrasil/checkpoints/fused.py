@@ -1,4 +1,4 @@
-"""Linear layers of one input as one, for GPUs: queries, keys and values, and an MLP's gate and up projections.
+"""Join linear layers that read the same input, for GPUs: query, key and value projections, and gate and up projections.
 
 One product over the weights' rows reads them at a higher rate than two or three, and takes fewer launches.
 """

@@ -1,4 +1,4 @@
-"""Accepted rows of a target pass on the device: what drafts read that are launched before the host knows them."""
+"""The accepted rows of a target pass, on the device, for drafts that are launched before the host knows the rows."""
 
 from collections.abc import Sequence
 

@@ -71,7 +71,7 @@ class WaitingStates:
         self._buffer[: len(states)].copy_(states)
 
     def note_taken(self, count: int) -> None:
-        """Note that the first ``count`` rows of ``take`` were read, all that arrived."""
+        """Note that a step has read the first ``count`` rows that ``take`` wrote, and that no state waits now."""
         self._last = count - 1
 
     def requeue_last(self) -> None:
