@@ -10,7 +10,9 @@ from yggdrasil import pretrained
 from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.cli.open_decoder import open_decoder
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.pretrained import Decoder
+from yggdrasil.scheduling.plan import Costs
 from yggdrasil.training.settings import TrainSettings
 from yggdrasil.training.state import KeptTraining, held_out_agreement
 from yggdrasil.training.training import train
@@ -75,14 +77,21 @@ def test_a_plan_and_a_drafter_that_is_not_there_are_refused(trained):
 
 @pytest.mark.parametrize("agreement", [(0.0,) * 5, (0.95,) * 5], ids=["it says so", "it says the opposite"])
 def test_a_useless_head_does_not_draft(trained, monkeypatch, agreement):
-    """By its training, or after a few trees; the costs are those of a large target."""
+    """By its training, or after a few trees; every iteration takes the time that a large target's would."""
     monkeypatch.setattr(pretrained, "_agreement", lambda *_: agreement)
+    observe = ObjectivePolicy.observe
+
+    def observe_predicted(policy, decision, tokens, _):
+        observe(policy, decision, tokens, decision.milliseconds)
+
+    monkeypatch.setattr(ObjectivePolicy, "observe", observe_predicted)
     decoder = Decoder.from_pretrained(
         trained.target, drafter=[str(trained.out), "table"], dtype="float32", backend="eager"
     )
-    costs = decoder.plan.costs[0]
-    cheap = replace(costs, head_ms=0.05 * costs.plain_ms, draft_ms=dict.fromkeys(costs.draft_ms, 0.02 * costs.plain_ms))
-    decoder.use_costs(replace(decoder.plan, costs=[cheap]))
+    shapes = decoder.plan.shapes
+    verify_ms = {width: 20.0 + 0.4 * (width - 1) for width in shapes.verify_widths}
+    large = Costs(64, 1.0, dict.fromkeys(shapes.draft_widths, 0.4), verify_ms, overhead_ms=0.1, plain_ms=20.0)
+    decoder.use_costs(replace(decoder.plan, costs=[large]))
     answer = decoder.generate(PROMPT, max_new_tokens=300)
 
     assert answer.tokens == decoder.generate(PROMPT, max_new_tokens=300, speculation=False).tokens
