@@ -10,7 +10,8 @@ from yggdrasil.drafters.protocol import Drafter, DrafterGroup, num_kept
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.engine.loop import DecodeLoop
 from yggdrasil.engine.targets.captured_target import CapturedTarget, check_capturable
-from yggdrasil.engine.targets.target import Outcome, Target
+from yggdrasil.engine.targets.logit_target import Target
+from yggdrasil.engine.targets.target import Outcome
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Executor, InOrderExecutor, Trace
 from yggdrasil.policy.fixed import Policy

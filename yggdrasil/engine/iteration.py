@@ -9,7 +9,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from yggdrasil.drafters.protocol import Budget, DrafterGroup, ungrouped
-from yggdrasil.engine.targets.target import Outcome, Target
+from yggdrasil.engine.targets.logit_target import Target
+from yggdrasil.engine.targets.target import Outcome
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.policy.fixed import Policy
 from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound

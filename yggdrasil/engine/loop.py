@@ -9,7 +9,8 @@ from yggdrasil.compiler.compiled import BuildClock
 from yggdrasil.drafters.protocol import Budget, Drafter, DrafterGroup, check_tree
 from yggdrasil.engine.iteration import Emission, Iteration, LiveFeatures, ModelFreeDrafts, ShapeChoice
 from yggdrasil.engine.targets.captured_target import CapturedTarget
-from yggdrasil.engine.targets.target import Outcome, Target
+from yggdrasil.engine.targets.logit_target import Target
+from yggdrasil.engine.targets.target import Outcome
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Executor, Trace, iteration_tree
 from yggdrasil.policy.fixed import Policy

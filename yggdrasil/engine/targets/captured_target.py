@@ -45,7 +45,7 @@ def check_capturable(schedule: Schedule) -> None:
 class CapturedTarget(PromptReader):
     """Target whose steps are CUDA graphs, with acceptance on the device. It has the interface of ``TargetModel``."""
 
-    ranks_nodes = True
+    ranks_nodes = True  # verification writes ``order``, so the verify width is chosen before drafting
     next_drafts: NextDrafts | None = None  # set by whoever combines a drafter with model-free ones
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -190,6 +191,9 @@ class LogitTarget:
 
     def _layers(self, layers: Sequence[Tensor]) -> dict[int, Tensor]:
         return dict(zip(self.runner.call.hidden_layers, layers, strict=True))
+
+
+Target: TypeAlias = TargetModel | CapturedTarget | LogitTarget  # the target of one request; all have one interface
 
 
 class _Replays:

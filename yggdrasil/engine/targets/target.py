@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from yggdrasil.engine.targets.steps import PlainLogitsStep, PlainStep, VerifyLog
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native.direct import VerifiedRows, direct
 from yggdrasil.predictor.features import RepetitionFigures
-from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.layer_rows import LayerRows
 from yggdrasil.runtime.passes import HostBuffer, ModelCall, PrefillStep, fitting_or_widest
 from yggdrasil.runtime.runner import ModelRunner, row_mover
@@ -36,85 +35,6 @@ class Outcome(NamedTuple):
         return self.states[self.last]
 
 
-class Target(Protocol):
-    """Protocol of targets: the model whose text is wanted, with its KV cache.
-
-    Acceptance is on the device or on the host.
-    """
-
-    order: Tensor  # [N] int64, nodes of the tree from best to worst
-    ranks_nodes: bool  # verification writes ``order`` itself, so the verify width is chosen before drafting
-
-    @property
-    def length(self) -> int:
-        """Number of committed tokens whose KV entries are in the cache: all but the last, the root of the next tree."""
-
-    def prepare_cache(self, num_tokens: int) -> None:
-        """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer.
-
-        The cache of a long text is backed by huge pages.
-        """
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens of the target's vocabulary."""
-
-    @property
-    def text(self) -> KeptText:
-        """The committed tokens. The first ``length`` have KV entries; the last, the next tree's root, has none yet.
-
-        The engine appends accepted tokens and the bonus token to it.
-        """
-
-    @property
-    def figures(self) -> RepetitionFigures:
-        """Numbers on how the text repeats earlier parts of itself, computed on demand."""
-
-    def prefill(self, tokens: Sequence[int], start: int = 0) -> Iterator[Outcome]:
-        """Run the prompt ``tokens`` (token ids) from index ``start`` on, in chunks, and yield an outcome for each.
-
-        An outcome's ``layers`` are those of its chunk's tokens. Only the tokens of the last outcome count: they are the
-        first generated one. KV entries of the first ``start`` tokens, fewer than all, must be in the cache.
-        """
-
-    def plain(self, token: int) -> Outcome:
-        """Run the token id ``token``, the last committed one, and return the outcome with the next token and row 0.
-
-        The caller must then ``commit`` the row.
-        """
-
-    def verify(self, width: int) -> Sequence[Tensor]:
-        """Launch a pass of the target over the ``width`` nodes of the tree with the highest scores.
-
-        ``width`` is a verify width above 1. Returns the pass's outputs for ``accept``. They may be on the device, and
-        the pass may still run.
-        """
-
-    def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
-        """Wait for a verification of ``width`` nodes, and return the tokens and rows that it accepted.
-
-        ``outputs`` are those of ``verify``. The caller must then ``commit`` the rows.
-        """
-
-    def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
-        """Return what ``accept`` returns, for a pass over ``width`` nodes whose accepted path the host finds.
-
-        ``tree`` is the verified tree, whose nodes are copied to the host.
-        """
-
-    def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-        """Return each verified row's node, and the token that the target likely chooses after it, [W] int64 each.
-
-        The drafter drafts ahead with them before acceptance is known. ``outputs`` are those of ``verify``.
-        """
-
-    def commit(self, rows: Sequence[int]) -> None:
-        """Move the KV entries of ``rows`` to the slots after the committed tokens, and count them as committed.
-
-        ``rows`` are the outcome's, ascending row indices of the last pass.
-        """
-
-
 class PromptReader(ABC):
     """Base class of targets: cache, ranked nodes and input buffers, with the prefill and plain steps."""
 
@@ -123,7 +43,7 @@ class PromptReader(ABC):
         self.runner = runner
         self.text = runner.text
         self.figures = RepetitionFigures()
-        self.order = torch.arange(tree.num_nodes, device=device)
+        self.order = torch.arange(tree.num_nodes, device=device)  # nodes of the tree from best to worst
         self._tree = tree
         self.prefill_widths = sorted(prefill_widths)
         self._tokens = HostBuffer(self.prefill_widths[-1], device)
@@ -166,7 +86,10 @@ class PromptReader(ABC):
         return self.text.num_rows
 
     def prepare_cache(self, num_tokens: int) -> None:
-        """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer."""
+        """Prepare the KV cache for a text of at most ``num_tokens`` tokens, prompt and answer.
+
+        The cache of a long text is backed by huge pages.
+        """
         self.runner.prepare_cache(num_tokens)
 
     @property
