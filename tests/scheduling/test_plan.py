@@ -69,26 +69,6 @@ def test_round_trip(plan_file):
     assert Plan.load(plan_file).costs[1].steps().draft_ms == {1: 0.1, 4: 0.3}
 
 
-def test_a_person_can_read_it(plan_file):
-    text = plan_file.read_text()
-
-    for line in ("name: tiny", "dtype: bfloat16", "source: owner/target", "max_length: 300", "aal: 3.25"):
-        assert line in text
-
-
-def test_an_edited_file_is_refused(plan_file):
-    plan_file.write_text(plan_file.read_text().replace("max_length: 300", "max_length: 301"))
-
-    with pytest.raises(ArtifactError, match=r"here\.yaml"):
-        Plan.load(plan_file)
-
-
-def test_a_comment_may_be_added(plan_file):
-    plan_file.write_text("# made on a quiet evening\n" + plan_file.read_text())
-
-    assert Plan.load(plan_file) == made_up_plan()
-
-
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
