@@ -63,12 +63,12 @@ def test_an_iteration_is_predicted_as_added_up_by_hand():
     shape = TreeShape(2, 4, 8)
     steps = 1.2 * 3 + 0.2
     serial = predict_ms(Schedule.of({}), [shape], COSTS, LENGTHS, "in-order")[0]
-    ahead = predict_ms(Schedule.of({"tail_draft": "ahead"}), [shape], COSTS, LENGTHS, "parallel")[0]
+    ahead = predict_ms(Schedule.of({"tail_draft": "ahead"}), [shape], COSTS, LENGTHS, "captured")[0]
     conditional = predict_ms(Schedule.of({"tail_draft": "conditional"}), [shape], COSTS, LENGTHS, "in-order")[0]
 
     # depth, head of the path, steps, prune, mask, verify, accept, commit, books, loop
     assert serial == pytest.approx(0.3 + 2.5 + steps + 0.3 + 0.3 + 24 + 0.5 + 0.3 + 0.3 + 0.3)
-    assert ahead == pytest.approx(serial - 0.5)  # the head reads the bonus alone; the tail hides
+    assert ahead == pytest.approx(serial - 0.5 + 1.2 - 0.3)  # no row for the leaf; pruning hides beside the tail
     leaf = LENGTHS.leaf_share(shape) * 1.1  # read by the narrowest step
     assert conditional == pytest.approx(serial - 0.5 + leaf)
     # A head over the whole verify width reads the leaves itself or finds them read; in order that is the same.
@@ -93,7 +93,7 @@ def test_accepted_lengths_are_those_of_the_tables():
 
 @examples(6)
 @given(
-    st.integers(0, 1000), st.sampled_from(["latency", "aal"]), st.sampled_from(["in-order", "parallel"]),
+    st.integers(0, 1000), st.sampled_from(["latency", "aal"]), st.sampled_from(["in-order", "captured"]),
     st.floats(0.1, 10), st.floats(0.01, 3), st.floats(0.1, 60), st.integers(1, 15),
 )  # fmt: skip
 def test_pruning_never_loses_a_plan_of_the_full_grid(seed, objective, executor, head, per_row, verify, keep):
@@ -119,7 +119,7 @@ def test_pruning_never_loses_a_plan_of_the_full_grid(seed, objective, executor, 
 
 
 @examples(6)
-@given(st.integers(0, 1000), st.sampled_from(["in-order", "parallel"]), st.floats(0.1, 10), st.floats(0.1, 60))
+@given(st.integers(0, 1000), st.sampled_from(["in-order", "captured"]), st.floats(0.1, 10), st.floats(0.1, 60))
 def test_no_plan_beats_the_bound_of_its_shape(seed, executor, head, verify):
     """What is skipped is skipped by this bound, so it is held against every schedule; it is not idle either."""
     lengths = made_up_lengths(seed)
@@ -134,16 +134,6 @@ def test_no_plan_beats_the_bound_of_its_shape(seed, executor, head, verify):
     assert (bounds > 0.2 * least).all()
 
 
-def test_pruning_skips_most_of_the_grid(monkeypatch):
-    laid_out = []
-    whole = module._lay_out_block
-    monkeypatch.setattr(module, "_lay_out_block", lambda shapes, *rest: laid_out.extend(shapes) or whole(shapes, *rest))
-    space = Space.of(LENGTHS, "in-order")
-    search(space, COSTS, LENGTHS)
-
-    assert len(laid_out) < len(space.shapes)
-
-
 def test_in_order_nothing_is_gained_by_overlap_and_the_simplest_plan_is_listed():
     found = search(Space.of(LENGTHS, "in-order"), COSTS, LENGTHS)
 
@@ -153,11 +143,10 @@ def test_in_order_nothing_is_gained_by_overlap_and_the_simplest_plan_is_listed()
     assert Schedule.parse(found[0].stages).variants["accept"] == "device"
 
 
-def test_in_parallel_overlap_is_found():
-    best = search(Space.of(LENGTHS, "parallel"), COSTS, LENGTHS)[0]
+def test_overlap_of_host_and_device_is_found():
+    best = search(Space.of(LENGTHS, "captured"), COSTS, LENGTHS)[0]
     variants = Schedule.parse(best.stages).variants
 
-    assert variants["tail_draft"] == "ahead"
     assert variants["bookkeeping"] == "overlapped"
     assert variants["depth_prediction"] == "late"
 
@@ -173,13 +162,13 @@ def test_the_objective_aal_takes_the_longest_tree_and_pays_for_it():
 def test_the_ranking_depends_on_nothing_but_the_profile():
     frame = made_up_samples()
     shuffled = frame.sample(frac=1.0, random_state=3)
-    space = Space.of(LENGTHS, "parallel")
+    space = Space.of(LENGTHS, "captured")
 
     assert search(space, COSTS, LENGTHS) == search(space, StageCosts.from_samples(shuffled), LENGTHS)
 
 
 def test_the_default_grid_is_little_work(monkeypatch):
-    """Counted, not timed: ten thousand iterations, many at once, are laid out in a fraction of a second."""
+    """Counted, not timed: of nine thousand iterations, half are skipped, and many are laid out at once."""
     laid_out, predict_timeline = [], module.predict_timeline
 
     def counted(*given):
@@ -188,10 +177,11 @@ def test_the_default_grid_is_little_work(monkeypatch):
         return timeline
 
     monkeypatch.setattr(module, "predict_timeline", counted)
-    search(Space.of(LENGTHS, "parallel"), COSTS, LENGTHS)
+    space = Space.of(LENGTHS, "captured")
+    search(space, COSTS, LENGTHS)
 
     assert 0 < len(laid_out) < 1000
-    assert sum(laid_out) < 20_000
+    assert sum(laid_out) < len(space.shapes) * len(list(space.schedules())) / 2
 
 
 def test_a_cost_never_measured_is_named():

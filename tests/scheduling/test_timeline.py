@@ -27,7 +27,7 @@ variants = st.fixed_dictionaries(
 durations = st.fixed_dictionaries(dict.fromkeys(STAGES, st.floats(0, 100)))
 
 
-def starts(schedule, executor="parallel"):
+def starts(schedule, executor):
     timeline = predict_timeline(schedule, TIMES, executor)
     return {event.stage: event.start_ms for event in timeline.events}, timeline.makespan_ms
 
@@ -49,38 +49,22 @@ def test_captured_steps_overlap_with_the_host_alone():
     assert makespan == 39.0 - 4.0 - 1.0  # pruning runs beside the tail draft
 
 
-def test_a_conditional_tail_leaves_nothing_to_overlap():
-    begun, makespan = starts(Schedule.of({"tail_draft": "conditional"}))
-
-    assert makespan == 39.0
-    assert begun["commit"] == 31.0 + 3.0
-
-
-def test_a_tail_ahead_of_time_hides_beside_verification():
-    begun, makespan = starts(Schedule.of({"tail_draft": "ahead"}))
-
-    assert begun["tail_draft"] == 9.0  # the drafter's stream is free, the tree is there
-    assert begun["verify"] == 10.5
-    assert makespan == 39.0 - 3.0
-
-
-def test_a_head_ahead_of_time_hides_beside_acceptance_and_nowhere_else():
-    """The next head takes 2 where acceptance takes 0.5; it no longer stands before the draft."""
+def test_a_head_ahead_of_time_stands_before_acceptance_on_the_stream():
     schedule = Schedule.of({"tail_draft": "ahead", "head_draft": "ahead"})
-    begun, makespan = starts(schedule)
+    begun, makespan = starts(schedule, "captured")
 
-    assert begun["draft_steps"] == 1.0
-    assert begun["head_draft"] == begun["accept"] == 1 + 6 + 1 + 0.5 + 20
-    assert begun["commit"] == 28.5 + 2.0
-    assert makespan == 39.0 - 3.0 - 0.5
+    assert begun["draft_steps"] == 1.0  # no head stands before it
+    assert begun["head_draft"] == 1 + 6 + 3 + 0.5 + 20
+    assert begun["accept"] == begun["head_draft"] + 2
+    assert makespan == 39.0 - 1.0  # pruning runs beside the tail draft
 
 
 def test_bookkeeping_and_a_late_prediction_hide_beside_the_next_draft():
     """Host: bookkeeping (4) runs beside head and steps (8); the prediction (1) beside the rest."""
     schedule = Schedule.of({"tail_draft": "ahead", "bookkeeping": "overlapped", "depth_prediction": "late"})
-    _, makespan = starts(schedule)
+    _, makespan = starts(schedule, "captured")
 
-    assert makespan == 2 + 6 + 1 + 0.5 + 20 + 0.5 + 1
+    assert makespan == 2 + 6 + 3 + 0.5 + 20 + 0.5 + 1
 
 
 def test_the_order_on_one_resource_counts():
@@ -88,20 +72,20 @@ def test_the_order_on_one_resource_counts():
     chosen = {"bookkeeping": "overlapped", "tail_draft": "ahead"}
     orders = list(Schedule.of(chosen).orders())
     times = {**TIMES, "bookkeeping": 12.0, "depth_prediction": 0.0}
-    makespans = {predict_timeline(order, times, "parallel").makespan_ms for order in orders}
+    makespans = {predict_timeline(order, times, "captured").makespan_ms for order in orders}
 
-    assert min(makespans) == 2 + 6 + 1 + 0.5 + 20 + 0.5 + 1  # launched after pruning: beside verification
+    assert min(makespans) == 2 + 6 + 3 + 0.5 + 20 + 0.5 + 1  # launched after pruning: beside verification
     assert max(makespans) > min(makespans)
 
 
 def test_arrays_are_laid_out_element_by_element():
     schedule = Schedule.of({"tail_draft": "ahead", "head_draft": "ahead"})
     verify = np.array([0.0, 20.0, 40.0])
-    grid = predict_timeline(schedule, {**TIMES, "verify": verify}, "parallel").makespan_ms
+    grid = predict_timeline(schedule, {**TIMES, "verify": verify}, "captured").makespan_ms
 
-    each = [predict_timeline(schedule, {**TIMES, "verify": float(ms)}, "parallel").makespan_ms for ms in verify]
+    each = [predict_timeline(schedule, {**TIMES, "verify": float(ms)}, "captured").makespan_ms for ms in verify]
     assert grid.tolist() == each
-    assert grid[0] == 1 + 6 + 3 + 2 + 1 + 4  # a verification of nothing: the tail is on the critical path
+    assert grid[0] == 1 + 6 + 3 + 0.5 + 2 + 0.5 + 1 + 4  # a verification of nothing
 
 
 def test_the_critical_path_is_the_longest_chain_whoever_else_waits():
@@ -119,7 +103,7 @@ def test_the_critical_path_is_the_longest_chain_whoever_else_waits():
 def test_no_timeline_beats_its_bounds(chosen, times, pick):
     orders = list(Schedule.of(chosen).orders())
     schedule = orders[pick % len(orders)]
-    timeline = predict_timeline(schedule, times, "parallel")
+    timeline = predict_timeline(schedule, times, "captured")
     serial = predict_timeline(schedule, times, "in-order")
 
     busy = {}
@@ -137,7 +121,7 @@ def test_no_timeline_beats_its_bounds(chosen, times, pick):
 def test_stages_wait_for_inputs_and_resources(chosen, times, pick):
     orders = list(Schedule.of(chosen).orders())
     schedule = orders[pick % len(orders)]
-    events = {event.stage: event for event in predict_timeline(schedule, times, "parallel").events}
+    events = {event.stage: event for event in predict_timeline(schedule, times, "captured").events}
 
     for stage, befores in schedule.predecessors.items():
         assert all(events[before].end_ms <= events[stage].start_ms for before in befores)

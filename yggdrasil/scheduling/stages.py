@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import product
 from typing import Literal, NamedTuple
 
-Resource = Literal["host", "target", "drafter"]  # the host's thread, and one device stream per model
+Resource = Literal["host", "target", "drafter"]  # the host's thread, or the model that runs the stage
 
 
 class Stage(NamedTuple):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from yggdrasil.scheduling.stages import Schedule, Stage
 
 Milliseconds: TypeAlias = float | npt.NDArray[np.floating[Any]]
-ExecutorKind = Literal["in-order", "captured", "parallel"]
+ExecutorKind = Literal["in-order", "captured"]
 THREAD = "thread"  # the one resource of an in-order executor
 STREAM = "stream"  # of captured steps, for the stages of both models
 
@@ -43,8 +43,7 @@ def predict_timeline(schedule: Schedule, durations: Mapping[str, Milliseconds], 
 
     Args:
         durations: stage name -> milliseconds >= 0, one number or an array for many tree shapes.
-        executor: which stages share a resource: all ("in-order"), both models' ("captured"), or those of each model
-            ("parallel").
+        executor: which stages share a resource: all ("in-order"), or both models' ("captured").
     """
     ends: dict[str, Milliseconds] = {}
     free: dict[str, Milliseconds] = {}
@@ -82,7 +81,7 @@ def critical_path(schedule: Schedule, durations: Mapping[str, Milliseconds]) -> 
 def _resource(stage: Stage, executor: ExecutorKind) -> str:
     if executor == "in-order":
         return THREAD
-    return STREAM if executor == "captured" and stage.resource != "host" else stage.resource
+    return stage.resource if stage.resource == "host" else STREAM
 
 
 def _later(first: Milliseconds, second: Milliseconds) -> Milliseconds:
