@@ -33,12 +33,3 @@ def test_what_is_not_tried_is_taken_as_it_is_again():
     for _ in range(400):
         correction.decay()
     assert correction.factor == pytest.approx(1.0, rel=0.025)
-
-
-def test_what_was_learned_goes_on_from_its_state():
-    made, other = AcceptanceCorrection(), AcceptanceCorrection()
-    made.observe(3.0, 1.0)
-    other.restore(made.state())
-    made.observe(3.0, 1.0)
-    other.observe(3.0, 1.0)
-    assert made.state() == other.state()

@@ -90,10 +90,3 @@ def test_losses_from_any_iteration_on_stay_within_grant_and_earnings(gains, leng
             behind -= RegretBudget.EARNED
         behind = max(behind, 0.0)
         assert behind <= RegretBudget.GRANT + 4 * worst + max(-(first or 0.0), 0.0) + 1e-9
-
-
-def test_an_account_goes_on_from_its_state():
-    budget, other = entered(), RegretBudget()
-    budget.add_tree(-3.0)
-    other.restore(budget.state())
-    assert other.state() == budget.state()
