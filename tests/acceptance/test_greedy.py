@@ -1,7 +1,6 @@
 """Greedy acceptance against a walk down the tree."""
 
 import random
-from itertools import pairwise
 
 import pytest
 import torch
@@ -67,24 +66,6 @@ def test_acceptance_is_a_walk_along_the_choices(padding, num_tokens):
         lengths.add(len(path))
 
     assert {1, 2, 3, 4} <= lengths
-
-
-def test_a_root_alone_is_accepted():
-    rows = Rows(seed=0, size=1, width=1, num_tokens=3)
-
-    assert rows.accept() == (0, [0])
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_whole_path_is_accepted(seed):
-    rows = Rows(seed, 12, 14, 3)
-    path = max(rows.paths, key=len)
-    for row, child in pairwise(path):
-        rows.choices[row] = rows.tokens[child]
-    last, accepted = rows.accept()
-
-    assert accepted[: len(path)] == path
-    assert (last, accepted) == (rows.walk()[-1], rows.walk())
 
 
 @pytest.mark.parametrize("num_tokens", [2, 4])
