@@ -4,7 +4,7 @@ Dims: V vocabulary.
 """
 
 import secrets
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,26 +24,16 @@ class Choice(NamedTuple):
     margin: float
 
 
-class Coins(Protocol):
-    """Random decisions at one position."""
+class SeededCoins:
+    """Random decisions by position and purpose; those of different positions or purposes are independent.
 
-    def draw(self, scores: FloatArray) -> Choice:
-        """Draw a token with probability proportional to ``exp(scores)``; every call draws anew.
+    The generator is counter-based: a draw at one position does not change draws at others.
+    """
 
-        The result's margin is the difference between the two highest sums of a score and its Gumbel noise.
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
 
-        Args:
-            scores: [V] float64 log-probabilities up to a constant; -inf for impossible tokens.
-        """
-
-    def flip(self, probability: float) -> bool:
-        """Return True with the given ``probability``, 0 to 1, independently of all other draws and flips."""
-
-
-class CoinSource(Protocol):
-    """Coins by position and purpose; coins of different positions or purposes are independent."""
-
-    def at(self, position: int, purpose: Purpose) -> Coins:
+    def at(self, position: int, purpose: Purpose) -> "Coins":
         """Return a new source of random decisions for one token.
 
         Its draws and flips begin again: equal arguments, and equal calls in equal order, give equal results.
@@ -52,25 +42,11 @@ class CoinSource(Protocol):
             position: index of the token in the text, prompt included.
             purpose: "target" for the target's choices, "draft" for sampled drafts.
         """
+        return Coins(self.seed, position, purpose)
 
 
-class SeededCoins:
-    """Coins from a counter-based generator: a draw at one position does not change draws at others."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def at(self, position: int, purpose: Purpose) -> "PositionCoins":
-        """Return the random decisions for one token, which begin again in every call with the same arguments.
-
-        ``position`` is the token's index in the text, prompt included; ``purpose`` is "target" for the target's
-        choices, "draft" for sampled drafts.
-        """
-        return PositionCoins(self.seed, position, purpose)
-
-
-class PositionCoins:
-    """Coins of one position; each draw and each flip uses its own random stream.
+class Coins:
+    """Random decisions at one position; each draw and each flip uses its own random stream.
 
     Tokens are drawn by the Gumbel-max rule, so rounding changes a draw only at near ties. Captured steps compute the
     first draw of a position on their device.
@@ -81,6 +57,13 @@ class PositionCoins:
         self._used = 0
 
     def draw(self, scores: FloatArray) -> Choice:
+        """Draw a token with probability proportional to ``exp(scores)``; every call draws anew.
+
+        The result's margin is the difference between the two highest sums of a score and its Gumbel noise.
+
+        Args:
+            scores: [V] float64 log-probabilities up to a constant; -inf for impossible tokens.
+        """
         possible = np.flatnonzero(scores > -np.inf)  # the others need no noise
         key, position = torch.tensor([self._key()]), torch.tensor([self._position])
         noise = gumbel_noise(key, position, torch.from_numpy(possible))
@@ -90,6 +73,7 @@ class PositionCoins:
         return best_of(sums)
 
     def flip(self, probability: float) -> bool:
+        """Return True with the given ``probability``, 0 to 1, independently of all other draws and flips."""
         return uniform_number(self._key(), self._position) < probability
 
     def _key(self) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from yggdrasil.acceptance.coins import Choice, Coins, CoinSource, FloatArray, Purpose, best_of
+from yggdrasil.acceptance.coins import Choice, Coins, FloatArray, Purpose, SeededCoins, best_of
 from yggdrasil.acceptance.grammar import Grammar
 from yggdrasil.acceptance.processors import Processors, completing_tokens
 from yggdrasil.acceptance.sampling import SamplingParams
@@ -37,7 +37,7 @@ class Sampler:
         params: SamplingParams,
         prompt: Sequence[int],
         processors: Processors,
-        coins: CoinSource,
+        coins: SeededCoins,
         capacity: int,
         *,
         eos: frozenset[int] = frozenset(),
