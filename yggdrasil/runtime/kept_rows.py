@@ -12,7 +12,6 @@ from torch import Tensor
 from yggdrasil.artifacts.memory import new_region
 from yggdrasil.runtime.kept_text import KeptText
 from yggdrasil.runtime.runner import ModelRunner
-from yggdrasil.runtime.states.snapshots import KeptStates
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class KeptRows:
     def num_bytes(self) -> int:
         """Size of the copy in bytes, recurrent states included."""
         states = self.text.states
-        return self.rows.nbytes + (states.num_bytes if isinstance(states, KeptStates) else 0)
+        return self.rows.nbytes + (0 if states is None else states.num_bytes)
 
     def restore(self, runner: ModelRunner) -> None:
         """Write the copied text, KV entries and recurrent states back to the cache of ``runner``.
@@ -62,7 +61,7 @@ class KeptRows:
         tensors = runner.cache.rows()
         for part, cached in zip(self._parts(tensors), tensors, strict=True):
             cached[:, : self.text.num_rows].copy_(part)
-        if runner.states is not None and isinstance(self.text.states, KeptStates):
+        if runner.states is not None and self.text.states is not None:
             runner.states.restore(self.text.states)
         runner.text.begin(self.text.tokens, self.text.num_rows, self.text.lead)
 

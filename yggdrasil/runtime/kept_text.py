@@ -1,20 +1,8 @@
 """Prefix reuse: which tokens have KV entries in a cache, so that a request with the same prefix can skip them."""
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
-
-class States(Protocol):
-    """Protocol of the recurrent states of a text, which can continue only at positions at which they were copied."""
-
-    def resume_points(self) -> Collection[int]:
-        """Return the numbers of tokens after which the text can continue because their states are known; 0 is one."""
-
-    def begin(self, num_rows: int) -> None:
-        """Restore the recurrent states after the first ``num_rows`` tokens of the text, one of ``resume_points``."""
-
-    def forget(self) -> None:
-        """Reset the recurrent states to those of an empty text, whatever passes have written."""
+from yggdrasil.runtime.states.snapshots import KeptStates
 
 
 class KeptText:
@@ -22,10 +10,11 @@ class KeptText:
 
     ``lead`` are the tokens before ``tokens``, which never have entries: a draft head's cache lacks the first token.
     Code that writes other entries to the cache must call ``forget`` first, or ``pretend`` to time steps at a context
-    length whose entries were never computed.
+    length whose entries were never computed. A text with recurrent states can continue only at positions at which they
+    were copied.
     """
 
-    def __init__(self, states: States | None = None) -> None:
+    def __init__(self, states: KeptStates | None = None) -> None:
         self.states = states
         self.lead: tuple[int, ...] = ()
         self.tokens: list[int] = []

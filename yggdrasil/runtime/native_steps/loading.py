@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,16 +28,6 @@ from yggdrasil.runtime.native_steps.weights import EMBEDDING, HEAD, is_tied, wei
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class _Mapped(Protocol):
-    """Memory-mapped weights by name: ``MappedGguf`` or ``MappedSafetensors``."""
-
-    def __contains__(self, name: str) -> bool: ...
-    def packed(self, name: str) -> PackedRows | None: ...
-    def stop_packing(self) -> None: ...
-    def values(self, name: str, dtype: torch.dtype) -> Tensor: ...
-    def release(self, name: str) -> None: ...
 
 
 def description_of(source: Source) -> tuple[Config, Description] | None:
@@ -133,7 +123,7 @@ def load_described(
     )  # fmt: skip
 
 
-def _mapped(source: Source, config: Config, described: Description) -> _Mapped:
+def _mapped(source: Source, config: Config, described: Description) -> MappedGguf | MappedSafetensors:
     """Map the weights of ``source``. Raises YggdrasilError if they are not those of the model."""
     shapes = weight_shapes(config, described)
     if source.gguf is not None:
@@ -148,7 +138,7 @@ def _mapped(source: Source, config: Config, described: Description) -> _Mapped:
 class _Packer:
     """Pack a model's weights contiguously in one arena, in the order in which steps read them."""
 
-    def __init__(self, mapped: _Mapped, dtype: torch.dtype, *, keeps_blocks: bool) -> None:
+    def __init__(self, mapped: MappedGguf | MappedSafetensors, dtype: torch.dtype, *, keeps_blocks: bool) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.formats: dict[str, int] = {}
         self._mapped, self._dtype, self._keeps_blocks = mapped, dtype, keeps_blocks
