@@ -29,12 +29,6 @@ def test_prompts_that_are_refused(pair, prompt, sentence):
             ask(prompt)
 
 
-@pytest.mark.parametrize("limit", [0, -3])
-def test_senseless_limits_are_refused(pair, limit):
-    with pytest.raises(YggdrasilError, match=f"max_new_tokens is {limit}; it must be at least 1"):
-        pair.decoder(TREE).start([5], max_new_tokens=limit)
-
-
 def test_prompts_that_just_fit(pair):
     decoder = pair.decoder(TREE)
 

@@ -163,21 +163,6 @@ def test_prompts_around_the_prefill_widths(perfect_pair, policy):
         assert reason == ("length" if room >= 6 else "context")
 
 
-@policies
-def test_a_request_given_up_leaves_no_trace(pair, policy):
-    decoder = pair.decoder(policy)
-    given_up = decoder.start(PROMPT, max_new_tokens=40)
-    for count, _ in enumerate(given_up, start=1):
-        if count == 4:
-            break
-    result = given_up.result()
-
-    assert result.finish_reason == "cancelled"
-    assert result.tokens == pair.reference(PROMPT, 40)[: len(result.tokens)]
-    other = TEXT[30:37]
-    assert run(decoder, other, max_new_tokens=30)[0] == pair.reference(other, 30)
-
-
 def test_a_request_never_started_was_cancelled(pair):
     result = pair.decoder(BLOCK).start(PROMPT).result()
 

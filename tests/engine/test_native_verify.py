@@ -55,31 +55,22 @@ def random_tree(seed):
     return tree, tree.scores.sort(descending=True, stable=True).indices[:WIDTH], generator
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_both_steps_read_the_same_rows_and_accept_the_same_path(seed):
-    tree, chosen, generator = random_tree(seed)
-    choices = torch.randint(0, ALPHABET, (WIDTH,), generator=generator)
-    best = torch.randn(WIDTH, generator=generator)
-    if seed % 4 == 0:
-        best[int(torch.randint(0, WIDTH, (1,), generator=generator))] = torch.nan
-    calls = FakeCall(best, choices), FakeCall(best, choices)
-    inputs = [], [], torch.tensor([17]), chosen, *tree.tensors()
-
-    expected, ours = VerifyStep(calls[0])(*inputs), NativeVerifyStep(calls[1])(*inputs)
-
-    for one, other in zip(expected, ours, strict=True):
-        assert torch.equal(one, other)
-    for one, other in zip(calls[0].calls[0], calls[1].calls[0], strict=True):
-        assert torch.equal(one, other)
-
-
-def test_some_paths_are_longer_than_the_root():
-    """The comparison above would show little otherwise."""
-    lengths = []
+def test_both_steps_read_the_same_rows_and_accept_the_same_path():
+    lengths = set()
     for seed in range(40):
         tree, chosen, generator = random_tree(seed)
         choices = torch.randint(0, ALPHABET, (WIDTH,), generator=generator)
-        step = NativeVerifyStep(FakeCall(torch.zeros(WIDTH), choices))
-        lengths.append(int(step([], [], torch.tensor([17]), chosen, *tree.tensors())[0][0]))
-    assert max(lengths) >= 3
-    assert min(lengths) == 1
+        best = torch.randn(WIDTH, generator=generator)
+        if seed % 4 == 0:
+            best[int(torch.randint(0, WIDTH, (1,), generator=generator))] = torch.nan
+        calls = FakeCall(best, choices), FakeCall(best, choices)
+        inputs = [], [], torch.tensor([17]), chosen, *tree.tensors()
+
+        expected, ours = VerifyStep(calls[0])(*inputs), NativeVerifyStep(calls[1])(*inputs)
+
+        for one, other in zip(expected, ours, strict=True):
+            assert torch.equal(one, other), seed
+        for one, other in zip(calls[0].calls[0], calls[1].calls[0], strict=True):
+            assert torch.equal(one, other), seed
+        lengths.add(int(ours[0][0]))
+    assert {1, 2, 3} <= lengths  # else the comparison would show little

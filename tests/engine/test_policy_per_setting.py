@@ -39,8 +39,10 @@ def test_policies_that_take_turns_keep_their_own():
 
 def test_the_settings_used_last_are_kept():
     policies, policy = PolicyPerSetting(), Learning()
-    first = policies.policy_for(policy, SamplingParams(temperature=0.5), MATCH)
+    warm, hot = SamplingParams(temperature=0.5), SamplingParams(temperature=0.6)
+    first, other = policies.policy_for(policy, warm, MATCH), policies.policy_for(policy, hot, MATCH)
     for i in range(70):
         policies.policy_for(policy, SamplingParams(temperature=1 + i / 100), MATCH)
+        assert policies.policy_for(policy, warm, MATCH) is first
 
-    assert policies.policy_for(policy, SamplingParams(temperature=0.5), MATCH) is not first
+    assert policies.policy_for(policy, hot, MATCH) is not other

@@ -108,6 +108,7 @@ def test_after_a_request_that_was_cancelled(pair, policy, options):
             break
     cut = request.result()
     assert cut.finish_reason == "cancelled"
+    assert cut.tokens == as_fresh(pair, PROMPT, policy, options, 40)[: len(cut.tokens)]
     assert_caches_are_fresh(pair, decoder)
 
     prompt = [*PROMPT, *cut.tokens, 7]

@@ -5,10 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 from drafters.example_drafter import LastFollowerDrafter
 from threaded_executor import ThreadedExecutor
-from tiny_pair import SHAPES, TEXT, cache_rows
+from tiny_pair import SHAPES, TEXT
 
 from yggdrasil.engine.trace import InOrderExecutor
 from yggdrasil.policy.fixed import FixedPolicy
@@ -75,21 +74,6 @@ def test_long_accepted_paths_end_in_leaves_that_the_drafter_has_yet_to_read(perf
     assert generation.tokens == perfect_pair.reference(PROMPT, 41)
     # A row that the drafter lacks or keeps in the wrong place makes a perfect drafter guess wrong.
     assert generation.metrics.iterations == 8
-
-
-@pytest.mark.parametrize("name", [*NAMED_VARIANTS, "overlapped and late"])
-def test_a_drafters_rows_are_those_of_a_fresh_prefill(pair, decoder, name):
-    overlapped = {"bookkeeping": "overlapped", "depth_prediction": "late", "tail_draft": "ahead"}
-    decoder.assembly.engine.use_schedule(Schedule.of(NAMED_VARIANTS.get(name, overlapped)).labels)
-    decoder.policy = FixedPolicy(TreeShape(2, 3, 8))
-    request = decoder.start(PROMPT, max_new_tokens=25)
-    list(request)
-    drafter = decoder.assembly.engine.drafter
-    text = drafter.runner.text.tokens[: drafter.runner.text.num_rows]
-
-    assert len(text) > 30
-    for ours, reference in zip(drafter.runner.cache.tensors(), cache_rows(pair.plain_drafter, text), strict=True):
-        torch.testing.assert_close(ours[:, : len(text)], reference, rtol=1e-3, atol=1e-4)
 
 
 # What is delayed: each stage alone, and all at random.
