@@ -152,29 +152,6 @@ def test_features_are_what_counting_by_hand_finds(text, documents):
     assert found == {token: [*counts, *seen] for token, counts in followed.items()}
 
 
-@given(text=TEXT, documents=DOCUMENTS)
-@examples(40)
-def test_candidates_are_as_likely_as_the_network_says(text, documents):
-    """Its softmax over all of them and none, of the formula that the scorer gives; with all children in the tree."""
-    table = Table.of(documents) if documents else None
-    drafter = StatisticsDrafter(SCORER, table)
-    drafter.begin(text)
-    tree = new_tree(40)
-    drafter.propose(tree, Budget(1))
-
-    wanted = likelihoods(SCORER, drafter.features(()))
-    found = {int(tree.tokens[node]): float(tree.scores[node].exp()) for node in range(1, tree.size)}
-    left = MOST_LIKELY
-    for likely in sorted(wanted.values(), reverse=True)[:BRANCHES]:
-        if min(likely, left) < np.exp(LEAST_PATH):
-            break
-        alike = [other for other in found if wanted[other] == pytest.approx(likely, rel=1e-6)]
-        first = max(alike, key=found.__getitem__)  # of those that are as likely any may come first, and the last be cut
-        assert found.pop(first) == pytest.approx(min(likely, left), rel=1e-4)
-        left -= min(likely, left)
-    assert not found
-
-
 def test_nodes_come_best_first_and_siblings_leave_something_over():
     certain = replace(NGramScorer.none(), nothing=np.full(1, -9.0))
     tree = grown(StatisticsDrafter(certain), [1, 2, 1, 3, 1, 2, 1], depth=3)

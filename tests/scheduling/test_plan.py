@@ -201,12 +201,6 @@ def test_drafters_are_at_most_one_model_and_one_of_each_other_kind(drafters):
         made_up_plan(drafters=drafters)
 
 
-def test_options_of_each_kind_come_back(tmp_path):
-    plan = made_up_plan(drafters=[NGramOptions(max_draft_len=3), COUNTS])
-    plan.save(tmp_path / "plan.yaml")
-    assert Plan.load(tmp_path / "plan.yaml").model_free == plan.model_free
-
-
 def test_a_model_drafts_in_some_width():
     shapes = replace(made_up_plan().shapes, draft_widths=())
     assert made_up_plan(drafters=[COUNTS], shapes=shapes).shapes.num_nodes == shapes.verify_widths[-1]
