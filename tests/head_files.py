@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
+from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
@@ -147,3 +148,10 @@ class Reference:
 
     def next_feature(self, h):
         return self.norm(self.tensors["norm.weight"], h) if self.switches.get("norm_output") else h
+
+
+def causal(query, key, value):
+    """Causal attention of few rows, as a head calls it."""
+    groups = query.shape[-3] // key.shape[-3]
+    key, value = (each.repeat_interleave(groups, dim=-3) for each in (key, value))
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(-3, -2)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 import torch
-from head_files import Reference, eagle_config, published_tensors, speculators_config, write_head
-from torch.nn import functional
+from head_files import Reference, causal, eagle_config, published_tensors, speculators_config, write_head
 
 from yggdrasil.drafters.heads.eagle.config import read_settings
 from yggdrasil.drafters.heads.files import open_head
@@ -187,9 +186,3 @@ def test_a_window_is_read_where_the_layer_is_said_to_have_one(tmp_path):
     for types, window in ((["sliding_attention"], 512), (["full_attention"], 0), (None, 0)):
         (tmp_path / "config.json").write_text(json.dumps(eagle_config(sliding_window=512, layer_types=types)))
         assert read_settings(tmp_path).window == window
-
-
-def causal(query, key, value):
-    groups = query.shape[-3] // key.shape[-3]
-    key, value = (each.repeat_interleave(groups, dim=-3) for each in (key, value))
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(-3, -2)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from head_files import eagle_config, published_tensors, speculators_config, write_head
+from head_files import causal, eagle_config, published_tensors, speculators_config, write_head
 from other_heads import (
     HIDDEN,
     FirstReference,
@@ -60,12 +60,6 @@ def test_an_eagle_1_head_computes_what_the_format_says(tmp_path, more, has_bias)
         found = head(table[read], head.feature(ours), rows, causal)
         torch.testing.assert_close(head.logits(found), logits, rtol=1e-4, atol=1e-4)
         theirs, ours = torch.cat([theirs, wanted[-1:]]), torch.cat([ours, head.fed_back(found[-1:])])
-
-
-def causal(query, key, value):
-    groups = query.shape[-3] // key.shape[-3]
-    key, value = (each.repeat_interleave(groups, dim=-3) for each in (key, value))
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(-3, -2)
 
 
 def test_speculators_names_of_an_eagle_1_head(tmp_path):
