@@ -42,6 +42,7 @@ TUNED = [
     Tuned("policy.policy", "RegretBudget.WORST", "maximum charge of one tree, in plain steps"),
     Tuned("policy.policy", "DECAY", "decay of the moving averages of acceptance, per iteration", is_share=True),
     Tuned("policy.policy", "PRIOR", "weight of the estimates before any observation, in tokens"),
+    Tuned("policy.policy", "INHERITED", "greatest weight of earlier requests' estimates in a new request, in tokens"),
     Tuned("policy.policy", "LatencyScales.COMMON_RATE", "share of a deviation by which all latency factors move"),
     Tuned("policy.policy", "LatencyScales.OWN_RATE", "share by which a step's own factor moves besides"),
     Tuned("policy.policy", "LatencyScales.PAUSE", "ratio of time to prediction at which a deviation is capped"),

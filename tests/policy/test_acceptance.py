@@ -33,3 +33,27 @@ def test_what_is_not_tried_is_taken_as_it_is_again():
     for _ in range(400):
         correction.decay()
     assert correction.factor == pytest.approx(1.0, rel=0.025)
+
+
+def test_a_request_does_not_inherit_that_the_last_text_repeated_itself():
+    correction = AcceptanceCorrection()
+    for _ in range(300):
+        correction.observe(2.0, 6.0)
+    assert correction.factor > 2.5
+    correction.begin()
+    assert correction.factor == pytest.approx(1.0, abs=0.01)
+    for _ in range(6):
+        correction.observe(2.0, 0.0)
+    assert correction.factor < 0.55
+
+
+def test_a_request_inherits_that_scores_were_too_high():
+    correction = AcceptanceCorrection()
+    for _ in range(300):
+        correction.observe(4.0, 1.0)
+    inherited = correction.factor
+    correction.begin()
+    assert correction.factor == pytest.approx(inherited, abs=0.02)
+    for _ in range(10):
+        correction.observe(4.0, 4.0)
+    assert correction.factor > 0.75

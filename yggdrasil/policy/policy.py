@@ -29,6 +29,7 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 DECAY = 0.98  # factor of the moving averages per iteration
 PRIOR = 4.0  # tokens with a correct estimate: the weight of the prior
+INHERITED = 12.0  # tokens, prior included: the greatest weight of earlier requests' estimates in a new request
 
 
 class ObjectivePolicy:
@@ -203,9 +204,11 @@ class ObjectivePolicy:
     # ==== learning ====
 
     def begin(self) -> None:
-        """Begin a request, and charge the loss of the last request's first tree to the regret budgets."""
+        """Begin a request: limit what it inherits, and charge the last request's first tree to the regret budgets."""
         for budget in self._budgets.values():
             budget.begin()
+        self._correction.begin()
+        self._scaled = -1
         self._steps, self._drafter_lags = 0, True
 
     def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
@@ -332,13 +335,23 @@ class AcceptanceCorrection:
     """Correction factor, at least 0, of expected accepted tokens: a moving ratio of accepted to estimated tokens.
 
     Scores are products of calibrated probabilities. They assume that edges are independent and that every text is like
-    the calibration's. The factor is kept across requests. It is a ratio of moving averages with a prior of ``PRIOR``
-    correct estimates.
+    the calibration's. It is a ratio of moving averages with a prior of ``PRIOR`` correct estimates, and is kept across
+    requests within limits (``begin``).
     """
 
     def __init__(self) -> None:
         self._estimated = self._accepted = 0.0
         self.factor = 1.0
+
+    def begin(self) -> None:
+        """Begin a request: give the averages the weight of 12 tokens at most, and the factor the value 1 at most.
+
+        After text that repeats itself the factor is high, but the next request's text may be of another kind, and must
+        correct the factor within a few trees.
+        """
+        weight = min(self._estimated + PRIOR, INHERITED)
+        self._estimated, self._accepted = weight - PRIOR, weight * min(self.factor, 1.0) - PRIOR
+        self.decay()
 
     def observe(self, estimated: float, accepted: float) -> None:
         """Update the factor by one verified tree. Both numbers leave out the bonus token.
