@@ -26,7 +26,7 @@ class Writer:
         self.own: list[Tensor] = []
         self._first_own = 1 + num_shared
         self._code: list[int] = []
-        self._outputs: list[int] = []  # indices in ``_code`` that may hold the number of a stage's output
+        self._given: set[int] = set()  # indices in ``_code`` that may hold the number of a stage's output
         self._num_outputs = 0
         self.numbers: list[float] = []
 
@@ -45,13 +45,9 @@ class Writer:
             for place, value in enumerate(self._code)
         ]
 
-    @property
-    def _given(self) -> set[int]:
-        return set(self._outputs)
-
     def _add(self, values: Sequence[int], plain: Sequence[int] = ()) -> None:
         """Append tensor numbers ``values``, which may be stage outputs (below -1), then plain integers."""
-        self._outputs += range(len(self._code), len(self._code) + len(values))
+        self._given.update(range(len(self._code), len(self._code) + len(values)))
         self._code += [*values, *plain]
 
     def _give(self) -> int:
