@@ -1,67 +1,18 @@
-"""The protocol of policies, and policies with the same decision in every iteration."""
+"""Policies with the same decision in every iteration, and the type of all policies."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound, stopping_bound
+from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
-
-
-class Policy(Protocol):
-    """Protocol of policies, which choose the tree shapes of one request at a time."""
-
-    wants_model_free: bool  # whether the engine grows model-free trees
-
-    def begin(self) -> None:
-        """Begin a request: drop the state of the last request, and keep the estimates."""
-
-    def choose(
-        self, context: int, model_free: ModelFree | None = None, features: Features | None = None
-    ) -> Decision | None:
-        """Return the decision for the next iteration, or None: call again with ``features``, which then gives one.
-
-        A shape of depth 0 is a plain step. A shape of width 0 verifies only ``model_free``.
-
-        Args:
-            context: tokens in the target's cache.
-            model_free: the tree that n-gram statistics have drafted, or None if there is none.
-            features: input of the depth predictor, which may take a head draft to compute; None in the first call.
-        """
-
-    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound: growth of a model-free tree ends when no further node can raise its value.
-
-        The value is the objective value of the pass that verifies the tree.
-
-        Args:
-            context: tokens in the target's cache.
-            shape: the drafted tree that the model-free drafts extend; None if they are verified alone.
-        """
-
-    def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        """Return ``decision`` with the verify width whose objective value is highest for the tree that was drafted.
-
-        Args:
-            decision: the decision by which the tree was drafted.
-            expected: [V] tokens that the tree's scores predict at each verify width, bonus token included.
-            context: tokens in the target's cache.
-        """
-
-    def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
-        """Update the estimates of acceptance and latency by one finished iteration.
-
-        Args:
-            decision: the iteration's decision.
-            tokens: tokens that the iteration added to the text, bonus token included.
-            milliseconds: time of the whole iteration.
-        """
 
 
 class FixedPolicy:
     """Policy that chooses the same tree shape in every iteration. A draft width of 1 drafts a chain.
 
-    Where ``wants_model_free`` is set, model-free drafts extend the tree.
+    Where ``wants_model_free`` is set, the engine grows model-free drafts, which extend the tree.
     """
 
     wants_model_free = False
@@ -114,4 +65,5 @@ class ModelFreePolicy(FixedPolicy):
         return Decision(TreeShape(0, model_free.depth, self._verify_width))
 
 
+Policy: TypeAlias = FixedPolicy | ObjectivePolicy  # chooses the tree shapes of one request at a time
 PLAIN_POLICY = FixedPolicy(PLAIN_STEP)  # speculation off
