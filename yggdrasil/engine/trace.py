@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter_ns
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -192,18 +192,6 @@ State = TypeVar("State")
 Actions = Mapping[str, Callable[[State], None]]  # by stage name; stages without an entry do nothing
 
 
-class Executor(Protocol):
-    """Protocol of executors, which run the stages of one iteration."""
-
-    def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Run the stages of ``schedule`` for one iteration, and wait for all.
-
-        Args:
-            actions: stage name -> function that takes ``state``; stages without one are skipped.
-            times: stage name -> nanoseconds, to which each stage's time is added.
-        """
-
-
 class InOrderExecutor:
     """Executor on one thread, in the schedule's order. Fastest on a CPU, where verification uses all cores.
 
@@ -213,7 +201,7 @@ class InOrderExecutor:
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
         """Call the actions of the schedule's stages with ``state``, in order; stages without one are skipped.
 
-        Each stage's nanoseconds on the host are added to ``times``.
+        Each stage's nanoseconds on the host are added to ``times``, by stage name.
         """
         before = perf_counter_ns()
         for name in schedule.names:
@@ -248,3 +236,6 @@ class EventExecutor:
         events[-1].synchronize()
         for name, before, after in zip(names, events, events[1:], strict=False):
             times[name] += round(before.elapsed_time(after) * 1e6)
+
+
+Executor: TypeAlias = InOrderExecutor | EventExecutor  # runs the stages of one iteration, and waits for all
