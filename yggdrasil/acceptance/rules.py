@@ -6,14 +6,14 @@ change the distribution of the output.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from yggdrasil.acceptance.coins import Choice
 from yggdrasil.acceptance.drawn import DrawKind, NodeDraws, accept_drawn, draw_token
 from yggdrasil.acceptance.sampler import Sampler
-from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.acceptance.speculation import OwnRule, Speculation
 from yggdrasil.acceptance.verified import VerifiedTree
 from yggdrasil.errors import YggdrasilError
 
@@ -32,23 +32,6 @@ class Counts:
     near_ties: int = 0  # decisions whose margin is below the tolerance
     width_one_passes: int = 0
     flips: int = 0  # near ties that a width-1 pass decides differently
-
-
-class Rule(Protocol):
-    """An acceptance rule."""
-
-    def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
-        """Accept a path of ``tree`` from its root on, choose the token after it, and commit all these tokens.
-
-        The rule calls ``sampler.push`` with every token of the result, in order, and with the logits that it was chosen
-        from; the root's token was committed before. The walk stops behind the first token that no child of the last
-        accepted row holds (the bonus token), and behind an end token: then no further token is chosen. The result
-        has as many rows, beginning with the root's (0), as tokens.
-
-        Raises:
-            YggdrasilError: the candidates of ``tree`` were not found in the way that this rule requires, a score is not
-                finite, or no token is possible.
-        """
 
 
 @dataclass
@@ -236,6 +219,9 @@ class RelaxedRule:
         }
         acceptable = [token for token in tree.children[row] if token in candidates]
         return max(acceptable, key=lambda token: float(scores[token]), default=choice)
+
+
+Rule: TypeAlias = MatchRule | DrawnRule | TypicalRule | RelaxedRule | OwnRule
 
 
 def make_rule(

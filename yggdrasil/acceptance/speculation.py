@@ -21,9 +21,12 @@ class OwnRule(Protocol):
     is_lossless: bool  # whether outputs follow the target's distribution
 
     def walk(self, tree: Any, sampler: Any) -> Any:
-        """Accept a path of the verified tree from its root on, and commit its tokens and one more by ``sampler.push``.
+        """Accept a path of ``tree`` from its root on, choose the token after it, and commit all these tokens.
 
-        Returns ``acceptance.rules.Walk``: the accepted rows and the committed tokens.
+        The rule calls ``sampler.push`` with every token of the result, in order, and with the logits that it was chosen
+        from; the root's token was committed before. The walk stops behind the first token that no child of the last
+        accepted row holds (the bonus token), and behind an end token: then no further token is chosen. Returns
+        ``acceptance.rules.Walk``, with as many rows, beginning with the root's (0), as tokens.
         """
 
 
