@@ -5,11 +5,17 @@ from functools import cached_property
 from typing import Any
 
 from tokenizers.decoders import ByteLevel
-from tokenizers.pre_tokenizers import ByteLevel as ByteLevelInput
 
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 
 _SPACE = "\u2581"  # SentencePiece's symbol of a space
+
+
+def byte_letters() -> dict[int, str]:
+    """Return GPT-2's byte-to-character table of byte-level vocabularies: printable bytes map to themselves."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}
 
 
 class TokenBytes:
@@ -52,8 +58,4 @@ class TokenBytes:
         """Return the map from byte-level BPE characters to bytes; empty for other tokenizers."""
         if not isinstance(self._backend.decoder, ByteLevel):
             return {}
-        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        others = [byte for byte in range(256) if byte not in printable]
-        letters = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-        assert set(letters) == set(ByteLevelInput.alphabet())
-        return letters
+        return {letter: byte for byte, letter in byte_letters().items()}

@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from yggdrasil.artifacts.gguf import BLOCK_SIZES
+
 
 class Format(IntEnum):
     """Formats of quantised weights; the values are GGUF's type numbers."""
@@ -18,14 +20,4 @@ class Format(IntEnum):
 
 
 FORMATS = tuple(Format)  # all are supported by the kernels of `quantised_format.h`
-BLOCKS: dict[int, tuple[int, int]] = {  # format -> weights per block, bytes per block
-    Format.Q4_0: (32, 18),
-    Format.Q4_1: (32, 20),
-    Format.Q5_0: (32, 22),
-    Format.Q5_1: (32, 24),
-    Format.Q8_0: (32, 34),
-    Format.Q4_K: (256, 144),
-    Format.Q5_K: (256, 176),
-    Format.Q6_K: (256, 210),
-    Format.MXFP4: (32, 17),
-}
+BLOCKS: dict[int, tuple[int, int]] = {form: BLOCK_SIZES[form] for form in Format}  # weights and bytes per block

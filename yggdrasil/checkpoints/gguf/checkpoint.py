@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
-from yggdrasil.checkpoints.gguf.config import ROPE_FACTORS
 from yggdrasil.checkpoints.gguf.experts import join_experts, name_in_model, split_experts
 from yggdrasil.checkpoints.gguf.gemma4 import table_name_parts
 from yggdrasil.checkpoints.gguf.recurrent import (
@@ -28,7 +27,7 @@ from yggdrasil.checkpoints.gguf.recurrent import (
     split_joined,
     whole_name_in_table,
 )
-from yggdrasil.checkpoints.gguf.values import other_shape, refuse_other_tensors, values_of
+from yggdrasil.checkpoints.gguf.values import ROPE_FACTORS, other_shape, refuse_other_tensors, values_of
 from yggdrasil.checkpoints.shards import ShardWriter
 
 _NUM_SHARDS, _LEAST_SHARD = 8, 64 * 2**20

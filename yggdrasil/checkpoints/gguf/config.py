@@ -13,7 +13,7 @@ from yggdrasil.checkpoints.gguf.experts import expert_facts
 from yggdrasil.checkpoints.gguf.gemma4 import GEMMA4, gemma4_facts
 from yggdrasil.checkpoints.gguf.kinds import refuse_other_kinds
 from yggdrasil.checkpoints.gguf.recurrent import DELTA, NEMOTRON, recurrent_facts
-from yggdrasil.checkpoints.gguf.values import values_of
+from yggdrasil.checkpoints.gguf.values import ROPE_FACTORS, values_of
 from yggdrasil.errors import YggdrasilError
 
 # transformers' model types of the supported architectures. Each is tested: a file written from a model must load as it.
@@ -47,7 +47,6 @@ _MULTIPLIERS = {
 }  # fmt: skip
 # Number of layers of Gemma's 27B models, whose attention scale is not derived from the head size.
 _MOST_LAYERS_OF_GEMMA = {"gemma2": 46, "gemma3": 62}
-ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 

@@ -3,10 +3,9 @@
 from typing import Any
 
 from yggdrasil.artifacts.gguf import GgufHeader
-from yggdrasil.checkpoints.gguf.values import unsupported_fact, values_of
+from yggdrasil.checkpoints.gguf.values import ROPE_FACTORS, unsupported_fact, values_of
 
 GEMMA4 = "gemma4"
-_FACTORS = "rope_freqs.weight"
 _SCALES = {"scale": "proj", "per_expert_scale": "experts.down_proj"}  # of a router, by what they scale
 
 
@@ -48,7 +47,7 @@ def gemma4_facts(header: GgufHeader) -> dict[str, Any]:
 
 def _rotation(header: GgufHeader) -> dict[str, Any]:
     """Return the rotary parameters; full layers rotate the dimensions whose frequency the file does not divide."""
-    factors = header.tensors.get(_FACTORS)
+    factors = header.tensors.get(ROPE_FACTORS)
     divisors = None if factors is None else values_of(header, factors)
     share = 1.0 if divisors is None else float((divisors < 2.0).mean())
     return {

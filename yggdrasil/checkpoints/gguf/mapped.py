@@ -13,9 +13,8 @@ from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.checkpoints.formats.kinds import FORMATS
 from yggdrasil.checkpoints.formats.rows import PackedRows
 from yggdrasil.checkpoints.gguf.packing import packer_of
-from yggdrasil.checkpoints.gguf.values import other_shape, refuse_other_tensors, values_of
+from yggdrasil.checkpoints.gguf.values import ROPE_FACTORS, other_shape, refuse_other_tensors, values_of
 
-ROPE_FACTORS = "rope_freqs.weight"
 _ADDS_ONE = ("gemma", "gemma2", "gemma3")  # the file stores norm weights plus 1
 _PLACES = {
     "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm",

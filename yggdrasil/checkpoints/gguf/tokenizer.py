@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from yggdrasil.artifacts.gguf import GgufHeader
+from yggdrasil.checkpoints.token_bytes import byte_letters
 
 _QWEN, _QWEN35_MOE = "qwen2", "qwen35moe"  # transformers uses special classes for them, which normalise
 _GEMMA4 = "gemma4"  # transformers adds no beginning of text to it, and llama.cpp always does
@@ -88,7 +89,7 @@ def _built(architecture: str, facts: Mapping[str, Any]) -> BuiltTokenizer | None
     backend, usual = found
     tokens, types = facts["tokens"], facts.get("token_type") or ()
     backend.add_special_tokens([AddedToken(token, special=True) for token in usual])
-    alphabet = set(_alphabet().values())
+    alphabet = set(byte_letters().values())
     control = [
         token
         for token, kind in zip(tokens, types, strict=False)
@@ -130,7 +131,7 @@ def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, S
     split = _QWEN_SPLIT if architecture == _QWEN else _SPLITS.get(facts.get("pre", "default"))
     if split is None and facts.get("pre", "default") not in _USUAL_SPLITS:
         return None
-    spelling = _alphabet()
+    spelling = byte_letters()
     letters = set(spelling.values())
     tokens = [
         token if letters.issuperset(token) else "".join(spelling[byte] for byte in token.encode())
@@ -199,10 +200,3 @@ def _merges(
     if scores is not None:
         found.sort(key=lambda merge: (scores[merge[2]], len(merge[0]), len(merge[1])), reverse=True)
     return [(left, right) for left, right, _ in found]
-
-
-def _alphabet() -> dict[int, str]:
-    """Return GPT-2's byte-to-character table of byte-level vocabularies: printable bytes map to themselves."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}

@@ -10,6 +10,7 @@ from yggdrasil.artifacts.gguf import GgufHeader, GgufTensor
 from yggdrasil.errors import YggdrasilError, listed
 
 _F32 = 0
+ROPE_FACTORS = "rope_freqs.weight"  # tensor with divisors of the rotary frequencies
 
 
 def values_of(header: GgufHeader, tensor: GgufTensor) -> npt.NDArray[np.float32]:
