@@ -32,6 +32,8 @@ DROPOUT = 0.1
 MAX_EPOCHS = 80
 PATIENCE = 8
 EPOCHS_WITHOUT_VALIDATION = 5
+_SEED = 0
+_HELD_OUT, _VALIDATION = 0.25, 0.2  # share of the documents, and of those that are left
 
 
 class DocumentSplit(NamedTuple):
@@ -42,7 +44,7 @@ class DocumentSplit(NamedTuple):
     held_out: tuple[int, ...]  # to choose between predictors
 
 
-def split_documents(documents: IntArray, seed: int, held_out: float = 0.25, validation: float = 0.2) -> DocumentSplit:
+def split_documents(documents: IntArray, seed: int) -> DocumentSplit:
     """Split document numbers at random into training, validation and held-out sets, each ascending.
 
     Each set gets at least one document if there are enough: first training, then held out, then validation.
@@ -50,13 +52,11 @@ def split_documents(documents: IntArray, seed: int, held_out: float = 0.25, vali
     Args:
         documents: document number of each position; repeated numbers count once.
         seed: of the random order.
-        held_out: share of the documents in the held-out set.
-        validation: share of the remaining documents in the validation set.
     """
     order = np.random.default_rng(seed).permutation(np.unique(documents)).tolist()
-    num_held_out = min(max(1, round(held_out * len(order))), max(len(order) - 1, 0))
+    num_held_out = min(max(1, round(_HELD_OUT * len(order))), max(len(order) - 1, 0))
     rest = order[num_held_out:]
-    num_validation = min(max(1, round(validation * len(rest))), max(len(rest) - 1, 0))
+    num_validation = min(max(1, round(_VALIDATION * len(rest))), max(len(rest) - 1, 0))
     return DocumentSplit(
         training=tuple(sorted(rest[num_validation:])),
         validation=tuple(sorted(rest[:num_validation])),
@@ -69,7 +69,6 @@ def train_depth_predictor(
     lengths: IntArray,
     documents: IntArray,
     max_depth: int,
-    seed: int = 0,
     sizes: FeatureSizes | None = None,
 ) -> tuple[DepthPredictor, DocumentSplit]:
     """Train a depth predictor, and return it with the split of the documents, of which it has not seen the held-out.
@@ -81,41 +80,13 @@ def train_depth_predictor(
         max_depth: D, the number of depths to predict.
         sizes: sizes of the parts of ``features``. The hidden state is scaled down by ``HIDDEN_WEIGHT``: otherwise its
             many values overfit before the other features are used. None: all features have the same scale.
-
-    Raises:
-        ValueError: shapes disagree, features are not finite, or there are no positions.
     """
-    _check_inputs(features, lengths, documents, max_depth)
-    split = split_documents(documents, seed)
+    split = split_documents(documents, _SEED)
     training, validation = (np.flatnonzero(np.isin(documents, part)) for part in (split.training, split.validation))
-    predictor = _fit(features, lengths, training, validation, _FitSettings(max_depth, seed, sizes))
+    predictor = _fit(features, lengths, training, validation, max_depth, sizes)
     if len(validation):
         predictor = calibrate_outputs(predictor, features[validation], lengths[validation])
     return predictor, split
-
-
-def _check_inputs(features: Float32Array, lengths: IntArray, documents: IntArray, max_depth: int) -> None:
-    num_positions = len(features)
-    faults: list[str] = []
-    if features.ndim != 2 or not num_positions or features.dtype != np.float32:
-        faults.append(
-            f"features must be float32 [n, F] with at least one position, got {features.dtype} {features.shape}"
-        )
-    for name, values in (("lengths", lengths), ("documents", documents)):
-        if values.shape != (num_positions,) or not np.issubdtype(values.dtype, np.integer):
-            faults.append(f"{name} must be integers [{num_positions}], got {values.dtype} {values.shape}")
-    if max_depth < 1:
-        faults.append(f"max_depth must be at least 1, got {max_depth}")
-    if not np.isfinite(features).all():
-        faults.append("features holds non-finite values")
-    if faults:
-        raise ValueError("; ".join(faults))
-
-
-class _FitSettings(NamedTuple):
-    max_depth: int
-    seed: int
-    sizes: FeatureSizes | None
 
 
 class _Data(NamedTuple):
@@ -137,7 +108,8 @@ def _fit(
     lengths: IntArray,
     training: npt.NDArray[np.intp],
     validation: npt.NDArray[np.intp],
-    settings: _FitSettings,
+    max_depth: int,
+    sizes: FeatureSizes | None,
 ) -> DepthPredictor:
     """Train with early stopping on the validation rows, or for a fixed number of epochs if there are none."""
     import torch
@@ -145,8 +117,8 @@ def _fit(
     from yggdrasil.native.one_thread import one_thread
 
     mean, scale = _normalisation(features[training])
-    if settings.sizes is not None and settings.sizes.hidden < settings.sizes.total:
-        scale[: settings.sizes.hidden] /= HIDDEN_WEIGHT
+    if sizes is not None and sizes.hidden < sizes.total:
+        scale[: sizes.hidden] /= HIDDEN_WEIGHT
 
     def tensors(rows: npt.NDArray[np.intp]) -> _Data:
         inputs = torch.from_numpy((features[rows] - mean) / scale)
@@ -156,8 +128,8 @@ def _fit(
     max_epochs = MAX_EPOCHS if len(validation) else EPOCHS_WITHOUT_VALIDATION
     # Steps this small lose more time to thread synchronisation than they gain.
     with torch.random.fork_rng(devices=[]), one_thread():
-        torch.manual_seed(settings.seed)
-        model = _new_model(features.shape[1], lengths[training], settings.max_depth)
+        torch.manual_seed(_SEED)
+        model = _new_model(features.shape[1], lengths[training], max_depth)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         best, epoch = _Snapshot(copy.deepcopy(model.state_dict()), 0, _loss(model, held_back)), 0
         while epoch < max_epochs and epoch - best.epoch < PATIENCE:
