@@ -51,8 +51,7 @@ from yggdrasil.training.state import KeptTraining, Look, Training, _digest
 from yggdrasil.training.target_head import TargetHead
 from yggdrasil.training.training import train
 from yggdrasil.training.unroll import Batch, StepOutput, unroll
-from yggdrasil.training.vocabulary import coverage, draft_vocabulary
-from yggdrasil.training.windows import Window, split, window_of
+from yggdrasil.training.windows import Window, split
 
 TINY = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -257,16 +256,6 @@ def test_the_law_that_is_learned_is_the_targets(config):
 
     assert expected.std() > 0.01
     torch.testing.assert_close(laws, expected)
-
-
-def test_the_draft_vocabulary_is_the_most_frequent():
-    texts = [window_of(Document([5, 5, 5, 5, 9], [7, 7, 8]))] * 40
-
-    vocabulary = draft_vocabulary(texts, 20, most=3)
-
-    assert vocabulary.tolist() == [5, 7, 8]  # four of a prompt count as one of an answer, and 8 comes before 9
-    assert coverage(texts, vocabulary) == 1.0
-    assert coverage(texts, torch.tensor([7])) == pytest.approx(2 / 3)
 
 
 def test_a_training_ends_when_nothing_improves():

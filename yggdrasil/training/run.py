@@ -14,6 +14,7 @@ from yggdrasil.artifacts import model_fingerprint
 from yggdrasil.artifacts.atomic import resolve_link
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.usual_weights import usual_weights
+from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.training.dflash import DFlashRecipe
 from yggdrasil.training.eagle import EagleRecipe
@@ -25,7 +26,6 @@ from yggdrasil.training.settings import SHOWN, Teller, TrainSettings
 from yggdrasil.training.start import load_start_head
 from yggdrasil.training.state import KeptTraining, Look, Progress, Training
 from yggdrasil.training.unroll import Batch
-from yggdrasil.training.vocabulary import coverage, draft_vocabulary
 from yggdrasil.training.windows import Split, Window
 
 _WARM_UP = 50  # steps
@@ -63,7 +63,7 @@ class TrainingRun:
         elif begun is not None:
             vocabulary = begun.target_tokens(torch.arange(begun.settings.draft_vocab_size))
         else:
-            vocabulary = draft_vocabulary(parts.trained, size)
+            vocabulary = Vocabulary.of((window.text for window in parts.trained), size).tokens
         make: type[Recipe] = EagleRecipe if settings.kind == "eagle3" else DFlashRecipe
         self._recipe = recipe = make(loaded, vocabulary)
         states = resolve_link(settings.work / "states")
@@ -81,12 +81,13 @@ class TrainingRun:
             self._progress.began_with = model_fingerprint(settings.start)
         self._teacher = Teacher.of(loaded, vocabulary)
         self._batch_size = max(1, min(_BATCH, _MOST_LOGITS // len(vocabulary)))
+        covered = Vocabulary(vocabulary).coverage(window.text for window in parts.held_out)
         self._facts = {
             "target": Path(settings.target).name,
             "target's fingerprint": source.fingerprint(),
             "text": ", ".join(["the target's own", *(file.name for file in (*settings.prompts, *settings.texts))]),
             "answers' tokens there are": str(sum(window.num_learned for window in parts.trained)),
-            "of the held-out answers' tokens can be drafted": f"{coverage(parts.held_out, vocabulary):.1%}",
+            "of the held-out answers' tokens can be drafted": f"{covered:.1%}",
             "drafted tokens": f"{len(vocabulary)} of {loaded.vocab_size}",
         }
         if self._progress.began_as:

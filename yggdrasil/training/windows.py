@@ -28,6 +28,12 @@ class Window(NamedTuple):
         """Number of tokens of the training window's answer."""
         return self.length - self.answer
 
+    @property
+    def text(self) -> tuple[list[int], list[int]]:
+        """Token ids of the whole prompt and of the answer."""
+        answer = self.start + self.answer
+        return self.tokens[:answer], self.tokens[answer:]
+
 
 class Split(NamedTuple):
     """Windows to train on and windows to evaluate on, both in the order in which they were generated."""
