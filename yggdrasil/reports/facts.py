@@ -170,8 +170,7 @@ class Facts:
         if chosen is not None and chosen.shape[1]:
             return TreeShape(*chosen.shape)
         table = self.objective().sort_values("ms_per_token")
-        row = table[table["verify_width"] > 1].iloc[0]
-        return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
+        return first_shape(table[table["verify_width"] > 1])
 
     def best_pruned_tree(self) -> TreeShape:
         """Return the fastest predicted tree shape that drafts at least twice as many nodes as it verifies.
@@ -180,7 +179,10 @@ class Facts:
         """
         table = self.objective().sort_values("ms_per_token")
         pruned = table[(table["verify_width"] > 1) & (table["width"] * table["depth"] >= 2 * table["verify_width"])]
-        if pruned.empty:
-            return self.best_tree()
-        row = pruned.iloc[0]
-        return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))
+        return self.best_tree() if pruned.empty else first_shape(pruned)
+
+
+def first_shape(table: pd.DataFrame) -> TreeShape:
+    """Return the tree shape (columns width, depth, verify_width) of the first row of ``table``."""
+    row = table.iloc[0]
+    return TreeShape(int(row["width"]), int(row["depth"]), int(row["verify_width"]))

@@ -1,11 +1,12 @@
 """Plotly figures of a report, each drawn from its tables. A function returns None if its table is empty."""
 
-from collections.abc import Iterable
 from typing import TypeAlias
 
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
+
+from yggdrasil.reports.facts import first_shape
 
 Figure: TypeAlias = go.Figure
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif"
@@ -31,7 +32,7 @@ def latency(tables: dict[str, pd.DataFrame]) -> Figure | None:
     titles = {"target": "T_verifier(W): one target step", "drafter": "T_drafter(W): one draft step"}
     figure = make_subplots(rows=1, cols=len(models), subplot_titles=[titles[model] for model in models])
     for column, model in enumerate(models, start=1):
-        for colour, (context, part) in zip(_cycle(), table[table["model"] == model].groupby("context"), strict=False):
+        for colour, (context, part) in zip(COLOURS, table[table["model"] == model].groupby("context"), strict=False):
             _band(figure, part, f"{context:.0f}", colour, column)
         figure.update_xaxes(title_text="width W (tokens in one pass)", type="log", row=1, col=column)
         widths = sorted(table[table["model"] == model]["width"].unique())
@@ -91,7 +92,7 @@ def prediction(tables: dict[str, pd.DataFrame]) -> Figure | None:
         x=[low, high], y=[low, high], mode="lines", line={"color": "#9aa5b1", "dash": "dash"}, name="equal"
     )
     group_of = table["plan"].str.startswith("top").map({True: "best predictions", False: "named plans"})
-    for colour, (group, part) in zip(_cycle(), table.groupby(group_of), strict=False):
+    for colour, (group, part) in zip(COLOURS, table.groupby(group_of), strict=False):
         figure.add_scatter(
             x=part["measured_iteration_ms"], y=part["predicted_iteration_ms"], mode="markers", name=group,
             text=part["plan"], marker={"size": 10, "color": colour, "line": {"width": 1, "color": PAPER}},
@@ -134,10 +135,11 @@ def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | No
         )  # fmt: skip
         figure.update_xaxes(title_text="verify width", type="category", row=1, col=column)
     figure.update_yaxes(title_text="depth", dtick=1, row=1, col=1)
-    best_latency = _shape(table.sort_values("speedup", ascending=False))
-    best_aal = _shape(table[table["aal"] >= table["aal"].max() - 1e-9].sort_values("iteration_ms"))
+    best_latency = first_shape(table.sort_values("speedup", ascending=False))
+    best_aal = first_shape(table[table["aal"] >= table["aal"].max() - 1e-9].sort_values("iteration_ms"))
     is_chosen = chosen == best_latency
     optimal = "latency-optimal, chosen by the search" if is_chosen else "latency-optimal"
+    marks: list[tuple[tuple[int, int, int], str, str, str]]
     marks = [(best_aal, "AAL-optimal", "diamond", "#ffb4a2"), (best_latency, optimal, "star", "#ffffff")]
     if chosen is not None and chosen[1] and not is_chosen:
         marks.append((chosen, "chosen by the search", "circle-open", "#e63946"))
@@ -149,12 +151,6 @@ def objective(tables: dict[str, pd.DataFrame], chosen: tuple[int, int, int] | No
             col=widths.index(width) + 1,
         )  # fmt: skip
     return styled(figure, 440, legend_y=-0.28, least_width=140 + 170 * len(widths))
-
-
-def _shape(table: pd.DataFrame) -> tuple[int, int, int]:
-    """Return (width, depth, verify_width) of the first row."""
-    row = table.iloc[0]
-    return int(row["width"]), int(row["depth"]), int(row["verify_width"])
 
 
 def timelines(tables: dict[str, pd.DataFrame]) -> Figure | None:
@@ -208,7 +204,3 @@ def styled(figure: Figure, height: int, legend_y: float = -0.24, least_width: in
 def _faded(colour: str) -> str:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.13)"
-
-
-def _cycle() -> Iterable[str]:
-    return COLOURS

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
@@ -67,12 +68,6 @@ def _tree(title: str, part: "pd.DataFrame") -> Tree:
     branches: dict[int, Tree] = {}
     root = Tree(title)
     for row in part.to_dict("records"):
-        label = f"[{_STYLES[row['role']]}]{_escaped(str(row['text']))}[/] {row['role']}"
+        label = f"[{_STYLES[row['role']]}]{escape(str(row['text']))}[/] {row['role']}"
         branches[row["node"]] = (branches[row["parent"]] if row["node"] else root).add(label)
     return root
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
