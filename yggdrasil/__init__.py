@@ -1,5 +1,6 @@
 """Yggdrasil: latency-optimal speculative tree decoding of one request, with exactly the target model's output."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -13,26 +14,17 @@ if TYPE_CHECKING:
     from yggdrasil.pretrained import Decoder
 
 
+_LAZY = {  # imported on first use: packages that need no torch import without it
+    "Constraint": "acceptance.sampling",
+    "SamplingParams": "acceptance.sampling",
+    "Speculation": "acceptance.speculation",
+    "Decoder": "pretrained",
+    "custom_generate": "in_transformers",
+    "YggdrasilError": "errors",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # Lazy: packages that need no torch import without it.
-    if name in ("Constraint", "SamplingParams"):
-        from yggdrasil.acceptance import sampling
-
-        return getattr(sampling, name)
-    if name == "Speculation":
-        from yggdrasil.acceptance.speculation import Speculation
-
-        return Speculation
-    if name == "Decoder":
-        from yggdrasil.pretrained import Decoder
-
-        return Decoder
-    if name == "custom_generate":
-        from yggdrasil.in_transformers import custom_generate
-
-        return custom_generate
-    if name == "YggdrasilError":
-        from yggdrasil.errors import YggdrasilError
-
-        return YggdrasilError
-    raise AttributeError(f"module 'yggdrasil' has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'yggdrasil' has no attribute {name!r}")
+    return getattr(import_module(f"yggdrasil.{_LAZY[name]}"), name)
