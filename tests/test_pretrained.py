@@ -20,7 +20,8 @@ from yggdrasil.engine.plan_lookup import automatic_name
 from yggdrasil.engine.plan_parts import planned_drafter
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
-from yggdrasil.pretrained import Decoder, find_plan, is_plan, plan_name, shipped_prompts
+from yggdrasil.pretrained import Decoder, find_plan, is_plan, plan_name
+from yggdrasil.prompts import default_prompts
 from yggdrasil.scheduling.plan import Costs, Expectation, LeftOut, ModelRef, Plan, Shapes, resolve_source
 from yggdrasil.scheduling.stages import DEFAULT_ORDER
 
@@ -253,7 +254,7 @@ def test_a_plan_is_called_after_its_model(tmp_path):
 
 
 def test_prompts_that_are_shipped_are_chats_where_there_is_a_template():
-    path, is_chat = shipped_prompts(TARGET)
+    path, is_chat = default_prompts(load_tokenizer(TARGET))
 
     assert path.exists()
     assert not is_chat, "the bundled target has no template"

@@ -1,6 +1,5 @@
 """``Decoder.from_pretrained``: opens a decoder from a model or from a calibrated plan."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from yggdrasil.artifacts import (
 )  # fmt: skip
 from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.homes import expanded
+from yggdrasil.artifacts.lock import tell
 from yggdrasil.artifacts.plan_names import is_plan
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
@@ -32,7 +32,7 @@ from yggdrasil.engine.online_estimates import restore_estimates, was_busy
 from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
 from yggdrasil.policy.costs import has_pause
-from yggdrasil.prompts import PROBE, default_prompts, encode_chat
+from yggdrasil.prompts import PROBE, encode_chat
 from yggdrasil.scheduling.plan import DeviceName, Plan
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Decoder(engine.Decoder):
         )
         plan = decoder.plan
         if plan is not None and plan.is_provisional and (has_pause(plan.costs[0].verify_ms) or was_busy(path)):
-            _say("the machine was busy when the steps were timed; they are timed again")
+            tell("the machine was busy when the steps were timed; they are timed again")
             _time_steps(decoder, plan, decoder.tokenizer, path, reporter)
         _keep_estimates(decoder, path, found)
         return decoder
@@ -160,17 +160,6 @@ def _target_of(plan: str | Path, *, force_machine: bool) -> str:
     return Plan.load(resolve_plan(plan, current_machine(), force=force_machine)).target.path()
 
 
-def shipped_prompts(model: str | Path | Source) -> tuple[Path, bool]:
-    """Return (the shipped prompt file that calibrates ``model``, whether its prompts are to be read as chats).
-
-    Models with a chat template get chats, others code to complete.
-
-    Raises:
-        YggdrasilError: the model is missing, or its tokenizer cannot be loaded.
-    """
-    return default_prompts(load_tokenizer(model))
-
-
 def _first_use(
     open_loaded: Callable[..., engine.Decoder],
     model: Source,
@@ -191,22 +180,22 @@ def _first_use(
     root, name = search_roots()[-1], automatic_name(model, drafters, dtype, device)
     path = plan_path(root, name, current_machine())
     if path.exists():
-        _say(f"{shown(path)} is damaged, of an older version or of another draft head; it is created again")
-    _say(
+        tell(f"{shown(path)} is damaged, of an older version or of another draft head; it is created again")
+    tell(
         f"first use of {model.given}: its steps are timed for a few seconds, and later use refines the estimates; "
         f"`yggdrasil calibrate {model.given}` measures more and makes a predictor and an n-gram table"
     )
     if TABLE in (drafters or ()) and table_folder(model.fingerprint()) is None:
-        _say(f"there is no n-gram table of {model.given} yet; `yggdrasil calibrate` makes one")
+        tell(f"there is no n-gram table of {model.given} yet; `yggdrasil calibrate` makes one")
     if drafters is None and (note := module_note(model.gguf or model.folder)) is not None:
-        _say(note)
+        tell(note)
     named = named_drafters(drafters or USUAL)
     agreement = _agreement(named.drafter, model)
     plan, tokenizer = first_plan(model, named, dtype, name, root, device, agreement, tokenizer)
     folder = predictor_directory(root, name, current_machine())
     decoder = open_loaded(plan, folder, tokenizer=tokenizer, phase=reporter.phase)
     if backend is None and decoder.assembly.target.backend == "eager":
-        _say(
+        tell(
             "native steps do not cover its architecture, so PyTorch runs its passes uncompiled; `--backend inductor` "
             "and `yggdrasil calibrate` compile them, which takes minutes"
         )
@@ -277,19 +266,15 @@ def _check_attention(assembly: "Assembly") -> None:
         check()
 
 
-def _say(sentence: str) -> None:
-    print(f"yggdrasil: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
-
-
 class _Lines:
     """Reporter that writes one line per phase to standard error."""
 
     def phase(self, title: str) -> Callable[[float], None]:
-        _say(title)
+        tell(title)
         return lambda _: None
 
     def close(self) -> None:
         """Do nothing: progress lines need no closing."""
 
 
-__all__ = ["Decoder", "find_plan", "is_plan", "plan_name", "shipped_prompts"]
+__all__ = ["Decoder", "find_plan", "is_plan", "plan_name"]

@@ -135,11 +135,13 @@ def calibrate(
     from yggdrasil.calibration.calibration_settings import QUICK, CalibrationSettings, Effort, PairSource
     from yggdrasil.calibration.pair import default_drafter_weights, default_max_length
     from yggdrasil.calibration.pipeline import calibrate as run
+    from yggdrasil.checkpoints.facts import load_tokenizer
     from yggdrasil.checkpoints.usual_weights import usual_weights
     from yggdrasil.cli.progress import PhaseProgress
     from yggdrasil.drafters.heads.kinds import is_head
     from yggdrasil.drafters.registry import USUAL, named_drafters
-    from yggdrasil.pretrained import plan_name, shipped_prompts
+    from yggdrasil.engine.plan_lookup import plan_name
+    from yggdrasil.prompts import default_prompts
 
     if chat and prompts is None:
         raise YggdrasilError("--chat is for --prompts FILE, which is not given")
@@ -160,7 +162,7 @@ def calibrate(
         target, named.drafter, dtype, target_threads, drafter_threads, shapes, chosen,
         usual if drafter_weights == AUTO else cast(Weights, drafter_weights), device, named.model_free, backend=backend,
     )  # fmt: skip
-    texts, is_chat = (prompts, chat) if prompts is not None else shipped_prompts(target)
+    texts, is_chat = (prompts, chat) if prompts is not None else default_prompts(load_tokenizer(target))
     settings = CalibrationSettings(
         pair, texts, name or plan_name(target), root or search_roots()[0], QUICK if quick else Effort(), chat=is_chat,
         keeps_drafter=keep_drafter, table_tokens=table_tokens, own_table=own_table,

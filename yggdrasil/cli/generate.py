@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +41,7 @@ def generate(
 ) -> None:
     """Decode prompts and stream the text; greedy by default. An invalid prompt of a file does not stop the others."""
     from yggdrasil.engine.request_options import RequestSettings
-    from yggdrasil.prompts import Prompt
+    from yggdrasil.prompts import Prompt, scan_prompts
 
     if logprobs is not None and not as_json:
         raise YggdrasilError("--logprobs is part of the JSON output alone; add --json")
@@ -57,7 +56,7 @@ def generate(
         opt.sampling_of({**options, "logprobs": logprobs}),
     )  # fmt: skip
     if prompts is not None:
-        items = list(_read(prompts, limit, chat=chat))
+        items = list(scan_prompts(prompts, limit, chat=chat))
     else:
         items = [Prompt("0", prompt or "").as_chat() if chat else Prompt("0", prompt or "")]
     if not any(isinstance(item, Prompt) for item in items):
@@ -81,12 +80,6 @@ def _begin(decoder: "Decoder", settings: "RequestSettings", *, as_json: bool) ->
         say("greedy decoding: the best token always; --temperature 0.7 samples")
     if not settings.speculation.is_lossless:
         say(f"the rule {settings.speculation.rule} is lossy: the output is not the target's own")
-
-
-def _read(file: Path, limit: int | None, *, chat: bool) -> "Iterator[Prompt | BadLine]":
-    from yggdrasil.prompts import scan_prompts
-
-    return scan_prompts(file, limit, chat=chat)
 
 
 class _Printer:
@@ -159,7 +152,7 @@ class _Printer:
             "metrics": result.metrics.as_dict(),
         }
         if result.logprobs is not None:
-            record["logprobs"] = opt.logprobs_record(result.logprobs)
+            record["logprobs"] = [vars(entry) for entry in result.logprobs]
         return record
 
     def _explain(self, item: "Prompt", result: "Generation") -> None:

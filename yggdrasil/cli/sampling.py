@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import typer
 
@@ -17,9 +17,6 @@ from yggdrasil.cli.checks import parse_widths
 from yggdrasil.cli.shared_options import option, with_options
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.own_class import is_own_class
-
-if TYPE_CHECKING:
-    from yggdrasil.acceptance.sampler import TokenLogprobs
 
 SAMPLING, CONSTRAINTS, ACCEPTANCE = "Sampling", "Constraints", "Acceptance: lossy rules, exactness"
 PARAMS, SPECULATION = SamplingParams(), Speculation()  # define the defaults
@@ -194,16 +191,6 @@ def _check_company(options: dict[str, Any]) -> None:
     ):  # fmt: skip
         if is_given:
             raise YggdrasilError(f"{name} belongs to {belongs}, which is not given; leave it out, or give both")
-
-
-def logprobs_record(logprobs: "Sequence[TokenLogprobs] | None") -> list[dict[str, Any]] | None:
-    """Return log-probabilities for the JSON output: for each generated token a dictionary with the keys of its fields.
-
-    They are token, logprob and top, pairs (token id, log-probability). None if the request wanted none.
-    """
-    if logprobs is None:
-        return None
-    return [{"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in logprobs]
 
 
 def _biases(pairs: Sequence[str]) -> dict[int, float]:
