@@ -97,8 +97,7 @@ class DraftModel(LevelDrafter):
                 inputs = [self._place.tensor, rows[:width], *tree_buffers]
                 runner.define("read", width, ReadStep(runner.call), inputs)
         considered = min(CONSIDERED * tree.candidates, runner.loaded.vocab_size)
-        self._guesses = Guesses.allocate(max(guess_widths, default=0), considered, device)
-        table = self._guesses.tensors()
+        table = self._guesses = Guesses.allocate(max(guess_widths, default=0), considered, device)
         for width in guess_widths:
             inputs = [self._place.tensor[:1], *(part[:width] for part in table), *tree_buffers]
             runner.define("guess", width, GuessStep(runner.call), inputs)
@@ -318,10 +317,6 @@ class Guesses(NamedTuple):
 
         edges = torch.zeros(rows, candidates, dtype=torch.float32, device=device)
         return cls(integers(rows), integers(rows), edges, integers(rows, candidates))
-
-    def tensors(self) -> list[Tensor]:
-        """Return the buffers, not copies, in field order: nodes, tokens, edges, candidates."""
-        return list(self)
 
 
 def identity_knots() -> Tensor:
