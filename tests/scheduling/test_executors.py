@@ -29,23 +29,6 @@ def test_every_stage_runs_once_after_its_predecessors(executor, schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_what_is_forgotten_comes_too_late_unless_others_imply_it(schedule):
-    actions = {name: lambda state, name=name: state.append(name) for name in STAGES}
-    for stage, before in schedule.predecessors.items():
-        for forgotten in before:
-            order = []
-            ThreadedExecutor(lambda _: 0.0, [(stage, forgotten)]).run(schedule, actions, order, Counter())
-            is_implied = forgotten in set().union(*(all_before(schedule, other) for other in before - {forgotten}))
-
-            assert sorted(order) == sorted(STAGES)
-            assert (order.index(forgotten) < order.index(stage)) == is_implied, (stage, forgotten)
-
-
-def all_before(schedule, stage):
-    return {stage}.union(*(all_before(schedule, each) for each in schedule.predecessors[stage]))
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_failing_stage_is_raised(schedule):
     def fail(_):
         raise ZeroDivisionError
