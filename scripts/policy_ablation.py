@@ -213,7 +213,7 @@ def plays_of(folder: Path, costs: StepCosts) -> list[Play]:
     numbers = np.unique(traces.document)
     prompts = {int(number): documents[int(number)].prompt for number in numbers}
     known, held_out = traces.select(numbers[::2]), traces.select(numbers[1::2])
-    learned = survival_of(known, paired, drafter(True), prompts)
+    learned = survival_of(known, paired, drafter(), prompts)
     ratios = {width: table.astype(np.float32) for width, table in learned.ratios.items()}
     mean = learned.mean.astype(np.float32)
 
