@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,8 @@ import typer
 from yggdrasil.arguments import check_package
 from yggdrasil.cli.open_decoder import check_source, open_decoder, prepare_logits, say, train_beside
 from yggdrasil.cli.shared_options import ModelArgument, TrainOption, opening_options, opens_decoder
-from yggdrasil.errors import YggdrasilError, first_line
+from yggdrasil.errors import YggdrasilError
+from yggdrasil.serving.address import listen
 
 if TYPE_CHECKING:
     from yggdrasil.engine.decoder import Decoder
@@ -54,7 +54,7 @@ def serve(
         check_package(package, "serving", "server")
     _check_names(host, cors_origin or ())
     api_key = _key_of(api_key)
-    _check_port(host, port)
+    listen(host, port).close()  # the server binds it later, after seconds of importing
     check_source(source)
     from yggdrasil.engine.recommended_sampling import recommended_sampling_of
     from yggdrasil.pretrained import plan_name
@@ -87,17 +87,6 @@ def serve(
 
     name = Path(source).stem if source.endswith((".yaml", ".yml")) else plan_name(source)
     run_server(opened, settings, name, host, port, announce)
-
-
-def _check_port(host: str, port: int) -> None:
-    """Raise YggdrasilError if the address cannot be bound. The server binds it later, after seconds of importing."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        socket.create_server((host, port), family=family).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise YggdrasilError(
-            f"cannot listen on {host}, port {port} ({first_line(error)}); choose others with --host and --port"
-        ) from error
 
 
 def _check_names(host: str, sites: Sequence[str]) -> None:

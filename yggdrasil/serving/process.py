@@ -3,7 +3,6 @@
 import atexit
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
 from yggdrasil.engine.decoder import Decoder
-from yggdrasil.errors import Interrupted, YggdrasilError, first_line
+from yggdrasil.errors import Interrupted
+from yggdrasil.serving.address import listen, url_of
 from yggdrasil.serving.app import create_app
 from yggdrasil.serving.client_socket import OpenProtocol
 from yggdrasil.serving.server_settings import ServerSettings
@@ -49,7 +49,7 @@ def run_server(
         YggdrasilError: the address cannot be bound.
         Interrupted: the server was stopped before the decoder was open.
     """
-    listener = _listen(host, port)
+    listener = listen(host, port)
     sys.setswitchinterval(_LOCK_SECONDS)
     failures: list[BaseException] = []
 
@@ -59,7 +59,7 @@ def run_server(
 
     def opened() -> Decoder:
         decoder = opening()
-        announce(_address(host, listener))
+        announce(url_of(host, listener))
         return decoder
 
     worker = Worker(opened, settings, end)
@@ -120,18 +120,3 @@ class _Server(uvicorn.Server):
         timer = Timer(self._limit, self._worker.give_up)
         timer.daemon = True
         timer.start()
-
-
-def _address(host: str, listener: socket.socket) -> str:
-    """Return the server's URL, with the port that the system chose if port 0 was requested."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise YggdrasilError(
-            f"cannot listen on {host}, port {port} ({first_line(error)}); choose others with --host and --port"
-        ) from error
