@@ -83,6 +83,15 @@ class PairSource:
         )  # fmt: skip
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of this package, PyTorch and transformers, as a plan records them."""
+    return {
+        "yggdrasil": yggdrasil.__version__,
+        "torch": str(torch.__version__),
+        "transformers": version("transformers"),
+    }
+
+
 class TextBudget(NamedTuple):
     """Limit of the text that the target generates: ``seconds`` or ``tokens`` in total, whichever comes first."""
 
@@ -180,7 +189,7 @@ class CalibrationSettings:
         stat = self.prompts.stat()
         return {
             **asdict(self.pair),
-            "versions": [yggdrasil.__version__, str(torch.__version__), version("transformers")],
+            "versions": list(versions().values()),
             "models": [Source.find(model).fingerprint() for model in (self.pair.target, self.pair.drafter) if model],
             **asdict(self.effort),
             "chat": self.chat,

@@ -7,15 +7,11 @@ cache, together with the costs and acceptance observed in later answers (``engin
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
-import torch
-
-import yggdrasil
 from yggdrasil.artifacts import current_machine, predictor_directory
 from yggdrasil.artifacts.atomic import atomic_directory
-from yggdrasil.calibration.calibration_settings import FIRST_WIDTHS, PairSource
+from yggdrasil.calibration.calibration_settings import FIRST_WIDTHS, PairSource, versions
 from yggdrasil.calibration.measurement.costs import costs_from, shows_pause
 from yggdrasil.calibration.measurement.iterations import measure_iterations, measured_policies, on_device_clock
 from yggdrasil.calibration.measurement.steps import Sample, measure_steps
@@ -86,9 +82,7 @@ def first_plan(
     pair = replace(pair, target_threads=machine.cores, drafter_threads=machine.cores)
     plan = Plan(
         name=name, machine=machine,
-        versions={"yggdrasil": yggdrasil.__version__, "torch": str(torch.__version__),
-                  "transformers": version("transformers")},
-        dtype=dtype, target=pair.target_ref(), drafters=[*pair.drafter_refs(), *model_free],
+        versions=versions(), dtype=dtype, target=pair.target_ref(), drafters=[*pair.drafter_refs(), *model_free],
         tokenizer=model.tokenizer_fingerprint(), shapes=shapes,
         stages=DEFAULT_ORDER, objective="latency", depth_from="mean",
         predictor=Path("../..", folder.relative_to(root)).as_posix(), costs=[_assumed(shapes)], predicted=_EXPECTED,

@@ -10,10 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
-import torch
-import transformers
 
-import yggdrasil
 from yggdrasil.artifacts import (
     current_machine,
     plan_path,
@@ -23,7 +20,7 @@ from yggdrasil.artifacts import (
     write_csv,
 )  # fmt: skip
 from yggdrasil.artifacts.lock import locked
-from yggdrasil.calibration.calibration_settings import CalibrationSettings, PairSource
+from yggdrasil.calibration.calibration_settings import CalibrationSettings, PairSource, versions
 from yggdrasil.calibration.choose import Choice, choose
 from yggdrasil.calibration.documents import open_ended_stream, record_all, usable_texts
 from yggdrasil.calibration.draft_vocabulary import restrict_vocabulary
@@ -159,11 +156,7 @@ def _plan(
     return Plan(
         name=settings.name,
         machine=machine,
-        versions={
-            "yggdrasil": yggdrasil.__version__,
-            "torch": str(torch.__version__),
-            "transformers": transformers.__version__,
-        },
+        versions=versions(),
         dtype=pair.dtype,
         target=pair.target_ref(),
         drafters=_drafters_of(pair, counted),
