@@ -213,7 +213,7 @@ def test_measured_stages_are_enough_to_search_with(pair, decoder, executor):
         orders = [schedule.labels for schedule in measured]
         decoder = pair.decoder(PLAIN_POLICY, FEW, other_stages=orders, backend="cudagraph")
     frame = schedules.measure_stage_costs(
-        decoder.assembly, lambda: open_ended_stream(byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], 1, lambda _: None,
+        decoder.assembly, lambda: open_ended_stream(byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], lambda _: None,
         measured,
     )  # fmt: skip
     costs = StageCosts.from_samples(frame)
@@ -242,12 +242,12 @@ def test_texts_too_short_to_measure_anything_are_said_to_be(decoder):
     message = r"^--max-new-tokens ends texts before anything is measured: .* give 13 or more$"
 
     with pytest.raises(YggdrasilError, match=message):
-        schedules.measure_stage_costs(decoder.assembly, few, texts, 1, lambda _: None)
+        schedules.measure_stage_costs(decoder.assembly, few, texts, lambda _: None)
     plans = [MeasuredPlan("one", Schedule.of({}).labels, TreeShape(2, 3, 4))]
     with pytest.raises(YggdrasilError, match=message):
         measure_plans(decoder.assembly, few, texts, plans, 1, lambda _: None)
     enough = partial(open_ended_stream, byte_tokenizer(), 13)
-    assert len(schedules.measure_stage_costs(decoder.assembly, enough, texts, 1, lambda _: None))
+    assert len(schedules.measure_stage_costs(decoder.assembly, enough, texts, lambda _: None))
 
 
 def test_plans_are_measured_in_turns_on_the_same_texts(decoder):
@@ -275,7 +275,7 @@ def test_plans_are_measured_in_turns_on_the_same_texts(decoder):
 def test_measuring_ends_in_time_with_every_shape_and_plan_measured(decoder):
     """Without any time: the first text alone, by every schedule and plan; the progress ends at one."""
     stream, texts, told = partial(open_ended_stream, byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], list[float]()
-    frame = schedules.measure_stage_costs(decoder.assembly, stream, texts, 3, told.append, seconds=0.0)
+    frame = schedules.measure_stage_costs(decoder.assembly, stream, texts, told.append, seconds=0.0)
     shapes = {(row.width, row.depth, row.verify_width) for row in frame[frame["depth"] > 0].itertuples()}
 
     assert set(frame["context"]) == {10}

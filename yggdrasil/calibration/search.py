@@ -62,7 +62,6 @@ class SearchSettings:
     context: int = 128  # maximum of the last tokens that are kept of a prompt
     rounds: int = 5  # times that every plan decodes every prompt
     final_rounds: int = 15  # further times for the fastest plan, the named plans and plain decoding
-    cost_rounds: int = 1  # times that every prompt is decoded to measure stages
     minutes: int = 30  # of measuring; each shape of tree and each plan is measured at least once
     measure_again: bool = False  # even if the profile has stage costs of all variants
     chat: bool = False  # plain prompts are a user's turn in the chat template
@@ -205,7 +204,7 @@ def _stage_samples(
     schedules = measured_schedules(subject.named)
     with on_device_clock(bench.assembly):
         frame = measure_stage_costs(
-            bench.assembly, new_stream, bench.texts, settings.cost_rounds, report, schedules,
+            bench.assembly, new_stream, bench.texts, report, schedules,
             seconds=_STAGES_SHARE * bench.seconds_left,
         )  # fmt: skip
     write_csv(file, "schedule-samples", SAMPLES_VERSION, frame)

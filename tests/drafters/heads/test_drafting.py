@@ -299,7 +299,7 @@ def test_what_stages_cost_with_a_head_is_enough_to_search_with(case):
     shapes = replace(SHAPES, draft_widths=(1, 2), verify_widths=(1, 4))
     decoder = case.decoder(shapes=shapes, other_stages=[schedule.labels for schedule in schedules])
     new_stream = partial(open_ended_stream, byte_tokenizer(), 16)
-    frame = measure_stage_costs(decoder.assembly, new_stream, [PROMPT], 1, lambda _: None, schedules)
+    frame = measure_stage_costs(decoder.assembly, new_stream, [PROMPT], lambda _: None, schedules)
     ratios = {width: np.full((4, 4, 2), 0.5) for width in shapes.draft_widths}
     lengths = AcceptedLengths(np.full(4, 0.9), ratios, shapes.verify_widths)
 

@@ -62,7 +62,6 @@ def measure_stage_costs(
     assembly: Assembly,
     new_stream: Callable[[], TextStream],
     texts: Sequence[Sequence[int]],
-    rounds: int,
     progress: Progress,
     schedules: Sequence[Schedule] = MEASURED,
     *,
@@ -77,7 +76,6 @@ def measure_stage_costs(
         assembly: models and steps, built with the stages of ``schedules``.
         new_stream: makes the text stream of a request, which limits its tokens.
         texts: prompts as token ids.
-        rounds: times that each text is decoded.
         progress: takes the fraction done, 0 to 1.
         seconds: no cycle begins so long after the call, but those of the first text always do.
 
@@ -85,7 +83,7 @@ def measure_stage_costs(
         YggdrasilError: requests are too short to measure every schedule.
     """
     shapes = measured_shapes(assembly.shapes)
-    cycles = [(text, shape) for _ in range(rounds) for text in texts for shape in shapes]
+    cycles = [(text, shape) for text in texts for shape in shapes]
     rows: list[tuple[object, ...]] = []
     measured = set()
     warmed = [cycles[0], *cycles]  # the first cycle is repeated: it warms up
