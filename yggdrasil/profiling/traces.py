@@ -29,9 +29,9 @@ SCHEMA_VERSION = 5
 ROOT = -1
 
 _PER_POSITION = ("hidden", "repetition", "head", "document", "position", "root")
-_PER_NODE = ("scores", "depth", "hit", "edge_log_probability", "parent", "token")
-_PER_CANDIDATE = ("offered_token", "offered_fall")
-_PER_WIDTH = (*_PER_NODE, *_PER_CANDIDATE)
+_PER_WIDTH = (
+    "scores", "depth", "hit", "edge_log_probability", "parent", "token", "offered_token", "offered_fall",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,6 @@ class TraceSet:
 
     A node's score is the sum of log-acceptance estimates along its path, so it falls along every path; -inf marks an
     empty slot. A node is a hit if the target generated exactly the tokens on the path from the root to it.
-
-    Raises:
-        ValueError: array shapes disagree.
     """
 
     hidden: Float32Array  # [P, H] the target's hidden state from which the token at that position was chosen
@@ -60,11 +57,6 @@ class TraceSet:
     # Candidates below the expanded nodes that were not attached; empty for drafters that do not keep candidates.
     offered_token: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)  # width -> [P, E, C]
     offered_fall: dict[int, Float32Array] = field(default_factory=dict)  # width -> [P, E, C], score minus the node's
-
-    def __post_init__(self) -> None:
-        faults = _shape_faults(self)
-        if faults:
-            raise ValueError("; ".join(faults))
 
     @property
     def num_positions(self) -> int:
@@ -160,7 +152,6 @@ class TraceSet:
 
         Raises:
             KeyError: an array is missing.
-            ValueError: array shapes disagree.
         """
         per_width: dict[str, Any] = {name: {} for name in _PER_WIDTH}
         for key, array in arrays.items():
@@ -194,32 +185,3 @@ def _gather_parent(
     """Return the value of each node's parent, ``root_value`` for children of the root."""
     gathered: npt.NDArray[Any] = np.take_along_axis(values, np.maximum(parent, 0).astype(np.int64), axis=1)
     return np.where(parent == ROOT, np.asarray(root_value, dtype=values.dtype), gathered)
-
-
-def _shape_faults(traces: TraceSet) -> list[str]:
-    num_positions = len(traces.document)
-    faults = [
-        f"{name} has {len(getattr(traces, name))} rows, document has {num_positions}"
-        for name in _PER_POSITION
-        if len(getattr(traces, name)) != num_positions
-    ]
-    widths = set(traces.scores)
-    if not widths or min(widths) < 1:
-        return [*faults, f"need draft widths of at least 1, got {sorted(widths)}"]
-    max_depth = traces.max_depth
-    for name in _PER_CANDIDATE:
-        faults += [
-            f"{name}[{width}] must be of {(num_positions, 1 + (max_depth - 1) * width)} nodes, got {array.shape}"
-            for width, array in getattr(traces, name).items()
-            if array.shape[:2] != (num_positions, 1 + (max_depth - 1) * width)
-        ]
-    for name in _PER_NODE:
-        arrays = getattr(traces, name)
-        if set(arrays) != widths:
-            faults.append(f"{name} has widths {sorted(arrays)}, scores has {sorted(widths)}")
-        faults += [
-            f"{name}[{width}] must be {(num_positions, max_depth * width)}, got {array.shape}"
-            for width, array in arrays.items()
-            if array.shape != (num_positions, max_depth * width)
-        ]
-    return faults
