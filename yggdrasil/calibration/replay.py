@@ -157,16 +157,15 @@ class _Simulation:
         if decision.kind == "model_free":
             assert self._shadow is not None
             nodes = self._shadow.order.tolist()[: decision.shape.verify_width]
-            return _Step(decision, count_accepted(self._alone, nodes, truth))
+            return _Step(decision, len(accepted_path(self._alone, nodes, truth)))
         return self._drafted(decision, index, truth) if decision.shape.depth else _Step(decision, 0)
 
     def _drafted(self, decision: Decision, index: int, truth: Sequence[int]) -> _Step:
         assert self._trees is not None, "there is nothing to draft"
         expected = self._trees.grow(index, decision.shape, fills=self._wants_model_free)
         decision = self._policy.prune(decision, expected, self._context)
-        return _Step(
-            decision, count_accepted(self._trees.tree, self._trees.order[: decision.shape.verify_width], truth)
-        )
+        nodes = self._trees.order[: decision.shape.verify_width]
+        return _Step(decision, len(accepted_path(self._trees.tree, nodes, truth)))
 
 
 def replay(
@@ -254,16 +253,6 @@ def recorded_documents(traces: TraceSet, prompts: Mapping[int, Sequence[int]]) -
         Document(list(prompts.get(int(traces.document[start]), [])), traces.root[start:stop].tolist())
         for start, stop in traces.document_ranges()
     ]
-
-
-def count_accepted(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> int:
-    """Return how many drafted tokens of the verified ``nodes`` the target accepts.
-
-    Args:
-        nodes: indices of nodes in ``tree``.
-        truth: tokens of the text after the tree's root.
-    """
-    return len(accepted_path(tree, nodes, truth))
 
 
 def accepted_path(tree: TokenTree, nodes: Sequence[int], truth: Sequence[int]) -> list[int]:

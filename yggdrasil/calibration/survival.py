@@ -19,15 +19,14 @@ from yggdrasil.calibration.replay import (
     RecordedTrees,
     accepted_path,
     begin_text,
-    count_accepted,
     extend_text,
     recorded_documents,
 )
+from yggdrasil.calibration.statistics.prediction import policy_without_drafter
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.iteration import ShadowTree
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import ModelFree
-from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.tree.shape import TreeShape
 from yggdrasil.tree.token_tree import TokenTree
@@ -143,7 +142,7 @@ class _ModelFreeTrees:
 
     def __init__(self, model_free: DrafterGroup | None, costs: StepCosts, num_nodes: int) -> None:
         self._costs, self._shadow = costs, None
-        self._policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
+        self._policy = policy_without_drafter(costs)
         self._tree = TokenTree.on_host(num_nodes)
         if model_free is not None:
             self._shadow = ShadowTree(model_free, self._tree, costs.verify_widths, shares_tree=True)
@@ -162,7 +161,7 @@ class _ModelFreeTrees:
             best = self._policy.best_model_free(ModelFree(expected, depth))
             if best is not None:
                 width = best.shape.verify_width
-                given = 1.0 + count_accepted(self._tree, self._shadow.order.tolist()[:width], truth)
+                given = 1.0 + len(accepted_path(self._tree, self._shadow.order.tolist()[:width], truth))
                 return best.tokens, given, self._costs.verify_widths.index(width)
         return 1.0, 1.0, 0
 
