@@ -61,24 +61,12 @@ def option(name: str, kind: Any, default: Any, text: str, **more: Any) -> Parame
 def with_options(command: Callable[..., None], options: Iterable[Parameter]) -> Callable[..., None]:
     """Return ``command`` with ``options`` added to its own; it gets their values as keywords (``**options``)."""
     own = [each for each in signature(command).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    return with_parameters(command, lambda values: values, [*own, *options])
-
-
-def with_parameters(
-    command: Callable[..., None], change: Callable[[dict[str, Any]], dict[str, Any]], parameters: Iterable[Parameter]
-) -> Callable[..., None]:
-    """Return a command that takes other parameters than ``command``.
-
-    Args:
-        change: converts their values to the arguments of ``command``.
-        parameters: the parameters to take.
-    """
+    keywords = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in (*own, *options)]
 
     @wraps(command)
     def run(**values: Any) -> None:
-        command(**change(values))
+        command(**values)
 
-    keywords = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
     del run.__wrapped__  # typer must read the new signature
     run.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in keywords} | {"return": None}
