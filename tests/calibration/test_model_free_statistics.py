@@ -38,7 +38,6 @@ from yggdrasil.engine.end_tokens import end_tokens
 from yggdrasil.engine.plan_parts import drafting_by, planned_model_free, planned_policy
 from yggdrasil.errors import ArtifactError, YggdrasilError
 from yggdrasil.policy.costs import StepCosts
-from yggdrasil.policy.fixed import ModelFreePolicy
 from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.prompts import encode_chat
@@ -471,12 +470,3 @@ def test_who_drafts_in_the_place_of_a_plans_own(tmp_path):
     ])  # fmt: skip
     with pytest.raises(YggdrasilError, match="decodes plainly alone"):
         drafting_by(only_plain, tmp_path, own)
-
-
-@pytest.mark.parametrize("kind", MAKE_FREE)
-@pytest.mark.parametrize("width", [2, 16])
-def test_a_fixed_free_tree_is_exact_too(pair, kind, width):
-    decoder = pair.decoder(ModelFreePolicy(width), drafter=None, model_free=MAKE_FREE[kind]())
-    generation = decoder.generate(TEXT[:30], max_new_tokens=60)
-    assert generation.tokens == pair.reference(TEXT[:30], 60)
-    assert generation.metrics.accepted > 0
