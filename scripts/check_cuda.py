@@ -25,8 +25,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests")]
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("CXX", "/bin/false")  # the host's operators are then the portable ones
 
 # Seconds of each section; what one leaves over goes to those behind it.
 SECTIONS = {
@@ -43,6 +41,8 @@ MOST_LOG = 8_000_000
 
 
 def main() -> int:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("CXX", "/bin/false")  # the host's operators are then the portable ones
     arguments = _arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.section is not None:
