@@ -18,6 +18,8 @@ from tiny_pair import TinyPair, make_pair
 
 from yggdrasil.artifacts.cache import cache_root
 
+OWN = ("CXX", "HOME", "PATH", "PYTHON", "XDG_", "YGGDRASIL_", "HF_", "CUDA_", "OMP_")  # variables that commands read
+
 torch.set_num_threads(1)
 # In CI, Hypothesis's own profile draws the same examples each time. A failure is reported as it was found: shrinking it
 # takes up to five minutes. pytest --hypothesis-profile=shrinking looks for the smallest example.
@@ -37,11 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _as_if_alone():
-    """The numbers that PyTorch draws are the same in any order; a command that was run leaves its signals to nobody."""
+    """PyTorch's random numbers are the same in any order; no test leaves signals or environment variables to others."""
     torch.manual_seed(0)
-    before = signal.getsignal(signal.SIGTERM)
+    before, variables = signal.getsignal(signal.SIGTERM), _variables()
     yield
     signal.signal(signal.SIGTERM, before)
+    assert _variables() == variables, "a test, or a module that it imports, changes environment variables"
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(OWN)}
 
 
 @pytest.fixture(scope="session")
