@@ -4,7 +4,7 @@ Dims: V vocabulary.
 """
 
 import secrets
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,21 +56,21 @@ class Coins:
         self._seed, self._position, self._purpose = seed, position, purpose
         self._used = 0
 
-    def draw(self, scores: FloatArray) -> Choice:
+    def draw(self, scores: npt.NDArray[np.floating[Any]]) -> Choice:
         """Draw a token with probability proportional to ``exp(scores)``; every call draws anew.
 
         The result's margin is the difference between the two highest sums of a score and its Gumbel noise.
 
         Args:
-            scores: [V] float64 log-probabilities up to a constant; -inf for impossible tokens.
+            scores: [V] log-probabilities up to a constant, float32 or rounded to it; -inf for impossible tokens.
         """
-        possible = np.flatnonzero(scores > -np.inf)  # the others need no noise
-        key, position = torch.tensor([self._key()]), torch.tensor([self._position])
-        noise = gumbel_noise(key, position, torch.from_numpy(possible))
-        sums = np.full(scores.shape, -np.inf)
+        given = torch.from_numpy(scores.astype(np.float32, copy=False))
+        key, tokens = self._key(), torch.empty(given.shape, dtype=torch.int64)
+        count = torch.ops.yggdrasil.likely_draws(given, key, self._position, tokens)
+        few = tokens[:count]  # computing the noise of a whole vocabulary takes as long as a small model
         # Summed in float32, as captured steps do.
-        sums[possible] = scores[possible].astype(np.float32) + noise.numpy()
-        return best_of(sums)
+        best = best_of((given[few] + gumbel_noise(torch.tensor([key]), torch.tensor([self._position]), few)).numpy())
+        return Choice(int(few[best.token]), best.margin)
 
     def flip(self, probability: float) -> bool:
         """Return True with the given ``probability``, 0 to 1, independently of all other draws and flips."""
@@ -92,7 +92,7 @@ def draw_key(seed: int, purpose: Purpose = "target", number: int = 0) -> int:
     return key_of(seed, len(_STREAMS) * number + _STREAMS[purpose])
 
 
-def best_of(scores: FloatArray) -> Choice:
+def best_of(scores: npt.NDArray[np.floating[Any]]) -> Choice:
     """Return the argmax token of ``scores`` [V] (the first of equals) and its margin, inf if all others are -inf."""
     token = int(scores.argmax())
     rest = max(scores[:token].max(initial=-np.inf), scores[token + 1 :].max(initial=-np.inf))

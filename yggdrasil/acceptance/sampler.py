@@ -7,6 +7,7 @@ Dims: V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,12 +88,12 @@ class Sampler:
         Raises:
             YggdrasilError: a score is not finite, or no token is possible.
         """
-        scores = _as_array(self.scores(row))
+        scores = self.scores(row).numpy()
         _check_finite(scores)
         if scores.max() == -np.inf:
             raise no_token_possible()
         if self.params.is_greedy:
-            return best_of(scores)
+            return best_of(scores.astype(np.float64))
         choice = self.coins("target").draw(scores)
         return Choice(choice.token, choice.margin * self.params.temperature)
 
@@ -210,7 +211,7 @@ def _checked(process: object, given: object, before: Tensor) -> Tensor:
     return given
 
 
-def _check_finite(scores: FloatArray) -> None:
+def _check_finite(scores: npt.NDArray[np.floating[Any]]) -> None:
     """Raise YggdrasilError if a score is NaN or +infinity; -infinity marks an impossible token."""
     # The comparison is false for NaN too.
     if not scores.max() < np.inf:

@@ -214,6 +214,7 @@ _ALL = (
     "Tensor[] taps, Tensor[] biases, bool delta, int[] slots, int num_threads) -> ()",
     "best_tokens(Tensor logits, int num_threads) -> (Tensor, Tensor)",
     "top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)",
+    "likely_draws(Tensor scores, int key, int position, Tensor(a!) tokens) -> int",
     "reweigh(Tensor likely, Tensor edges, Tensor tokens, Tensor levels, Tensor draws, Tensor weights) -> Tensor",
     "keep_stack(Tensor[] tensors, int[] kinds, int[] places, int[] code, int[] code_sizes, float[] numbers, "
     "int[] sizes) -> int",  # ``layer_stack.h``

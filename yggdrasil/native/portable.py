@@ -203,6 +203,22 @@ def top_candidates(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best, index
 
 
+def likely_draws(scores: Tensor, key: int, position: int, tokens: Tensor) -> int:
+    """Write the tokens that may have one of the two highest sums of score and Gumbel noise; return their number.
+
+    This implementation writes all tokens whose score is above -inf. The native one writes few.
+
+    Args:
+        scores: [V] float32.
+        key: key of the request's draws (``gumbel_noise``).
+        position: index in the text of the token that is drawn.
+        tokens: [V] int64, written in ascending order from the first element on.
+    """
+    possible = (scores > float("-inf")).nonzero()[:, 0]
+    tokens[: len(possible)] = possible
+    return len(possible)
+
+
 def reweigh(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
     """Return log-probabilities of candidates as ``reweighed`` does; for a greedy target on a CPU, copy ``likely``."""
     if likely.is_cpu and not float(weights[0]):
@@ -292,6 +308,7 @@ PORTABLE: dict[str, Callable[..., Any]] = {
         rows_attention,
         best_tokens,
         top_candidates,
+        likely_draws,
         reweigh,
         move_rows,
         rank_nodes,

@@ -40,19 +40,25 @@ def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 def uniform_number(key: int, position: int) -> float:
     """Return the pseudo-random float64 of ``key`` and ``position``, uniform between 0 and 1, both excluded."""
-    start = random_words(torch.tensor([key]), torch.tensor([position]))
-    return float(_uniform(random_words(start, torch.zeros_like(start)), torch.float64))
+    return ((_word(_word(key, position), 0) >> 64 - _BITS) + 0.5) * 2.0**-_BITS
 
 
 def key_of(seed: int, stream: int) -> int:
     """Return the int64 key of random stream number ``stream`` of ``seed`` (0 to 2**64 - 1). Streams are independent."""
-    start = random_words(torch.tensor([signed(seed)]), torch.tensor([0]))
-    return int(random_words(start, torch.tensor([stream])))
+    return signed(_word(_word(seed, 0), stream))
 
 
 def signed(word: int) -> int:
     """Return the int64 with the bits of the unsigned 64-bit integer ``word``."""
     return word - 2**64 if word >= 2**63 else word
+
+
+def _word(start: int, index: int) -> int:
+    """Return output ``index`` of SplitMix64 seeded with ``start`` as an unsigned integer, as ``random_words`` does."""
+    word = (start + (index + 1) * _STEP) % 2**64
+    word = (word ^ word >> 30) * _FIRST % 2**64
+    word = (word ^ word >> 27) * _SECOND % 2**64
+    return word ^ word >> 31
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:

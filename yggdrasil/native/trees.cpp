@@ -6,6 +6,7 @@
 
 #include "common/c_api.h"
 #include "tree/counts.h"
+#include "tree/draws.h"
 #include "tree/ranking.h"
 #include "tree/state_rows.h"
 #include "tree/tree_ops.h"
@@ -29,6 +30,14 @@ std::vector<int64_t> numbers(const int64_t* from, int64_t count) { return {from,
 
 YGG_API int32_t yggdrasil_top_candidates(View values, int64_t k, View best, View place) {
   return guarded([&] { top_candidates(of(values), k, of(best), of(place)); });
+}
+
+YGG_API int32_t yggdrasil_likely_draws(View scores, int64_t key, int64_t position, View tokens, int64_t* count) {
+  return guarded([&] {
+    const Tensor given = of(scores), found = of(tokens);
+    YGG_CHECK(given.is_contiguous() && given.dtype() == DType::float32 && found.numel() >= given.numel(), "scores must be float32, and tokens have room for all");
+    *count = likely_draws(given.const_data_ptr<float>(), given.numel(), key, position, found.mutable_data_ptr<int64_t>());
+  });
 }
 
 YGG_API int32_t yggdrasil_rank_nodes(View scores, View order, View expected) {

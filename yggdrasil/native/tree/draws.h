@@ -1,19 +1,33 @@
-// Reweighs candidates by the target's random draws, which are known before the target runs.
+// The random draws of a sampling target, which are known before it runs.
 //
 // A sampling target takes the token with the highest log p + Gumbel noise, and the noise is a function of the request's
 // key, the position and the token (native/random_numbers.py). So a candidate with much noise is likelier to be drawn
-// than its probability says. `drafters/statistics/draws.py` is the Python reference and has the fitted weights.
+// than its probability says: `Draws` reweighs candidates (`drafters/statistics/draws.py` is the Python reference and has
+// the fitted weights). `likely_draws` finds the few tokens that may be drawn, without their exact noise.
 
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <vector>
 
 #include "tree/scorer.h"
 
 namespace yggdrasil {
+
+// Output `index` of SplitMix64 seeded with `start`.
+inline uint64_t random_word(uint64_t start, uint64_t index) {
+  uint64_t mixed = start + (index + 1) * 0x9e3779b97f4a7c15ull;
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9ull;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebull;
+  return mixed ^ (mixed >> 31);
+}
+
+inline double gumbel_noise(double uniform) { return -std::log(-std::log1p(-std::min(uniform, 1.0 - 0x1p-24))); }
 
 class Draws {
  public:
@@ -23,11 +37,11 @@ class Draws {
   // `position`: index in the text of the token that is drawn.
   void reweigh(std::vector<Candidate>& found, int64_t position) const {
     if (noise_ == 0.0) return;
-    const uint64_t start = word(key_, uint64_t(position));
+    const uint64_t start = random_word(key_, uint64_t(position));
     double known = 0.0, total = 0.0;
     for (Candidate& each : found) {
       known += each.likely;
-      total += each.likely *= std::exp(noise_ * gumbel(word(start, uint64_t(each.token))));
+      total += each.likely *= std::exp(noise_ * gumbel(random_word(start, uint64_t(each.token))));
     }
     total += std::max(1.0 - known, kLeastRest) * others_;
     for (Candidate& each : found) each.likely = double(float(each.likely / total));
@@ -36,21 +50,42 @@ class Draws {
  private:
   static constexpr double kLeastRest = 1e-3;
 
-  // Output `index` of SplitMix64 seeded with `start`.
-  static uint64_t word(uint64_t start, uint64_t index) {
-    uint64_t mixed = start + (index + 1) * 0x9e3779b97f4a7c15ull;
-    mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9ull;
-    mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebull;
-    return mixed ^ (mixed >> 31);
-  }
-
-  static double gumbel(uint64_t random) {
-    const double uniform = std::min((double(random >> 12) + 0.5) * 0x1p-52, 1.0 - 0x1p-24);
-    return -std::log(-std::log1p(-uniform));
-  }
+  static double gumbel(uint64_t random) { return gumbel_noise((double(random >> 12) + 0.5) * 0x1p-52); }
 
   uint64_t key_ = 0;
   double noise_ = 0.0, others_ = 1.0;
 };
+
+// Writes the tokens, ascending, whose sum of score and noise may be one of the two highest, and returns their number. Tokens
+// of score -inf are none of them.
+//
+// A uniform number with z leading zeros is from 2^-(z + 1) to 2^-z, so its noise is at most (z + 1) ln 2, and at least z ln 2
+// less 0.33, or less 2.82 where z is 0. Margins allow for float32 and for the logarithms of other libraries.
+inline int64_t likely_draws(const float* scores, int64_t count, int64_t key, int64_t position, int64_t* tokens) {
+  constexpr float kTwo = 0.693147f, kNone = -std::numeric_limits<float>::infinity();
+  constexpr int64_t kTogether = 16;
+  static thread_local std::vector<float> sums;  // scores + z ln 2
+  sums.resize(count);
+  const uint64_t start = random_word(uint64_t(key), uint64_t(position));
+  float highest[kTogether];  // of the least sums, of tokens by their number modulo 16: two of them are of two tokens
+  std::fill(highest, highest + kTogether, kNone);
+  for (int64_t first = 0; first < count; first += kTogether) {
+    const int64_t some = std::min(kTogether, count - first);
+    for (int64_t i = 0; i < some; ++i) {
+      // A float32 above zero has its power of two in the bits from 23 on.
+      const auto uniform = static_cast<float>(static_cast<int64_t>(random_word(start, uint64_t(first + i)) >> 12 | 1));
+      const int32_t zeros = 127 + 52 - 1 - (std::bit_cast<int32_t>(uniform) >> 23);
+      const float sum = scores[first + i] + kTwo * static_cast<float>(zeros), least = sum - (zeros > 0 ? 0.33f : 2.82f);
+      sums[first + i] = sum;
+      highest[i] = highest[i] < least ? least : highest[i];
+    }
+  }
+  if (count > 1) std::nth_element(highest, highest + 1, highest + kTogether, std::greater<float>());
+  const float second = highest[1], enough = second - kTwo - 1e-3f - 2e-6f * std::abs(second);
+  int64_t found = 0;
+  for (int64_t token = 0; token < count; ++token)
+    if (sums[token] > kNone && !(sums[token] < enough)) tokens[found++] = token;
+  return found;
+}
 
 }  // namespace yggdrasil
