@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from yggdrasil.native.random_numbers import gumbel_noise, key_of, uniform_number
+from yggdrasil.native.random_numbers import gumbel_noise_at, key_of, uniform_number
 
 FloatArray = npt.NDArray[np.float64]
 Purpose = Literal["target", "draft"]
@@ -69,7 +69,7 @@ class Coins:
         count = torch.ops.yggdrasil.likely_draws(given, key, self._position, tokens)
         few = tokens[:count]  # computing the noise of a whole vocabulary takes as long as a small model
         # Summed in float32, as captured steps do.
-        best = best_of((given[few] + gumbel_noise(torch.tensor([key]), torch.tensor([self._position]), few)).numpy())
+        best = best_of((given[few] + gumbel_noise_at(key, self._position, few)).numpy())
         return Choice(int(few[best.token]), best.margin)
 
     def flip(self, probability: float) -> bool:

@@ -32,7 +32,15 @@ def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         positions: int64 indices of the tokens to draw, counted from the first prompt token.
         tokens: int64 token ids. All three broadcast to the result's shape: [1], [W, 1] and [V] to [W, V].
     """
-    words = random_words(random_words(key, positions), tokens)
+    return _gumbel(random_words(random_words(key, positions), tokens))
+
+
+def gumbel_noise_at(key: int, position: int, tokens: Tensor) -> Tensor:
+    """Return the noise of ``tokens`` [n] int64 on the CPU at one position, [n] float32, in less time."""
+    return _gumbel(random_words(torch.tensor([signed(_word(key, position))]), tokens))
+
+
+def _gumbel(words: Tensor) -> Tensor:
     # Uniform in (0, 1), finest near 0, where -log(1 - u) is small and the noise largest: the argmax tokens are there.
     uniform = _uniform(words, torch.float32).clamp(max=_LARGEST)
     return -torch.log(-torch.log1p(-uniform))
