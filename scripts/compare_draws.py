@@ -64,9 +64,7 @@ def main(
             for way in ("plain", "follows the draws", "does not") if temperature else ("plain", "does not"):
                 follow(None, 0.0)
                 engine.follow_draws = follow if way[0] == "f" else lambda seed, temperature: None  # type: ignore[method-assign]
-                result = decoder.generate(
-                    prompt, max_new_tokens=tokens, sampling=sampling, speculation=way != "plain"
-                )
+                result = decoder.generate(prompt, max_new_tokens=tokens, sampling=sampling, speculation=way != "plain")
                 found.setdefault(way, []).append(result.metrics)
         for way, all_metrics in found.items():
             passes = sum(metrics.iterations for metrics in all_metrics)
