@@ -32,6 +32,18 @@ template <typename F, int R>
 constexpr int64_t kFetchAhead = F::kIsNested ? 8192 : R <= 2 ? 2048 : 16384;
 #endif
 
+// Fetches a chunk's share of the stream of weights, far ahead from memory, and near from the second cache into the first.
+// On Sapphire Rapids the latter makes 1, 2, 4 and 8 rows of a Q4_K_M file 7 to 15 % faster, but 8 rows of Q4_1 slower.
+template <typename F, int R>
+[[gnu::always_inline]] inline void fetch_share(const uint8_t* share) {
+  for (int64_t line = 0; line < F::kGroup / F::kChunks; line += 64) {
+    fetch_ahead(share + kFetchAhead<F, R> + line);
+#ifdef YGG_AMX
+    if constexpr (F::kChunks > 1 || F::kBits > 4) __builtin_prefetch(share + std::max<int64_t>(F::kGroup, 2048) + line, 0, 3);
+#endif
+  }
+}
+
 template <typename F>
 inline void widen_chunk(const uint8_t* values, __m512i (&wide)[8]) {
   const __m512i low_bits = _mm512_set1_epi8(15);
@@ -180,7 +192,6 @@ template <typename F, int R>
 // integers in flight, which hides their latency; all rows find the chunk's values in registers.
 template <typename F, int R>
 void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t rows, float* out) {
-  constexpr int64_t kShare = F::kGroup / F::kChunks;  // of the stream, fetched with every chunk
   // NOTE: where the compiler knows that this fills memory with zeros it calls memset, which takes longer.
   __m512 zero = _mm512_setzero_ps();
   asm("" : "+v"(zero));
@@ -189,7 +200,7 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
   for (int64_t group = 0; group < groups; ++group, pair += F::kGroup) {
     uint8_t* first_chunk = input;
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
-      for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(pair + chunk * kShare + kFetchAhead<F, R> + line);
+      fetch_share<F, R>(pair + chunk * (F::kGroup / F::kChunks));
       WidePair wide;
 #pragma GCC unroll 2
       for (int p = 0; p < 2; ++p) {

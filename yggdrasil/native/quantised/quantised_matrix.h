@@ -49,8 +49,6 @@ class MatrixSteps {
   }
 
  private:
-  static constexpr int64_t kShare = F::kGroup / F::kChunks;  // of the stream, fetched with every chunk
-
   // A side of a step; those beyond the last chunk only finish what is under way.
   template <int Parity, int Side>
   [[gnu::always_inline]] void take(int64_t step) {
@@ -74,8 +72,7 @@ class MatrixSteps {
 
   template <int Side>
   [[gnu::always_inline]] void widen(int64_t step) {
-    if constexpr (Side == 0)
-      for (int64_t line = 0; line < kShare; line += 64) fetch_ahead(stream_ + step * kShare + kFetchAhead<F, R> + line);
+    if constexpr (Side == 0) fetch_share<F, R>(stream_ + step * (F::kGroup / F::kChunks));
     __m512i wide[8];
     widen_chunk<F>(group_of(step) + F::values_place(Side, step % F::kChunks), wide);
 #pragma GCC unroll 8
