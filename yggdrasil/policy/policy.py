@@ -335,8 +335,7 @@ class AcceptanceCorrection:
     """Correction factor, at least 0, of expected accepted tokens: a moving ratio of accepted to estimated tokens.
 
     Scores are products of calibrated probabilities. They assume that edges are independent and that every text is like
-    the calibration's. It is a ratio of moving averages with a prior of ``PRIOR`` correct estimates, and is kept across
-    requests within limits (``begin``).
+    the calibration's. It is a ratio of moving averages with a prior of 4 correct estimates, kept across requests.
     """
 
     def __init__(self) -> None:
@@ -344,11 +343,7 @@ class AcceptanceCorrection:
         self.factor = 1.0
 
     def begin(self) -> None:
-        """Begin a request: give the averages the weight of 12 tokens at most, and the factor the value 1 at most.
-
-        After text that repeats itself the factor is high, but the next request's text may be of another kind, and must
-        correct the factor within a few trees.
-        """
+        """Begin a request, whose text may repeat itself less: limit the factor to 1 and its weight to 12 tokens."""
         weight = min(self._estimated + PRIOR, INHERITED)
         self._estimated, self._accepted = weight - PRIOR, weight * min(self.factor, 1.0) - PRIOR
         self.decay()
