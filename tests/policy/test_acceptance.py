@@ -1,8 +1,11 @@
 """Estimates of acceptance follow what trees had accepted, and begin as the scores say."""
 
+import numpy as np
 import pytest
 
-from yggdrasil.policy.policy import AcceptanceCorrection
+from yggdrasil.policy.costs import StepCosts
+from yggdrasil.policy.objective import ModelFree
+from yggdrasil.policy.policy import AcceptanceCorrection, ObjectivePolicy
 
 
 def test_scores_are_taken_as_they_are_at_first():
@@ -57,3 +60,17 @@ def test_a_request_inherits_that_scores_were_too_high():
     for _ in range(10):
         correction.observe(4.0, 4.0)
     assert correction.factor > 0.75
+
+
+def test_the_policy_limits_what_a_request_inherits():
+    costs = StepCosts(0.0, {}, {1: 1.0, 2: 1.1, 4: 1.2}, 0.1, 1.1)
+    policy = ObjectivePolicy({0: costs}, {}, np.empty(0, dtype=np.float32), None)
+    tree = ModelFree([1.0, 1.5, 2.0], 8)
+    policy.begin()
+    for _ in range(200):  # twice as many drafted tokens are accepted as estimated
+        decision = policy.choose(64, tree)
+        policy.observe(decision, 1 + round(2 * (decision.estimated - 1)), decision.milliseconds)
+    assert policy.choose(64, tree).tokens == pytest.approx(3.0, abs=0.1)
+
+    policy.begin()
+    assert policy.choose(64, tree).tokens == pytest.approx(2.0, abs=0.05)

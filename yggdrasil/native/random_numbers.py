@@ -36,7 +36,13 @@ def gumbel_noise(key: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def gumbel_noise_at(key: int, position: int, tokens: Tensor) -> Tensor:
-    """Return the noise of ``tokens`` [n] int64 on the CPU at one position, [n] float32, in less time."""
+    """Return what ``gumbel_noise`` returns for one position, [n] float32, with fewer tensor operations.
+
+    Args:
+        key: of a request, an int64.
+        position: index of the token to draw, counted from the first prompt token.
+        tokens: [n] int64 token ids on the CPU.
+    """
     return _gumbel(random_words(torch.tensor([signed(_word(key, position))]), tokens))
 
 

@@ -343,7 +343,7 @@ class AcceptanceCorrection:
         self.factor = 1.0
 
     def begin(self) -> None:
-        """Begin a request, whose text may repeat itself less: limit the factor to 1 and its weight to 12 tokens."""
+        """Begin a request, whose drafts may be accepted less: limit the factor to 1 and its weight to 12 tokens."""
         weight = min(self._estimated + PRIOR, INHERITED)
         self._estimated, self._accepted = weight - PRIOR, weight * min(self.factor, 1.0) - PRIOR
         self.decay()
