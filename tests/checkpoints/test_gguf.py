@@ -1,6 +1,7 @@
 """A GGUF file loads as the model that was written to it; what is damaged or not understood is one sentence."""
 
 import contextlib
+import json
 
 import gguf
 import numpy as np
@@ -213,6 +214,13 @@ def test_what_the_kernels_do_not_read_is_a_number_each(tmp_path):
 
     assert kept.formats == {}
     assert kept.tensors.keys() == full.tensors.keys()
+
+
+def test_a_converted_folder_names_its_class(tmp_path):
+    """Other programs, and ``scripts/widen``, tell the architecture by it."""
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    folder = Source.find(file).checkpoint(torch.float32)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
 def test_a_folder_has_no_blocks_to_keep(tmp_path):

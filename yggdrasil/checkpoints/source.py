@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from yggdrasil.artifacts import model_fingerprint, shown, tokenizer_fingerprint
 from yggdrasil.artifacts.fork import in_fork
@@ -121,7 +121,7 @@ def _gguf_weights(path: Path, facts: Path, dtype: "torch.dtype", keeps_blocks: b
     name = str(dtype).removeprefix("torch.") + ("-beside-blocks" if keeps_blocks else "")
 
     def write(header: GgufHeader, partial: Path) -> None:
-        from transformers import AutoConfig
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         from yggdrasil.checkpoints.gguf.checkpoint import write_weights
         from yggdrasil.checkpoints.gguf.rows import blocks_of
@@ -129,6 +129,8 @@ def _gguf_weights(path: Path, facts: Path, dtype: "torch.dtype", keeps_blocks: b
         config = AutoConfig.from_pretrained(facts)
         write_weights(header, config, partial, dtype, blocks_of(header, config) if keeps_blocks else ())
         config.dtype = dtype
+        model: Any = AutoModelForCausalLM._model_mapping[type(config)]
+        config.architectures = [model.__name__]
         config.save_pretrained(partial)
         for file in facts.iterdir():
             if file.name not in ("config.json", MARKER):

@@ -56,14 +56,12 @@ def write_config_and_tokenizer(header: GgufHeader, folder: Path) -> None:
 
 def _write_config(header: GgufHeader, facts: Mapping[str, Any], folder: Path) -> None:
     """Write config.json with missing fields filled from the defaults of transformers' class."""
-    from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+    from transformers import AutoConfig, PretrainedConfig
 
     try:
         config: PretrainedConfig = AutoConfig.for_model(**facts)
     except Exception as error:
         raise YggdrasilError(f"{shown(header.path)}: the metadata is inconsistent: {one_line(error)}") from error
-    model: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    config.architectures = [model.__name__]
     config.save_pretrained(folder)
 
 
