@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 
 import numpy as np
+import torch
 
 from yggdrasil.acceptance.coins import Choice
+from yggdrasil.acceptance.sampling import SamplingParams
 
 
 class Scripted:
@@ -19,6 +21,9 @@ class Scripted:
 
     def at(self, position: int, purpose: str) -> "Scripted":
         return self
+
+    def choose(self, logits: torch.Tensor, params: SamplingParams, position: int) -> None:
+        """Leave every choice to ``draw``."""
 
     def draw(self, scores: np.ndarray) -> Choice:
         law = np.exp(scores - scores.max())

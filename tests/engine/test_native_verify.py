@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from yggdrasil.engine.targets.steps import VerifyStep
-from yggdrasil.engine.targets.target import NativeVerifyStep
+from yggdrasil.engine.targets.native_verify import NativeVerifyLogitsStep, NativeVerifyStep
+from yggdrasil.engine.targets.steps import VerifyLogitsStep, VerifyStep
 from yggdrasil.native import is_native
 from yggdrasil.runtime.passes import Forward
 from yggdrasil.tree.token_tree import TokenTree
@@ -19,6 +19,9 @@ class FakeHead:
 
     def best(self, rows, logits):
         return self._found
+
+    def logits(self, rows):
+        return self._found[0][:, None] + torch.arange(ALPHABET)
 
 
 class FakeCall:
@@ -74,3 +77,21 @@ def test_both_steps_read_the_same_rows_and_accept_the_same_path():
             assert torch.equal(one, other), seed
         lengths.add(int(ours[0][0]))
     assert {1, 2, 3} <= lengths  # else the comparison would show little
+
+
+def test_both_steps_that_return_logits_lay_out_the_same_rows():
+    found = set()
+    for seed in range(40):
+        tree, chosen, _ = random_tree(seed)
+        calls = [FakeCall(torch.randn(WIDTH), None) for _ in range(2)]
+        calls[1]._head = calls[0]._head
+        inputs = [], [], torch.tensor([17]), chosen, *tree.tensors()
+
+        expected, ours = VerifyLogitsStep(calls[0])(*inputs), NativeVerifyLogitsStep(calls[1])(*inputs)
+
+        for one, other in zip(expected, ours, strict=True):
+            assert torch.equal(one, other), seed
+        for one, other in zip(calls[0].calls[0], calls[1].calls[0], strict=True):
+            assert torch.equal(one, other), seed
+        found.add(int(ours[0][3].sum()))
+    assert len(found) > 1  # passes with padding too

@@ -9,7 +9,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.native.random_numbers import gumbel_noise_at, key_of, uniform_number
 
 FloatArray = npt.NDArray[np.float64]
@@ -32,6 +34,7 @@ class SeededCoins:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self._key, self._margin = draw_key(seed), torch.zeros(1, dtype=torch.float64)
 
     def at(self, position: int, purpose: Purpose) -> "Coins":
         """Return a new source of random decisions for one token.
@@ -43,6 +46,19 @@ class SeededCoins:
             purpose: "target" for the target's choices, "draft" for sampled drafts.
         """
         return Coins(self.seed, position, purpose)
+
+    def choose(self, logits: Tensor, params: SamplingParams, position: int) -> Choice | None:
+        """Return the target's choice at ``position``, by one native call, or None if it must be made by ``at``.
+
+        It is the first draw of ``at(position, "target")`` from the scores that temperature, top-k, top-p and min-p of
+        ``params`` give; other parameters are not used. None if rounding might decide, or if ``logits`` [V] on the CPU
+        are not bfloat16 or float32, or their largest one is not finite.
+        """
+        if logits.dtype not in (torch.bfloat16, torch.float32):
+            return None
+        by = params.temperature, params.top_k, params.top_p, params.min_p
+        token: int = torch.ops.yggdrasil.drawn_token(logits.contiguous(), *by, self._key, position, self._margin)
+        return Choice(token, float(self._margin)) if token >= 0 else None
 
 
 class Coins:

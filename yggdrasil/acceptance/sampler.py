@@ -53,6 +53,7 @@ class Sampler:
         self.logprobs: list[TokenLogprobs] = []
         self._processors = processors
         self._coins = coins
+        self._draws = not params.is_greedy and params.typical_p == 1.0  # by one native call, where it decides
         self._eos = eos
         self._length = len(prompt)
         # [1, capacity]: the text, followed by a path of the tree while ``scores`` runs.
@@ -88,7 +89,10 @@ class Sampler:
         Raises:
             YggdrasilError: a score is not finite, or no token is possible.
         """
-        scores = self.scores(row).numpy()
+        shaped = self._shaped(row, ())
+        if self._draws and (drawn := self._coins.choose(shaped, self.params, self._length)) is not None:
+            return Choice(drawn.token, drawn.margin * self.params.temperature)
+        scores = self._truncated(shaped).numpy()
         _check_finite(scores)
         if scores.max() == -np.inf:
             raise no_token_possible()
@@ -110,6 +114,17 @@ class Sampler:
         Raises:
             YggdrasilError: a logits processor returned other things than scores of the row's shape.
         """
+        return self._truncated(self._shaped(row, tail))
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether logits are changed before temperature and truncation: by penalties, processors or the grammar."""
+        return bool(self._processors.shaping) or self.grammar is not None
+
+    def _shaped(self, row: Tensor, tail: Sequence[int]) -> Tensor:
+        """Return ``row`` [V] on the CPU after penalties, logits processors and the grammar; unchanged without any."""
+        if not self.is_shaped:
+            return row.cpu()
         end = self._length + len(tail)
         if tail:
             self._ids[0, self._length : end] = torch.tensor(list(tail))
@@ -120,8 +135,13 @@ class Sampler:
         if self.grammar is not None:
             allowed = self.grammar.mask([*self.tokens, *tail], row.shape[0])
             scores = scores.masked_fill(~allowed, float("-inf"))
+        return scores[0]
+
+    def _truncated(self, shaped: Tensor) -> Tensor:
+        """Return ``shaped`` [V] as float32 scores after temperature and truncation; not changed in place."""
+        scores = (shaped if self.is_shaped else shaped.to(torch.float32, copy=True))[None]
         for process in self._processors.truncating:
-            scores = process(ids, scores)
+            scores = process(self._ids, scores)  # which read no tokens
         return scores[0]
 
     def distribution(self, row: Tensor, tail: Sequence[int] = ()) -> FloatArray | None:

@@ -215,6 +215,8 @@ _ALL = (
     "best_tokens(Tensor logits, int num_threads) -> (Tensor, Tensor)",
     "top_candidates(Tensor values, SymInt k) -> (Tensor, Tensor)",
     "likely_draws(Tensor scores, int key, int position, Tensor(a!) tokens) -> int",
+    "drawn_token(Tensor logits, float temperature, int top_k, float top_p, float min_p, int key, int position, "
+    "Tensor(a!) margin) -> int",
     "reweigh(Tensor likely, Tensor edges, Tensor tokens, Tensor levels, Tensor draws, Tensor weights) -> Tensor",
     "keep_stack(Tensor[] tensors, int[] kinds, int[] places, int[] code, int[] code_sizes, float[] numbers, "
     "int[] sizes) -> int",  # ``layer_stack.h``

@@ -87,8 +87,9 @@ class VerifiedRows(NativeObject):
     """Inputs and outputs of a pass that verifies W nodes of a tree (tree/verified_rows.h).
 
     The C function "select_rows" writes the inputs of the pass: ``tokens`` and ``positions`` [W] int64, ``ancestors``
-    [W, W] bool, ``offsets`` [2] int64. "accept_rows" writes the accepted path to ``summary`` [2 + 4W] int64, from the
-    pass's argmax tokens ``choices`` [W] int64 and their logits ``best`` [W] float32.
+    [W, W] bool, ``offsets`` [2] int64, and the rows' nodes, tokens, parents and existence, ``layout`` [4, W] int64.
+    "accept_rows" writes the accepted path to ``summary`` [2 + 4W] int64, from the pass's argmax tokens ``choices`` [W]
+    int64 and their logits ``best`` [W] float32.
     """
 
     def __init__(self, chosen: Tensor, root: Tensor, tree: Sequence[Tensor]) -> None:
@@ -103,14 +104,14 @@ class VerifiedRows(NativeObject):
         for tensor in (chosen, root, *tree):
             assert tensor.is_contiguous(), tensor.shape
         with torch.inference_mode(False):  # buffers made in inference mode could not be written outside it
-            nodes, self.tokens, parents, self.positions, self.choices = (
-                torch.zeros(width, dtype=torch.int64) for _ in range(5)
-            )
+            self.layout = torch.zeros(4, width, dtype=torch.int64)
+            self.positions, self.choices = torch.zeros(2, width, dtype=torch.int64)
             self.ancestors = torch.zeros(width, width, dtype=torch.bool)
             self.offsets, self.best = torch.zeros(2, dtype=torch.int64), torch.zeros(width)
             self.summary = torch.zeros(2 + 4 * width, dtype=torch.int64)
+        nodes, self.tokens, parents, exist = self.layout
         buffers = [
-            chosen, root, *tree, nodes, self.tokens, parents, self.positions, self.ancestors, self.offsets,
+            chosen, root, *tree, nodes, self.tokens, parents, exist, self.positions, self.ancestors, self.offsets,
             self.choices, self.best, self.summary,
         ]  # fmt: skip
         super().__init__("verified_rows", _pointers(buffers), buffers)

@@ -219,6 +219,31 @@ def likely_draws(scores: Tensor, key: int, position: int, tokens: Tensor) -> int
     return len(possible)
 
 
+def drawn_token(
+    logits: Tensor,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    key: int,
+    position: int,
+    margin: Tensor,
+) -> int:
+    """Return the token that a sampling target draws, or -1: the caller must compute scores and noise itself.
+
+    This implementation always returns -1. The native one does so where rounding might decide, and where the largest
+    logit is not finite.
+
+    Args:
+        logits: [V], bfloat16 or float32.
+        temperature, top_k, top_p, min_p: as ``SamplingParams`` has them.
+        key: key of the request's draws (``gumbel_noise``).
+        position: index in the text of the token that is drawn.
+        margin: [1] float64, written: the difference between the two highest sums of score and noise.
+    """
+    return -1
+
+
 def reweigh(likely: Tensor, edges: Tensor, tokens: Tensor, levels: Tensor, draws: Tensor, weights: Tensor) -> Tensor:
     """Return log-probabilities of candidates as ``reweighed`` does; for a greedy target on a CPU, copy ``likely``."""
     if likely.is_cpu and not float(weights[0]):
@@ -309,6 +334,7 @@ PORTABLE: dict[str, Callable[..., Any]] = {
         best_tokens,
         top_candidates,
         likely_draws,
+        drawn_token,
         reweigh,
         move_rows,
         rank_nodes,

@@ -6,6 +6,7 @@
 
 #include "common/c_api.h"
 #include "tree/counts.h"
+#include "tree/drawn_token.h"
 #include "tree/draws.h"
 #include "tree/ranking.h"
 #include "tree/state_rows.h"
@@ -37,6 +38,20 @@ YGG_API int32_t yggdrasil_likely_draws(View scores, int64_t key, int64_t positio
     const Tensor given = of(scores), found = of(tokens);
     YGG_CHECK(given.is_contiguous() && given.dtype() == DType::float32 && found.numel() >= given.numel(), "scores must be float32, and tokens have room for all");
     *count = likely_draws(given.const_data_ptr<float>(), given.numel(), key, position, found.mutable_data_ptr<int64_t>());
+  });
+}
+
+YGG_API int32_t yggdrasil_drawn_token(View logits, double temperature, int64_t top_k, double top_p, double min_p, int64_t key, int64_t position, View margin,
+                                      int64_t* token) {
+  return guarded([&] {
+    const Tensor given = of(logits);
+    YGG_CHECK(given.dim() == 1 && given.numel() > 0 && given.is_contiguous(), "logits must be [V]");
+    with_rows_of(given, [&]<typename T>(T) {
+      const Truncation by{static_cast<float>(temperature), top_k, top_p, min_p};
+      const DrawnToken drawn = TokenDraw<T>(given.const_data_ptr<T>(), given.numel(), by).draw(key, position);
+      *token = drawn.token;
+      *of(margin).mutable_data_ptr<double>() = drawn.margin;
+    });
   });
 }
 
@@ -81,15 +96,15 @@ YGG_API int64_t yggdrasil_rank(void* ranking) {
 // ==== rows of a pass over a tree ======================================================================================
 
 YGG_API void* yggdrasil_verified_rows_new(View chosen, View root, View tree_tokens, View tree_parents, View tree_depths, View scores, View tree_ancestors,
-                                          View nodes, View tokens, View parents, View positions, View ancestors, View offsets, View choices, View best,
-                                          View summary) {
+                                          View nodes, View tokens, View parents, View exist, View positions, View ancestors, View offsets, View choices,
+                                          View best, View summary) {
   return made([&] {
     return new VerifiedRows{
         of(chosen).const_data_ptr<int64_t>(), of(root).const_data_ptr<int64_t>(), of(tree_tokens).const_data_ptr<int64_t>(),
         of(tree_parents).const_data_ptr<int64_t>(), of(tree_depths).const_data_ptr<int64_t>(), of(scores).const_data_ptr<float>(),
         static_cast<const bool*>(of(tree_ancestors).const_data_ptr()), of(nodes).mutable_data_ptr<int64_t>(), of(tokens).mutable_data_ptr<int64_t>(),
-        of(parents).mutable_data_ptr<int64_t>(), of(positions).mutable_data_ptr<int64_t>(), static_cast<bool*>(of(ancestors).mutable_data_ptr()),
-        of(offsets).mutable_data_ptr<int64_t>(), of(choices).const_data_ptr<int64_t>(), of(best).const_data_ptr<float>(),
+        of(parents).mutable_data_ptr<int64_t>(), of(exist).mutable_data_ptr<int64_t>(), of(positions).mutable_data_ptr<int64_t>(),
+        static_cast<bool*>(of(ancestors).mutable_data_ptr()), of(offsets).mutable_data_ptr<int64_t>(), of(choices).const_data_ptr<int64_t>(), of(best).const_data_ptr<float>(),
         of(summary).mutable_data_ptr<int64_t>(), of(chosen).numel(), of(tree_tokens).numel()};
   });
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.drawn import DrawnTree
-from yggdrasil.acceptance.rules import Rule
+from yggdrasil.acceptance.rules import MatchRule, Rule
 from yggdrasil.acceptance.sampler import Sampler
 from yggdrasil.acceptance.verified import VerifiedTree
 from yggdrasil.engine.targets.captured_logits import CapturedLogits
@@ -102,7 +102,8 @@ class LogitTarget:
             _, logits, hidden, *layers = self.run_tree(decision.fixed_width)
         else:
             logits, hidden, *layers = self._run_plain(token)
-        _check_finite(logits[0])
+        if decision.sampler.is_shaped:  # else ``choose`` checks them
+            _check_finite(logits[0])
         choice = decision.sampler.choose(logits[0])
         decision.sampler.push(choice.token, logits[0])
         return Outcome([choice.token], [0], hidden, self._layers([state[:1] for state in layers]))
@@ -129,7 +130,8 @@ class LogitTarget:
         replays = _Replays(self, tree)
         tree.replay = replays.decide
         walk = decision.rule.walk(tree, decision.sampler)
-        _check_finite(logits[walk.rows])
+        if not isinstance(decision.rule, MatchRule) or decision.sampler.is_shaped:  # else ``choose`` checks them
+            _check_finite(logits[walk.rows])
         states = [replays.states.get(row, [hidden[row], *(state[row] for state in layers)]) for row in walk.rows]
         kept = [torch.stack([state[i] for state in states]) for i in range(1, 1 + len(layers))]
         rows = [row - replays.committed for row in walk.rows[replays.committed :]]

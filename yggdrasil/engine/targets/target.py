@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from yggdrasil.acceptance.greedy import walk_greedy
+from yggdrasil.engine.targets.native_verify import NativeVerifyLogitsStep, NativeVerifyStep
 from yggdrasil.engine.targets.steps import PlainLogitsStep, PlainStep, VerifyLogitsStep, VerifyStep
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.native.direct import VerifiedRows, direct
 from yggdrasil.predictor.features import RepetitionFigures
 from yggdrasil.runtime.layer_rows import LayerRows
-from yggdrasil.runtime.passes import HostBuffer, ModelCall, PrefillStep, fitting_or_widest
+from yggdrasil.runtime.passes import HostBuffer, PrefillStep, fitting_or_widest
 from yggdrasil.runtime.runner import ModelRunner, row_mover
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -64,10 +64,11 @@ class PromptReader(ABC):
             return
         inputs = [self._tokens.tensor[:1], self._start.tensor]
         runner.define("plain-logits", 1, PlainLogitsStep(runner.call), inputs)
+        verify_step = NativeVerifyLogitsStep if runner.backend == "native" else VerifyLogitsStep
         for width in verify_widths:
             if width > 1:
                 inputs = [self._start.tensor, self.order[:width], *self._tree.tensors()]
-                runner.define("verify-logits", width, VerifyLogitsStep(runner.call), inputs)
+                runner.define("verify-logits", width, verify_step(runner.call), inputs)
 
     def write_position(self, token: int | None = None) -> None:
         """Write the number of cached tokens, and the id ``token`` if given, to the input buffers of the next pass."""
@@ -248,50 +249,6 @@ class TargetModel(PromptReader):
     def _layers(self, layers: Sequence[Tensor], rows: Sequence[int]) -> Mapping[int, Tensor]:
         """Return the hidden states of ``rows`` by layer, for drafters."""
         return LayerRows(self.runner.call.hidden_layers, layers, rows) if layers else {}
-
-
-class NativeVerifyStep(VerifyStep):
-    """``VerifyStep`` over fixed buffers: selecting and accepting rows are one native call each."""
-
-    def __init__(self, call: ModelCall) -> None:
-        super().__init__(call)
-        self._rows: VerifiedRows | None = None
-
-    def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        root: Tensor,
-        chosen: Tensor,
-        *tree_buffers: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Run nodes of a tree through the target, write their KV entries, and accept the path of argmax tokens.
-
-        Arguments and results are those of ``VerifyStep.forward``, with fewer calls in between. Every call must pass the
-        same buffers as the first. The next call overwrites the summary.
-
-        Args:
-            root: [1] int64, the root's index in the request, counted from the first prompt token.
-            chosen: [W] int64, node indices in any order.
-            tree_buffers: ``TokenTree.tensors``.
-
-        Returns:
-            (summary [2 + 4W] int64, hidden [W, H] float32, [W, H] of each layer that a drafter reads)
-        """
-        if self._rows is None:  # every call has the buffers with which the step was defined
-            tree = TokenTree(*tree_buffers)
-            self._rows = VerifiedRows(
-                chosen, root, (tree.tokens, tree.parents, tree.depths, tree.scores, tree.ancestors)
-            )
-            self._select, self._accept = direct("select_rows", self._rows), direct("accept_rows", self._rows)
-        rows = self._rows
-        self._select()
-        found = self._call(weights, caches, rows.tokens, rows.positions, rows.ancestors, rows.offsets)
-        best, choices = found.best_tokens()
-        rows.best.copy_(best)
-        rows.choices.copy_(choices)
-        self._accept()
-        return rows.summary, found.hidden.float(), *found.layers
 
 
 def _check_finite(best: Tensor) -> None:

@@ -15,7 +15,7 @@ struct VerifiedRows {
   const int64_t *tree_tokens, *tree_parents, *tree_depths;  // [N]
   const float* scores;           // [N]; a node exists where its score is finite
   const bool* tree_ancestors;    // [N, N]
-  int64_t *nodes, *tokens, *parents, *positions;  // [W]; parents are rows
+  int64_t *nodes, *tokens, *parents, *exist, *positions;  // [W]; parents are rows
   bool* ancestors;               // [W, W]
   int64_t* offsets;              // [2]
   const int64_t* choices;        // [W] the target's token after each row
@@ -33,6 +33,7 @@ struct VerifiedRows {
     for (int64_t row = 0; row < width; ++row) {
       const int64_t node = nodes[row];
       tokens[row] = tree_tokens[node];
+      exist[row] = exists(row);
       positions[row] = *root + tree_depths[node];
       parents[row] = row_of[tree_parents[node]];
       for (int64_t other = 0; other < width; ++other) ancestors[row * width + other] = tree_ancestors[node * num_nodes + nodes[other]];
