@@ -59,6 +59,7 @@ class Sampler:
         # [1, capacity]: the text, followed by a path of the tree while ``scores`` runs.
         self._ids = torch.zeros(1, capacity, dtype=torch.int64)
         self._ids[0, : len(prompt)] = torch.tensor(list(prompt))
+        self._text = self._ids[0].numpy()  # the same memory: to write one number through PyTorch takes 40 microseconds
 
     @property
     def position(self) -> int:
@@ -215,7 +216,7 @@ class Sampler:
 
         ``logprobs`` are its log-probabilities; None: the request wants none.
         """
-        self._ids[0, self._length] = token
+        self._text[self._length] = token
         self._length += 1
         self.tokens.append(token)
         if logprobs is not None:
