@@ -25,7 +25,8 @@ def first_use(target: str, drafter: str, cache: str, prompt: str) -> dict[str, o
     os.environ |= {"XDG_CACHE_HOME": cache, "YGGDRASIL_CACHE": cache}
     os.chdir(cache)
     loading.open_device = {"cuda": DEVICE}.__getitem__  # type: ignore[assignment]
-    calibration.FIRST_WIDTHS = (2,), (1, 4)  # each is captured twice at every depth, and this device is slow
+    calibration.FIRST_DRAFT_WIDTHS = (2,)  # each is captured twice at every depth, and this device is slow
+    calibration.FIRST_VERIFY_WIDTHS = {"cuda": (1, 4)}
     options = {"dtype": "float32", "device": "cuda", "backend": "cudagraph", "drafter": [drafter, "text"]}
     decoder = Decoder.from_pretrained(target, **options)
     answer = decoder.generate(prompt, max_new_tokens=30)

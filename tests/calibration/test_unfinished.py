@@ -240,7 +240,7 @@ def test_quick_leaves_alone_what_was_given_by_hand():
     shapes = _shapes(512, 4, None, "1,3", model, quick=True)
 
     assert (shapes.draft_widths, shapes.verify_widths) == ((1, 2, 4), (1, 3))
-    assert _shapes(512, 4, None, None, look_up, quick=False).verify_widths == (1, 2, 4, 6, 8, 16, 32, 64)
+    assert _shapes(512, 4, None, None, look_up, quick=False).verify_widths == (1, 2, 3, 4, 6, 8, 16, 32, 64)
     assert _shapes(512, 4, None, None, look_up, quick=False).draft_widths == ()
     assert _shapes(512, 4, None, None, plain, quick=False).verify_widths == (1,)
     with pytest.raises(YggdrasilError, match="verify_widths must be ascending"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from yggdrasil.artifacts import current_machine, predictor_directory
 from yggdrasil.artifacts.atomic import atomic_directory
-from yggdrasil.calibration.calibration_settings import FIRST_WIDTHS, PairSource, versions
+from yggdrasil.calibration.calibration_settings import FIRST_DRAFT_WIDTHS, FIRST_VERIFY_WIDTHS, PairSource, versions
 from yggdrasil.calibration.measurement.costs import costs_from, shows_pause
 from yggdrasil.calibration.measurement.iterations import measure_iterations, measured_policies, on_device_clock
 from yggdrasil.calibration.measurement.steps import Sample, measure_steps
@@ -65,11 +65,10 @@ def first_plan(
         YggdrasilError: a model is unsupported, or target and drafter are incompatible.
     """
     machine, drafter = current_machine(), named.drafter
-    draft_widths, verify_widths = FIRST_WIDTHS
     shapes = Shapes(
         max_length=default_max_length(model.given, drafter),
-        draft_widths=() if drafter is None else draft_widths,
-        verify_widths=(1,) if named.is_plain else verify_widths,
+        draft_widths=() if drafter is None else FIRST_DRAFT_WIDTHS,
+        verify_widths=(1,) if named.is_plain else FIRST_VERIFY_WIDTHS[device],
     )
     weights, drafter_weights = usual_weights(model, dtype, device), default_drafter_weights(drafter, dtype, device)
     table = table_folder(model.fingerprint())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from yggdrasil.scheduling.plan import Shapes
 
 ARITHMETIC, SHAPES, EFFORT = "Arithmetic and threads", "Sizes", "Calibration"
-WIDTHS = "1,2,4,8", "1,2,4,6,8,16,32,64"  # draft and verify
+WIDTHS = "1,2,4,8", "1,2,3,4,6,8,16,32,64"  # draft and verify
 WEIGHTS = f"[{'|'.join((AUTO, *get_args(Weights)))}]"
 
 

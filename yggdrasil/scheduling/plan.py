@@ -36,7 +36,7 @@ class Shapes:
     draft_widths: tuple[int, ...] = (1, 2, 4, 8)  # empty if there is no draft model or head
     max_depth: int = 8
     candidates: int = 8  # top-k continuations stored per drafted node
-    verify_widths: tuple[int, ...] = (1, 2, 4, 6, 8, 16, 32, 64)
+    verify_widths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16, 32, 64)
     prefill_widths: tuple[int, ...] = (16, 32, 64, 128)  # narrow ones for short turns of a chat
     spare_nodes: int = 0  # nodes beyond those of equal growth, for other trees and drafters
 
