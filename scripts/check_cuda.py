@@ -20,8 +20,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests")]
@@ -38,6 +40,7 @@ SETTINGS = (
 )
 MOST_LINES = 60
 MOST_LOG = 8_000_000
+MOST_CODE = 16_000_000  # bytes of a file that comes back
 
 
 def main() -> int:
@@ -84,6 +87,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
     from cuda_check.notes import Report
 
     started = time.monotonic()
+    unplaced = _place_code(arguments)
     for name in ("report.json", "log.txt", "trace.json.gz", "differing.safetensors", "code.bin"):
         (arguments.out / name).unlink(missing_ok=True)
     report = Report(arguments.out / "report.json")
@@ -92,9 +96,9 @@ def _run_all(arguments: argparse.Namespace) -> int:
         "version": 2,
         "device": arguments.device,
         "tiny": arguments.tiny,
+        **unplaced,
     }
     report.write()
-    _place_code(arguments)
     sections = _joined(arguments, report) if arguments.model else arguments.sections
     if arguments.tiny:  # tiny models have one size
         sections = [name for name in sections if not name.startswith("costs") or name == "costs 7B"]
@@ -106,7 +110,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
     report.content["seconds"] = round(time.monotonic() - started, 1)
     report.write()
     _bring_code(arguments)
-    print("\n".join(_summary(report)[:MOST_LINES]))
+    print("\n".join([*_summary(report)[: MOST_LINES - 1], f"{report.content['seconds']} s"]))
     statuses = [section["status"] for section in report.content["sections"].values()]
     return 0 if all(status == "done" for status in statuses) else 1
 
@@ -170,45 +174,59 @@ def _cache(arguments: argparse.Namespace) -> Path:
     return Path(os.environ.get("YGGDRASIL_CACHE") or arguments.out.resolve().parent / ".check-cuda-cache")
 
 
-def _place_code(arguments: argparse.Namespace) -> None:
-    """Unpack the code of an earlier run where sections look for it."""
-    if arguments.code is not None:
+def _place_code(arguments: argparse.Namespace) -> dict[str, str]:
+    """Unpack the code of an earlier run where sections look for it. Return what the report says of a failure."""
+    if arguments.code is None:
+        return {}
+    try:
         _cache(arguments).mkdir(parents=True, exist_ok=True)
-        shutil.unpack_archive(arguments.code, _cache(arguments), "tar", filter="data")
+        shutil.unpack_archive(arguments.code, _cache(arguments), "gztar", filter="data")
+    except (OSError, shutil.ReadError, tarfile.TarError) as error:
+        return {"code": f"{arguments.code} is not used: {error}"[:300]}
+    return {}
 
 
 def _bring_code(arguments: argparse.Namespace) -> None:
-    """Pack what sections compiled, as far as it fits into one file."""
-    folder = _cache(arguments) / "captures"
-    if folder.exists() and sum(path.stat().st_size for path in folder.rglob("*.bin")) < 16_000_000:
-        made = shutil.make_archive(str(arguments.out / "code"), "tar", root_dir=_cache(arguments), base_dir="captures")
-        Path(made).replace(arguments.out / "code.bin")
+    """Pack what sections compiled into one file that may come back; where it is too large, without the largest."""
+    folder, packed = _cache(arguments), arguments.out / "code.bin"
+    paths = sorted((folder / "captures").rglob("*.bin"), key=lambda path: path.stat().st_size)
+    while paths:
+        with tarfile.open(packed, "w:gz", compresslevel=3) as archive:
+            for path in paths:
+                archive.add(path, path.relative_to(folder))
+        if packed.stat().st_size <= MOST_CODE:
+            return
+        packed.unlink()
+        paths.pop()
 
 
 def _summary(report: "Report") -> list[str]:  # noqa: F821
-    from cuda_check.attention import summary as of_attention
-    from cuda_check.correctness import summary as of_correctness
-    from cuda_check.costs import summary as of_costs
-    from cuda_check.decodes import summary as of_decodes
-    from cuda_check.quantised import summary as of_quantised
-
     lines = []
     for name, section in report.content["sections"].items():
         lines.append(f"{name}: {section['status'][:160]}")
-        if name.startswith("costs"):
-            lines += [line[:300] for line in of_costs(section["results"])]
-        elif name.startswith("quantised"):
-            lines += [line[:300] for line in of_quantised(section["results"])]
-        elif name.startswith("attention"):
-            lines += of_attention(section["results"])
-        elif name.startswith(("float32", "bfloat16")):
-            lines += of_correctness(section["results"])
-        elif name.startswith(("decodes", "transformers")):
-            lines += of_decodes(section["results"])
-        elif name == "machine":
-            rates = {key: value for key, value in section["results"].items() if key.endswith("_per_s")}
-            lines.append(f"  {json.dumps(rates)}")
-    return [*lines, f"{report.content['seconds']} s"]
+        try:
+            lines += [line[:300] for line in _figures(name, section["results"])]
+        except Exception as error:  # noqa: BLE001 - odd results of one section must not hide the others
+            lines.append(f"  no summary: {error}"[:300])
+    return lines
+
+
+def _figures(name: str, results: dict[str, Any]) -> list[str]:
+    """Lines for a person of what a section has found."""
+    if name.startswith("costs"):
+        from cuda_check.costs import summary
+    elif name.startswith("quantised"):
+        from cuda_check.quantised import summary
+    elif name.startswith("attention"):
+        from cuda_check.attention import summary
+    elif name.startswith(("float32", "bfloat16")):
+        from cuda_check.correctness import summary
+    elif name.startswith(("decodes", "transformers")):
+        from cuda_check.decodes import summary
+    else:
+        rates = {key: value for key, value in results.items() if key.endswith("_per_s")}
+        return [f"  {json.dumps(rates)}"] if rates else []
+    return summary(results)
 
 
 # ==== one section, in a process of its own ====

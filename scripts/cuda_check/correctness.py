@@ -36,6 +36,9 @@ CASES = [
 SAMPLED = {
     "temperature": SamplingParams(temperature=1.2, seed=1),
     "top-k, top-p, min-p": SamplingParams(temperature=1.5, top_k=40, top_p=0.9, min_p=0.02, seed=2),
+    "bad words, typical-p": SamplingParams(
+        temperature=1.2, typical_p=0.9, bad_words=((11,), (13, 198)), min_new_tokens=4, seed=4
+    ),
     "all": SamplingParams(
         temperature=1.3,
         top_k=50,

@@ -136,6 +136,6 @@ def summary(results: dict[str, Any]) -> list[str]:
         ok = {key.split(",")[0]: value for key, value in row.items() if "error" not in value and "skipped" not in value}
         if ok:
             lines.append(f"  {mode}: " + json.dumps(ok).replace('"', ""))
-    if "bandwidth" in results:
-        lines += [f"  {key}: {value['of_measured']:.0%} of measured" for key, value in results["bandwidth"].items()]
+    shares = [f"{key} {value['of_measured']:.0%}" for key, value in results.get("bandwidth", {}).items()]
+    lines += [f"  of measured bandwidth: {', '.join(shares)}"] if shares else []
     return lines

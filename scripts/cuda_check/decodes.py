@@ -243,9 +243,10 @@ def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 def summary(results: dict[str, Any]) -> list[str]:
-    rows = {
-        key: value["ms_per_token"]
+    """Lines for a person: milliseconds a token, four figures a line."""
+    rows = [
+        f"{key} {value['ms_per_token']:.3f}"
         for key, value in results.items()
         if isinstance(value, dict) and "ms_per_token" in value
-    }
-    return [f"  {name}: {ms:.3f} ms a token" for name, ms in rows.items()][:26]
+    ]
+    return [f"  ms a token: {', '.join(rows[first : first + 4])}" for first in range(0, len(rows), 4)]

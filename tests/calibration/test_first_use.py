@@ -129,7 +129,11 @@ def test_the_usual_context_is_the_models_own_within_a_sixteenth_of_the_memory(mo
     monkeypatch.setattr(pair, "is_head", lambda _: False)
     monkeypatch.setattr(pair, "current_machine", lambda: SimpleNamespace(memory_gib=gib))
 
-    assert pair.default_max_length("0", "1" if len(contexts) > 1 else None) == expected
+    drafter = "1" if len(contexts) > 1 else None
+    assert pair.default_max_length("0", drafter) == expected
+    monkeypatch.setattr(pair, "current_machine", lambda: SimpleNamespace(memory_gib=1024))
+    monkeypatch.setattr(pair, "total_card_bytes", lambda: int(gib * 2**30))
+    assert pair.default_max_length("0", drafter, "cuda") == expected  # the card's memory counts, not the host's
 
 
 def test_the_next_use_times_nothing(models, user_cache, capsys, monkeypatch):

@@ -8,11 +8,14 @@ from tiny_pair import TEXT, TinyPair, make_pair, random_model
 
 from yggdrasil.compiler.in_process import InProcessStep, compiling_by
 from yggdrasil.compiler.layer_calls import trace_step
+from yggdrasil.engine.host_acceptance import PreparedRequest
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.runtime.graphs import Recorder
 from yggdrasil.runtime.loading import prepare_model
+from yggdrasil.runtime.passes import HostBuffer, Readback
 from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.serving.errors import fault_of
 from yggdrasil.tree.shape import TreeShape
 
 PROMPT = TEXT[:20]
@@ -170,9 +173,31 @@ def test_a_full_memory_is_one_sentence(monkeypatch):
     def full(self):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(InProcessStep, "__call__", full)
-    with pytest.raises(YggdrasilError, match="the GPU's memory is full"):
-        decoder.generate(PROMPT, max_new_tokens=5)
+    with monkeypatch.context() as broken:
+        broken.setattr(InProcessStep, "__call__", full)
+        with pytest.raises(YggdrasilError, match="the GPU's memory is full"):
+            decoder.generate(PROMPT, max_new_tokens=5)
+
+    assert decoder.generate(PROMPT, max_new_tokens=5).tokens == pair.reference(PROMPT, 5)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(HostBuffer, "write"), (Readback, "wait"), (PreparedRequest, "begin")])
+def test_a_memory_that_fills_outside_a_capture_ends_one_request(monkeypatch, owner, name):
+    """Also where a buffer or a transfer is at fault, and the next request decodes."""
+    pair = make_pair()
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), FEW, backend="cudagraph")
+    expected = decoder.generate(PROMPT, max_new_tokens=20).tokens
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, name, full)
+        with pytest.raises(YggdrasilError, match="the GPU's memory is full") as caught:
+            decoder.generate(PROMPT, max_new_tokens=20)
+
+    assert fault_of(caught.value).status == 500
+    assert decoder.generate(PROMPT, max_new_tokens=20).tokens == expected == pair.reference(PROMPT, 20)
 
 
 def test_a_model_whose_layers_give_more_than_a_tensor_runs_uncompiled(capsys):

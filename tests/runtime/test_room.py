@@ -1,5 +1,6 @@
 """A longer text than the plan's: within the model and the memory, or one sentence."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,13 @@ import torch
 from tiny_pair import make_pair
 
 import yggdrasil
+from yggdrasil.engine.assembly import assemble
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime import room
 from yggdrasil.runtime.cache import StaticCache
 from yggdrasil.runtime.room import cache_bytes, check_card, check_room
+from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.tree.token_tree import TokenTree
 
 
 def test_the_models_limit_is_named():
@@ -39,6 +43,20 @@ def test_a_card_that_is_too_small_is_named_before_weights_go_there(monkeypatch):
     check_card(model, "tiny", torch.device("cpu"))
     with pytest.raises(YggdrasilError, match=r"weights of tiny take .* GB, but .* GB of the GPU's memory are free"):
         check_card(model, "tiny", card)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)  # held for later tensors, one byte in none
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 9)
+    check_card(model, "tiny", card)
+
+
+def test_caches_that_a_card_cannot_hold_are_named_before_they_are_made(monkeypatch):
+    pair, shapes = make_pair(), Shapes(100, (1,), 1, 2, (1, 4), (8,))
+    models = [replace(model, device=torch.device("cuda")) for model in (pair.target, pair.drafter)]
+    needed = sum(cache_bytes(model, shapes.cache_capacity) for model in models)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 1, 2 * needed))
+    monkeypatch.setattr(TokenTree, "allocate", lambda *_: pytest.fail("buffers were made"))
+
+    with pytest.raises(YggdrasilError, match="max_length is 100, whose caches take"):
+        assemble(*models, shapes, "cudagraph")
 
 
 def test_caches_take_what_is_said():

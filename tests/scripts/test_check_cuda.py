@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,100 @@ def test_what_fails_is_run_again_in_simpler_settings(tmp_path, monkeypatch):
     ]
     statuses = [section["status"] for section in Report(tmp_path / "report.json").content["sections"].values()]
     assert statuses == ["faults in tree", "faults in tree", "done"]
+
+
+@pytest.fixture
+def check_cuda(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+    import check_cuda
+
+    return check_cuda
+
+
+def arguments_of(check_cuda, monkeypatch, *given):
+    monkeypatch.setattr(sys, "argv", ["check_cuda.py", *map(str, given)])
+    return check_cuda._arguments()
+
+
+def test_a_section_that_dies_spoils_no_other(tmp_path, monkeypatch, check_cuda, capsys):
+    """Killed, too slow, or unable to start: each is said, and those behind it run and have the time that is left."""
+    ends, given = iter(["killed", "slow", "done"]), []
+
+    def process(command, *, timeout, **_):
+        given.append(timeout)
+        end = next(ends)
+        if end == "slow":
+            raise subprocess.TimeoutExpired(command, timeout)
+        return SimpleNamespace(returncode=-11 if end == "killed" else 0)
+
+    monkeypatch.setattr(subprocess, "run", process)
+    monkeypatch.setattr(check_cuda, "SETTINGS", ({},))
+    sections = "machine", "float32", "quantised"
+    arguments = arguments_of(check_cuda, monkeypatch, "--out", tmp_path, "--seconds", 180, "--sections", *sections)
+
+    assert check_cuda._run_all(arguments) == 1
+    found = json.loads((tmp_path / "report.json").read_text())["sections"]
+    statuses = [section["status"] for section in found.values()]
+    assert statuses[0] == "failed with exit code -11"
+    assert statuses[1].startswith("stopped after ")
+    assert statuses[2] == "done"
+    assert given[2] > 179  # all that is left
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" s")
+
+
+def decoded(ms):
+    return {"ms_per_token": ms}
+
+
+def full_results(name):
+    """What a section notes on a GPU."""
+    if name.startswith("costs"):
+        modes = "captured", "compiled"
+        times = {f"T({width}), {mode}": {"128": 1.0, "2048": 1.2} for mode in modes for width in (1, 8)}
+        rates = [f"{mode}, context {size}" for mode in modes for size in (128, 2048)]
+        return times | {"bandwidth": {rate: {"of_measured": 0.5} for rate in rates}}
+    if name == "quantised":
+        return {f"T(W) {form}": {"ms": {}, "gb_per_s": 1.0, "bfloat16 ms": {}} for form in "abcd"}
+    if name == "attention":
+        return {f"ours W{width} S{size}": 1.0 for width in (1, 16, 64) for size in (128, 2048)}
+    if name in ("decodes", "transformers"):
+        return {f"tree {number}": decoded(1.0) for number in range(22 if name == "decodes" else 4)}
+    return {"plain": "equal"}
+
+
+def test_the_summary_of_a_whole_run_fits_in_sixty_lines(tmp_path, check_cuda):
+    from cuda_check.notes import Report
+
+    report = Report(tmp_path / "report.json")
+    for name in check_cuda.SECTIONS:
+        report.content["sections"][name] = {"status": "done", "results": full_results(name)}
+    report.content["sections"]["bfloat16"]["results"] = {"odd": 1.0}
+    lines = check_cuda._summary(report)
+
+    assert len(lines) < check_cuda.MOST_LINES
+    assert [line for line in lines if line.endswith(": done")] == [f"{name}: done" for name in check_cuda.SECTIONS]
+    assert sum(line.count("tree ") for line in lines) == 26
+    assert sum(line.startswith("  no summary: ") for line in lines) == 1
+
+
+def test_compiled_code_comes_back_as_far_as_it_fits_and_is_used_again(tmp_path, monkeypatch, check_cuda):
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    out.mkdir()
+    arguments = arguments_of(check_cuda, monkeypatch, "--out", out, "--code", out / "code.bin")
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    kept = tmp_path / "cache" / "captures" / "card"
+    kept.mkdir(parents=True)
+    for name, size in (("small.bin", 100), ("large.bin", 5000)):
+        (kept / name).write_bytes(random.Random(0).randbytes(size))
+    monkeypatch.setattr(check_cuda, "MOST_CODE", 4000)
+    check_cuda._bring_code(arguments)
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(elsewhere))
+    monkeypatch.setattr(check_cuda, "_run_section", lambda *_: None)
+
+    assert (out / "code.bin").stat().st_size <= 4000
+    check_cuda._run_all(arguments)  # into the folder that has the code
+    assert [path.name for path in elsewhere.rglob("*.bin")] == ["small.bin"]
+    (out / "code.bin").write_bytes(b"cut off")
+    check_cuda._run_all(arguments)
+    assert "code.bin is not used" in json.loads((out / "report.json").read_text())["code"]

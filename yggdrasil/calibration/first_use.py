@@ -66,7 +66,7 @@ def first_plan(
     """
     machine, drafter = current_machine(), named.drafter
     shapes = Shapes(
-        max_length=default_max_length(model.given, drafter),
+        max_length=default_max_length(model.given, drafter, device),
         draft_widths=() if drafter is None else FIRST_DRAFT_WIDTHS,
         verify_widths=(1,) if named.is_plain else FIRST_VERIFY_WIDTHS[device],
     )

@@ -26,10 +26,12 @@ from yggdrasil.engine.loading import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.native_steps.loading import outline_of, refuse_uncovered
+from yggdrasil.runtime.room import total_card_bytes
+from yggdrasil.scheduling.plan import DeviceName
 
 _LEAST_LENGTH = 2048  # tokens, whatever the memory, unless a model's context is shorter
 _BYTES = 2  # per value of the KV cache
-_CACHE_SHARE = 1 / 16  # of the machine's memory for full caches: untouched pages take no memory
+_CACHE_SHARE = 1 / 16  # of the memory, for full caches: on a CPU, untouched pages take no memory
 
 if TYPE_CHECKING:
     from yggdrasil.calibration.calibration_settings import PairSource
@@ -81,16 +83,17 @@ def _check_head(folder: Path) -> None:
         read_settings(folder, is_first=kind == "eagle")
 
 
-def default_max_length(target: str, drafter: str | None) -> int:
-    """Return the default ``max_length`` in tokens: the shorter context of the models, limited by the host's memory.
+def default_max_length(target: str, drafter: str | None, device: DeviceName = "cpu") -> int:
+    """Return the default ``max_length`` in tokens: the shorter context of the models, limited by the device's memory.
 
-    The KV caches of both models, if full, take at most 1/16 of the host's total memory. (The free memory varies, and
-    with it the length, but compiled steps are cached per length.) The limit by memory is rounded down to a power of two
-    and is at least 2048; a model's own context may be shorter.
+    The KV caches of both models, if full, take at most 1/16 of the total memory of the GPU or the host. (The free
+    memory varies, and with it the length, but compiled steps are cached per length.) The limit by memory is rounded
+    down to a power of two and is at least 2048; a model's own context may be shorter.
 
     Args:
         target: folder, GGUF file or hub id.
         drafter: draft model or draft head, given likewise; None without one. The cache of a head is not counted.
+        device: where the models will run.
 
     Raises:
         YggdrasilError: a model is missing or unsupported.
@@ -98,7 +101,8 @@ def default_max_length(target: str, drafter: str | None) -> int:
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
     outlines = [outline_of(Source.find(model)) for model in models]
     slot = sum(2 * heads * size * _BYTES for each in outlines for heads, size in each.key_heads)  # keys and values
-    room = int(current_machine().memory_gib * 2**30 * _CACHE_SHARE / slot)
+    memory = total_card_bytes() if device == "cuda" else None
+    room = int((memory or current_machine().memory_gib * 2**30) * _CACHE_SHARE / slot)
     allowed = max(_LEAST_LENGTH, 1 << max(room, 1).bit_length() - 1)
     return min(allowed, *(each.max_context for each in outlines))
 

@@ -152,7 +152,7 @@ def calibrate(
         raise YggdrasilError("--own-table is for --drafter table, which is not asked for; leave it out")
     if keep_drafter and named.drafter is None:
         raise YggdrasilError("--keep-drafter is for a draft model or a head, and none is asked for; leave it out")
-    length = max_length or default_max_length(target, named.drafter)
+    length = max_length or default_max_length(target, named.drafter, device)
     shapes = _shapes(length, max_depth, draft_widths, verify_widths, named, quick=quick)
     chosen = usual_weights(target, dtype, device) if weights == AUTO else cast(Weights, weights)
     usual = default_drafter_weights(named.drafter, dtype, device)

@@ -29,6 +29,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.passes import HEAD_INPUT
+from yggdrasil.runtime.room import check_caches
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
@@ -221,7 +222,8 @@ def assemble(
         model_free: n-gram and other drafters without a model, used with or without ``drafter``.
 
     Raises:
-        YggdrasilError: the models or the backend do not support the shapes or schedules.
+        YggdrasilError: the models or the backend do not support the shapes or schedules, or a GPU has too little memory
+            for the KV caches.
     """
     vocab_size = target.vocab_size
     if shapes.candidates > vocab_size:
@@ -230,6 +232,9 @@ def assemble(
         for labels in (stages, *other_stages):
             check_capturable(Schedule.parse(labels))
     _refuse_recurrent(drafter)
+    if target.device.type == "cuda":  # on a CPU, memory is taken as texts grow
+        with_caches = [target, *([drafter] if isinstance(drafter, LoadedModel) else [])]
+        check_caches(with_caches, shapes.max_length, shapes.cache_capacity)
     tree = TokenTree.allocate(shapes.num_nodes, shapes.candidates, target.device)
     recorder = Recorder(target.device) if backend == "cudagraph" else None
     drafter_runner = None

@@ -8,11 +8,14 @@ from threading import Lock, get_ident
 from types import GeneratorType
 from weakref import WeakSet
 
+import torch
+
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.engine.host_acceptance import PreparedRequest
 from yggdrasil.engine.text_stream import FinishReason, TextStream
 from yggdrasil.engine.trace import Metrics, Trace, Watch
 from yggdrasil.errors import YggdrasilError
+from yggdrasil.runtime.graphs import out_of_memory
 
 
 class RequestLock:
@@ -64,6 +67,15 @@ class Generation:
     logprobs: list[TokenLogprobs] | None = None  # one per token; None if not requested
 
 
+@contextmanager
+def _naming_full_memory() -> Iterator[None]:
+    """Context manager: raise YggdrasilError if the block fills a GPU's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(error) from error
+
+
 class Request:
     """A running request: an iterable over pieces of final text, which can be iterated once.
 
@@ -105,17 +117,21 @@ class Request:
             if self._has_begun or self._stream.finish_reason is not None:
                 raise YggdrasilError("a request is iterated once; start another for the same prompt")
             self._has_begun = True
-            prepared = self._prepared
-            prepared.begin()
-            decoding = prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
-            try:
-                with closing(decoding):
-                    yield next(decoding, "")
-                    self._on_begin()
-                    yield from decoding
-            finally:
-                if self._on_end is not None:
-                    self._on_end(self._prompt, self._stream.tokens, self._trace)
+            with _naming_full_memory():
+                yield from self._decoded()
+
+    def _decoded(self) -> Generator[str, None, None]:
+        prepared = self._prepared
+        prepared.begin()
+        decoding = prepared.engine.decode(self._prompt, self._stream, prepared.policy, self._trace)
+        try:
+            with closing(decoding):
+                yield next(decoding, "")
+                self._on_begin()
+                yield from decoding
+        finally:
+            if self._on_end is not None:
+                self._on_end(self._prompt, self._stream.tokens, self._trace)
 
     @property
     def tokens(self) -> Sequence[int]:

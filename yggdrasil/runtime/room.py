@@ -31,6 +31,15 @@ def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) ->
             raise YggdrasilError(
                 f"max_length is {max_length}, but {model.name} was built for {model.max_context} tokens; give no more"
             )
+    check_caches(models, max_length, capacity)
+
+
+def check_caches(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
+    """Check that the KV caches of all ``models`` fit in free memory. The arguments are those of ``check_room``.
+
+    Raises:
+        YggdrasilError: they do not.
+    """
     needed = sum(cache_bytes(model, capacity) for model in models)
     left = free_bytes(models[0].device)
     if left is not None and needed > left:
@@ -60,10 +69,19 @@ def check_card(model: nn.Module, name: str, device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the bytes of free memory of a GPU, or of the machine for a CPU; None if unknown."""
+    """Return the bytes of free memory of a GPU, or of the machine for a CPU; None if unknown.
+
+    What PyTorch holds of a GPU's memory for later tensors counts as free.
+    """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
     return available_bytes() if device.type == "cpu" else None
+
+
+def total_card_bytes() -> int | None:
+    """Return the bytes of memory of the GPU, used or not; None without one."""
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
 
 
 def cache_bytes(model: LoadedModel, capacity: int) -> int:

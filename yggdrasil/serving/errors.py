@@ -84,12 +84,13 @@ def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> F
 def fault_of(error: BaseException) -> Fault:
     """Return the error reply for an exception: a ``Fault`` itself, a YggdrasilError's message, else a general text.
 
-    The status is 400 for a YggdrasilError; 500 for one about non-finite logits or a fault of ours, and for any other.
+    The status is 400 for a YggdrasilError; 500 for one about non-finite logits, a full memory or a fault of ours, and
+    for any other.
     """
     if isinstance(error, Fault):
         return error
     if isinstance(error, YggdrasilError):
-        is_ours = any(sign in str(error) for sign in ("not finite", "fault of ours"))
+        is_ours = any(sign in str(error) for sign in ("not finite", "memory is full", "fault of ours"))
         return Fault(500 if is_ours else 400, str(error))
     if isinstance(error, MemoryError) or "memory" in str(error).lower():
         return Fault(500, "the server ran out of memory on this request; shorten it")
