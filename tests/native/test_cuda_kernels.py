@@ -86,20 +86,23 @@ def test_triton_attention_equals_the_portable_one(dtype, window, softcap):
 
 @pytest.fixture
 def bfloat16_products(monkeypatch):
-    """The interpreter multiplies bfloat16 as if it were integers; here it multiplies the numbers."""
+    """The interpreter multiplies bfloat16 as if it were integers; here it multiplies the numbers.
+
+    In float64: NumPy's products in float32 depend on the row's place in a tile.
+    """
     from triton import language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float
 
-    multiply = InterpreterBuilder.create_dot
-
-    def widened(handle):
+    def numbers(handle):
         if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        return TensorHandle(_convert_float(handle.data, tl.bfloat16, tl.float32, None).view("float32"), tl.float32)
+            return handle.data.astype("float64")
+        return _convert_float(handle.data, tl.bfloat16, tl.float32, None).view("float32").astype("float64")
 
-    monkeypatch.setattr(
-        InterpreterBuilder, "create_dot", lambda self, a, b, *others: multiply(self, widened(a), widened(b), *others)
-    )
+    def multiply(self, a, b, added, *_):
+        product = (numbers(a) @ numbers(b)).astype(added.data.dtype)
+        return TensorHandle(product + added.data, added.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", multiply)
 
 
 @interpreted

@@ -55,6 +55,7 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
     # Not by the width: the layout of a tile, and so the order of a row's sums, follows from its size.
     block_m = 64 if query.element_size() == 2 else 16
     block_n = 64 if query.element_size() == 2 and block_d <= 128 else 32
+    num_warps = 4 if block_d <= 64 else 8  # with 4, rows of 128 values do not fit in registers
     num_row_blocks = triton.cdiv(group * width, block_m)
     num_splits = _num_splits(query.device, _ROW_BLOCKS * num_key_heads, triton.cdiv(capacity, block_n))
     tree_lengths = offsets  # a placeholder: read only if there is a window
@@ -72,7 +73,7 @@ def tree_attention(  # noqa: PLR0913  (an operator's schema)
         query.stride(1), query.stride(2), key.stride(1), key.stride(2), value.stride(1), value.stride(2),
         key_cache.stride(0), mask.shape[1], width, scale,
         WINDOW=window, SOFTCAP=softcap, GROUP=group, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=block_m,
-        BLOCK_N=block_n, NUM_SPLITS=num_splits, num_warps=4, num_stages=2,
+        BLOCK_N=block_n, NUM_SPLITS=num_splits, num_warps=num_warps, num_stages=2,
     )  # fmt: skip
     triton_kernels.merge_splits[(rows,)](
         partial, stats, output, offsets, query if sinks is None else sinks, width, WINDOW=window, NUM_HEADS=num_heads,

@@ -42,6 +42,28 @@ def _load_rows(cached, new, is_old, is_new, is_kept):
 
 
 @triton.jit
+def _scores(queries, keys, scale, SOFTCAP: tl.constexpr):
+    """Return the scores of a block of queries and a block of keys, capped if SOFTCAP is positive."""
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    if SOFTCAP > 0:
+        scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)  # tanh
+    return scores
+
+
+@triton.jit
+def _add_block(scores, values, top, total, mixed):
+    """Return ``top``, ``total`` and ``mixed`` of each row after a further block of scores and values."""
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    # NOTE: the maximum is -inf before a row has seen a key, and -inf - -inf is NaN.
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    fade = tl.exp(top - shift)
+    weights = tl.exp(scores - shift[:, None])
+    total = total * fade + tl.sum(weights, 1)
+    mixed = mixed * fade[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    return new_top, total, mixed
+
+
+@triton.jit
 def attend_to_split(
     query, key, value, key_cache, value_cache, offsets, tree_mask, tree_lengths, partial, stats,
     query_head, query_row, key_head, key_row, value_head, value_row, cache_head, num_tree_slots, width, scale,
@@ -80,19 +102,31 @@ def attend_to_split(
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    for start in range(first, last, BLOCK_N):
+    key_base, value_base = (
+        key_cache + head.to(tl.int64) * cache_head, value_cache + head.to(tl.int64) * cache_head
+    )  # fmt: skip
+    # Blocks of the context alone are in the caches, and only a window hides some of their slots.
+    middle = first + tl.maximum(tl.minimum(context, last) - first, 0) // BLOCK_N * BLOCK_N
+    for start in range(first, middle, BLOCK_N):
+        slots = start + tl.arange(0, BLOCK_N)
+        place = slots[:, None] * HEAD_DIM + columns[None, :]
+        keys = tl.load(key_base + place, mask=inside[None, :], other=0.0)
+        scores = _scores(queries, keys, scale, SOFTCAP)
+        if WINDOW > 0:
+            scores = tl.where(slots[None, :] >= lowest[:, None], scores, float("-inf"))
+        values = tl.load(value_base + place, mask=inside[None, :], other=0.0)
+        top, total, mixed = _add_block(scores, values, top, total, mixed)
+    for start in range(middle, last, BLOCK_N):
         slots = start + tl.arange(0, BLOCK_N)
         is_slot = slots < last
-        place = head.to(tl.int64) * cache_head + slots.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :]
+        place = slots[:, None] * HEAD_DIM + columns[None, :]
         new = slots - written
         is_old = (is_slot & (new < 0))[:, None] & inside[None, :]
         is_new = (is_slot & (new >= 0))[:, None] & inside[None, :]
         is_kept = is_new & (tl.program_id(1) == 0)
         from_step = key + head * key_head + new[:, None] * key_row + columns[None, :]
-        keys = _load_rows(key_cache + place, from_step, is_old, is_new, is_kept)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        if SOFTCAP > 0:
-            scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)  # tanh
+        keys = _load_rows(key_base + place, from_step, is_old, is_new, is_kept)
+        scores = _scores(queries, keys, scale, SOFTCAP)
         node = slots - context
         is_node = is_slot & (node >= 0) & (node < num_tree_slots)
         allowed = tl.load(
@@ -101,16 +135,9 @@ def attend_to_split(
         )  # fmt: skip
         visible = ((slots < context) & is_slot)[None, :] & (slots[None, :] >= lowest[:, None])
         scores = tl.where(visible | (allowed != 0), scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        # NOTE: the maximum is -inf before a row has seen a key, and -inf - -inf is NaN.
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        fade = tl.exp(top - shift)
-        weights = tl.exp(scores - shift[:, None])
         from_step = value + head * value_head + new[:, None] * value_row + columns[None, :]
-        values = _load_rows(value_cache + place, from_step, is_old, is_new, is_kept)
-        total = total * fade + tl.sum(weights, 1)
-        mixed = mixed * fade[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        top = new_top
+        values = _load_rows(value_base + place, from_step, is_old, is_new, is_kept)
+        top, total, mixed = _add_block(scores, values, top, total, mixed)
     out = (query_heads.to(tl.int64) * width + row) * NUM_SPLITS + split
     tl.store(partial + out[:, None] * HEAD_DIM + columns[None, :], mixed, mask=is_member[:, None] & inside[None, :])
     tl.store(stats + out * 2, top, mask=is_member)
