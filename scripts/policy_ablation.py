@@ -235,7 +235,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
         "policy.policy:AcceptanceCorrection.observe": lambda self, estimated, accepted: None
     },
     "tokens that drafting adds, a typical tree instead": {
-        "policy.objective:DraftedTrees.typical": lambda self, here, model_free: self._typical[here]
+        "policy.objective:DraftedTrees.typical": lambda self, here, model_free, correction=1.0: self._typical[here]
     },
     "regret budget": {"policy.policy:RegretBudget._add": lambda self, gained: None},
 }

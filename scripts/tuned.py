@@ -104,7 +104,6 @@ NOT_PLAYED = {  # what else has a number there
     },
     "drafters.statistics.table_files": {"NICENESS": "a process priority"},
     "policy.policy": {"LatencyScales.FARTHEST": "a limit of the first step's effect"},
-    "policy.costs": {"_OVER_PARTS": "traces have no pass times"},
     "tree.token_tree": {
         "CONSIDERED": "affects sampling only: traces are greedy",
         "MIN_LOG_PROBABILITY": "the lowest value that the calibration fits",

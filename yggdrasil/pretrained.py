@@ -18,6 +18,7 @@ from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.artifacts.lock import tell
 from yggdrasil.artifacts.plan_names import is_plan
+from yggdrasil.calibration.measurement.pauses import has_pause
 from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.compiler.compiled import Backend
@@ -31,7 +32,6 @@ from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.online_estimates import restore_estimates, was_busy
 from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
-from yggdrasil.policy.costs import has_pause
 from yggdrasil.prompts import PROBE, encode_chat
 from yggdrasil.scheduling.plan import DeviceName, Plan
 

@@ -7,31 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-_OVER_PARTS = 1.5  # factor over several narrower passes from which a pass's time is taken for a pause of the machine
-
-
-def without_pauses(measured: Mapping[int, float]) -> dict[int, float]:
-    """Return measured times with those lowered that only a pause of the machine explains.
-
-    A pass over W rows takes at most 1.5 times as long as narrower passes that cover W rows together. Longer times are
-    lowered to this limit. The result is by ascending width.
-
-    Args:
-        measured: width (rows of a pass) -> milliseconds.
-    """
-    found: dict[int, float] = {}
-    for width in sorted(measured):
-        parts = (-(-width // narrower) * ms for narrower, ms in found.items())
-        found[width] = min(measured[width], _OVER_PARTS * min(parts, default=measured[width]))
-    return found
-
-
-def has_pause(measured: Mapping[int, float]) -> bool:
-    """Return whether ``without_pauses`` would lower a time in ``measured`` (width -> milliseconds) by more than 1 %."""
-    return any(measured[width] > 1.01 * ms for width, ms in without_pauses(measured).items())
-
-
-Kind: TypeAlias = Literal["plain", "model_free", "drafted"]
+Kind: TypeAlias = Literal["plain", "model_free", "drafted"]  # of iteration
 
 
 def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]]:
@@ -99,11 +75,6 @@ class StepCosts:
             raise ValueError("; ".join(faults))
 
     @cached_property
-    def draft_widths(self) -> tuple[int, ...]:
-        """Draft widths (nodes that a draft step attaches) that have a cost, ascending."""
-        return tuple(sorted(self.draft_ms))
-
-    @cached_property
     def verify_widths(self) -> tuple[int, ...]:
         """Verify widths (rows of the target's pass) that have a cost, ascending."""
         return tuple(sorted(self.verify_ms))
@@ -113,9 +84,7 @@ class StepCosts:
 
         It is the head draft and ``depth`` - 1 passes, because the last step runs none.
         """
-        if width == 0:
-            return 0.0
-        return self.head_ms + (depth - 1) * self.draft_ms[width]
+        return self.head_ms + (depth - 1) * self.draft_ms[width] if width else 0.0
 
     def iteration_ms(self, width: int, depth: int, verify_width: int) -> float:
         """Return the milliseconds of one iteration: drafting, verification and overhead.
@@ -127,9 +96,8 @@ class StepCosts:
         """
         if depth == 0:
             return self.plain_ms
-        if width == 0:
-            return self.verify_ms[verify_width] + self.model_free_iteration_overhead_ms
-        return self.drafting_ms(width, depth) + self.verify_ms[verify_width] + self.overhead_ms
+        overhead_ms = self.overhead_ms if width else self.model_free_iteration_overhead_ms
+        return self.drafting_ms(width, depth) + self.verify_ms[verify_width] + overhead_ms
 
     @property
     def model_free_iteration_overhead_ms(self) -> float:

@@ -30,10 +30,7 @@ class FixedPolicy:
         return self._decision
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return a bound that ends growth when no further node can be among the best ``shape.verify_width``.
-
-        Without ``shape``, growth is not bounded. ``context`` is not used.
-        """
+        """Return a bound that ends growth when no further node can be among the best ``shape.verify_width``."""
         return UNBOUNDED if shape is None else stopping_bound([shape.verify_width], [1.0])
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
@@ -56,10 +53,7 @@ class ModelFreePolicy(FixedPolicy):
     def choose(
         self, context: int, model_free: ModelFree | None = None, features: Features | None = None
     ) -> Decision | None:
-        """Return a decision to verify ``model_free``, or a plain step if it is None or expects no accepted token.
-
-        ``context`` and ``features`` are not used.
-        """
+        """Return a decision to verify ``model_free``, or a plain step if it is None or expects no accepted token."""
         if model_free is None or model_free.expected[-1] <= 1.0:
             return self._decision
         return Decision(TreeShape(0, model_free.depth, self._verify_width))

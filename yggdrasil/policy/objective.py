@@ -90,14 +90,7 @@ class ModelFree(NamedTuple):
 
 
 def stopping_bound(widths: Sequence[int], values: Sequence[float]) -> StoppingBound:
-    """Return the early-stopping bound of model-free drafts: width, value and value again for each width, in one array.
-
-    C++ reads the array while it grows a tree.
-
-    Args:
-        widths: verify widths above 1, ascending.
-        values: objective value of one token in an iteration at each of ``widths``.
-    """
+    """Return the early-stopping bound for objective ``values`` of one token at ``widths``, ascending and above 1."""
     return array("d", [each for width, value in zip(widths, values, strict=True) for each in (width, value, value)])
 
 
@@ -184,33 +177,21 @@ class ShapeTable:
         milliseconds = np.array([costs.iteration_ms(*shape) for shape in self.shapes])
         self._value = objective_value(np.ones_like(milliseconds), milliseconds, objective)  # [N], of a token
 
-    def expected_tokens(self, survival: FloatArray) -> npt.NDArray[np.float64]:
-        """Return the expected tokens of an iteration with each of ``shapes``, bonus token included, [N] float64.
+    def best_tree(self, survival: FloatArray) -> Decision:
+        """Return the tree shape with the highest objective value, with its expected tokens, as a decision.
 
         Args:
             survival: [D]; ``survival[d - 1]`` is P(accepted length >= d).
         """
         # NOTE: a sum over axis 0 adds every column in the same order, so equal shapes tie exactly; BLAS may differ.
-        total: npt.NDArray[np.float64] = np.add.reduce(self._ratios * survival[:, None], axis=0)
-        total += 1.0
-        return total
-
-    def best_tree(self, survival: FloatArray) -> Decision:
-        """Return the tree shape with the highest objective value, with its expected tokens, as a decision.
-
-        Its ``milliseconds`` are 0.
-
-        Args:
-            survival: [D]; ``survival[d - 1]`` is P(accepted length >= d).
-        """
-        expected = self.expected_tokens(survival)
+        expected = np.add.reduce(self._ratios * survival[:, None], axis=0) + 1.0  # [N]
         best = int((expected * self._value).argmax())
         return Decision(self.shapes[best], float(expected[best]))
 
 
 def _check_table(costs: StepCosts, ratios: Mapping[int, FloatArray]) -> None:
     unknown = sorted(set(ratios) - set(costs.draft_ms))
-    faults = [f"no draft cost for widths {unknown}, only for {list(costs.draft_widths)}"] if unknown else []
+    faults = [f"no draft cost for widths {unknown}, only for {sorted(costs.draft_ms)}"] if unknown else []
     depth, num_verify = max(table.shape[0] for table in ratios.values()), len(costs.verify_widths)
     faults += [
         f"ratios[{width}] must be {[depth, depth, num_verify]}, got {list(table.shape)}"
@@ -230,6 +211,8 @@ class DepthPrediction(NamedTuple):
 
 class DraftedTrees:
     """Choice of the draft model's or head's tree shape that has the highest objective value.
+
+    In all methods, ``here`` is the index into ``costs`` of the nearest context length.
 
     Args:
         costs: step costs at each measured context length.
@@ -260,22 +243,17 @@ class DraftedTrees:
         return self._depth is not None
 
     def added(self, here: int) -> float:
-        """Return the accepted tokens that a typical tree adds where model-free drafts expect none.
-
-        Args:
-            here: index into ``costs``, of the nearest context length.
-        """
+        """Return the accepted tokens that a typical tree adds where model-free drafts expect none."""
         return self._typical[here].tokens - 1.0 if self._added_tokens is None else self._added_tokens
 
     def typical(self, here: int, model_free: Decision | None, correction: float = 1.0) -> Decision:
         """Return the best shape for the calibration's mean acceptance, with its expected tokens, as a decision.
 
-        Its ``milliseconds`` are 0. A drafted tree also contains the model-free drafts: with ``model_free`` it gets the
-        larger verify width of both, and the expected tokens of ``model_free`` plus those that drafting adds, which are
-        fewer the more ``model_free`` expects.
+        A drafted tree also contains the model-free drafts: with ``model_free`` it gets the larger verify width of both,
+        and the expected tokens of ``model_free`` plus those that drafting adds, which are fewer the more ``model_free``
+        expects.
 
         Args:
-            here: index into ``costs``, of the nearest context length.
             model_free: the decision to verify model-free drafts alone, or None without drafts.
             correction: factor on the tokens that drafting adds.
         """
@@ -286,15 +264,7 @@ class DraftedTrees:
         return Decision(shape, model_free.tokens + self.added(here) * correction / model_free.tokens)
 
     def best(self, features: Features, here: int) -> Decision:
-        """Return the best shape by the depth predictor, with its expected tokens, as a decision.
-
-        Its ``milliseconds`` are 0. Without a depth predictor, ``features`` are not read, and the result is that
-        of ``typical`` without model-free drafts.
-
-        Args:
-            features: of the current position.
-            here: index into ``costs``, of the nearest context length.
-        """
+        """Return the best shape for ``features`` by the depth predictor, or without one the typical shape."""
         if self._depth is None:
             return self._typical[here]
         predicted = self._depth.predictor.survival(read_features(features, self._depth.sizes))

@@ -69,7 +69,7 @@ class ObjectivePolicy:
         self._added = AcceptanceCorrection()  # of the tokens that drafting adds to these
         self._budgets: dict[Kind, RegretBudget] = {"model_free": RegretBudget(), "drafted": RegretBudget()}
         self._here = self._scaled = 0  # index of the costs in use, and of those whose values are scaled
-        self._steps = 0  # iterations of this request
+        self._is_cold = True  # no iteration of this request is finished
         self._drafter_lags = False  # the drafter must prefill tokens before its next tree
 
     # ==== decisions ====
@@ -92,17 +92,13 @@ class ObjectivePolicy:
         plain = Decision(PLAIN_STEP, 1.0, self._plain_ms)
         if features is not None:
             return self._with_features(features, plain)
-        best, value = plain, self._value(plain)
         free = None if model_free is None else self.best_model_free(model_free)
-        if free is not None and (found := self._value(free)) > value:
-            best, value = free, found
+        without = plain if free is None else max(plain, free, key=self._value)
         if self._drafted is None or not self._budgets["drafted"].is_open:
-            return best
-        drafted = self._typical(model_free, free, best)
+            return without
+        best = max(without, self._typical(model_free, free, without), key=self._value)
         # With features a predictor may expect more tokens than of a typical tree.
-        if self._value(drafted) > value or (self._drafted.reads_features and best is plain):
-            return None if self._drafted.reads_features else drafted
-        return best
+        return None if self._drafted.reads_features and (best is plain or best is not without) else best
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
         """Return ``decision`` with the verify width of the highest objective value, its expected tokens and time.
@@ -112,7 +108,7 @@ class ObjectivePolicy:
             context: tokens in the target's cache.
         """
         self._here = bisect_left(self._borders, context)
-        return self._verified_at(decision, expected, self._pruned(self._here, decision.shape).best(expected)[0])
+        return self._verified_at(decision, expected, self._drafted_passes(self._here, decision.shape).best(expected)[0])
 
     def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
         """Return the early-stopping bound: growth of a model-free tree ends when no further node can raise its value.
@@ -124,7 +120,7 @@ class ObjectivePolicy:
             shape: the drafted tree that the model-free drafts extend; None if they are verified alone.
         """
         here = bisect_left(self._borders, context)
-        return self._free_passes(here).bound if shape is None else self._pruned(here, shape).bound
+        return (self._free_passes(here) if shape is None else self._drafted_passes(here, shape)).bound
 
     def best_model_free(self, tree: ModelFree) -> Decision | None:
         """Return a decision to verify ``tree``, the n-gram statistics' drafts, at the best verify width above 1.
@@ -139,13 +135,10 @@ class ObjectivePolicy:
         shape = TreeShape(0, tree.depth, self._costs[self._here].verify_widths[best])
         return Decision(shape, likely, passes.milliseconds[best], estimated=tree.expected[best])
 
-    def _typical(self, model_free: ModelFree | None, free: Decision | None, best: Decision) -> Decision:
-        """Return the decision for a typical drafted tree, which ``model_free`` extends.
+    def _typical(self, model_free: ModelFree | None, free: Decision | None, without: Decision) -> Decision:
+        """Return the decision for a typical drafted tree, which ``model_free`` extends if there is one.
 
-        Args:
-            model_free: the tree of model-free drafts, None if there is none or it is not grown yet.
-            free: the decision to verify it alone; None if it expects no accepted token.
-            best: the best decision without the drafter.
+        ``free`` is the decision to verify ``model_free`` alone, ``without`` the best decision without the drafter.
         """
         assert self._drafted is not None, "there is nothing to draft"
         typical = self._drafted.typical(self._here, free, self._added.factor)
@@ -153,7 +146,7 @@ class ObjectivePolicy:
             return self._priced(typical.shape, typical.tokens)
         drafted = self._priced(typical.shape, min(typical.tokens, model_free.depth + 1.0))
         expected = 1.0 if free is None else free.tokens
-        return drafted._replace(estimated=expected, rate_without=best.tokens / best.milliseconds)
+        return drafted._replace(estimated=expected, rate_without=without.tokens / without.milliseconds)
 
     def _with_features(self, features: Features, plain: Decision) -> Decision:
         """Return the best drafted tree for ``features``, or a plain step if that is better."""
@@ -173,26 +166,28 @@ class ObjectivePolicy:
             self._scaled = here
         return passes
 
-    def _pruned(self, here: int, shape: TreeShape) -> PassValues:
+    def _drafted_passes(self, here: int, shape: TreeShape) -> PassValues:
         """Return the values of passes that verify a tree drafted as ``shape``."""
         key = here, shape.width, shape.depth
-        if (found := self._pruning.get(key)) is None:
+        if key not in self._pruning:
             costs = self._costs[here]
             other_ms = costs.drafting_ms(shape.width, shape.depth) + costs.overhead_ms
-            found = self._pruning[key] = PassValues(costs, other_ms, self._objective)
-        return found
+            self._pruning[key] = PassValues(costs, other_ms, self._objective)
+        return self._pruning[key]
+
+    def _priced(self, shape: TreeShape, tokens: float) -> Decision:
+        """Return a drafted tree's decision, with its milliseconds at the present latency scale."""
+        milliseconds = self._drafted_passes(self._here, shape).milliseconds[self._index(shape)]
+        return Decision(shape, tokens, milliseconds * self._scales.factors[-1], is_drafting=True)
 
     def _verified_at(self, decision: Decision, expected: Sequence[float], index: int) -> Decision:
         """Return ``decision`` with the verify width at ``index``."""
         shape = decision.shape._replace(verify_width=self._costs[self._here].verify_widths[index])
-        tokens, milliseconds = expected[index], self._priced(shape, expected[index]).milliseconds
-        return decision._replace(shape=shape, tokens=tokens, milliseconds=milliseconds, is_drafting=True)
+        priced = self._priced(shape, expected[index])
+        return priced._replace(estimated=decision.estimated, rate_without=decision.rate_without)
 
-    def _priced(self, shape: TreeShape, tokens: float) -> Decision:
-        """Return a drafted tree's decision, with its milliseconds at the present latency scale."""
-        index = self._costs[self._here].verify_widths.index(shape.verify_width)
-        milliseconds = self._pruned(self._here, shape).milliseconds[index] * self._scales.factors[-1]
-        return Decision(shape, tokens, milliseconds, is_drafting=True)
+    def _index(self, shape: TreeShape) -> int:
+        return self._costs[self._here].verify_widths.index(shape.verify_width)
 
     def _value(self, decision: Decision) -> float:
         return objective_value(decision.tokens, decision.milliseconds, self._objective)
@@ -208,8 +203,7 @@ class ObjectivePolicy:
         for budget in self._budgets.values():
             budget.begin()
         self._correction.begin()
-        self._scaled = -1
-        self._steps, self._drafter_lags = 0, True
+        self._scaled, self._is_cold, self._drafter_lags = -1, True, True
 
     def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:
         """Update latency scales, acceptance correction and regret budgets by one finished iteration.
@@ -220,7 +214,8 @@ class ObjectivePolicy:
             milliseconds: time of the whole iteration.
         """
         shape, kind, plain_ms = decision.shape, decision.kind, self._plain_ms
-        has_read = kind == "drafted" and (self._drafter_lags or not shape.depth)  # besides what was predicted
+        # The time includes a prefill of the drafter, or features that only a plain step has used.
+        has_read = kind == "drafted" and (self._drafter_lags or not shape.depth)
         charged_ms = milliseconds if has_read else min(milliseconds, LatencyScales.PAUSE * decision.milliseconds)
         for each, budget in self._budgets.items():
             if each == kind:
@@ -228,17 +223,12 @@ class ObjectivePolicy:
             else:
                 budget.earn()
         self._correct(decision, tokens)
-        is_cold = self._steps == 0
-        if kind == "plain":
-            self._scales.observe(0, plain_ms, milliseconds, is_cold=is_cold)
-        elif kind == "model_free":
-            index = self._costs[self._here].verify_widths.index(shape.verify_width)
-            self._scales.observe(index, decision.milliseconds, milliseconds, is_cold=is_cold)
-        elif shape.depth and not self._drafter_lags:  # the time includes no prefill of the drafter
-            self._scales.observe(-1, decision.milliseconds, milliseconds, is_cold=is_cold)
+        if not has_read:
+            step = -1 if kind == "drafted" else self._index(shape)
+            predicted_ms = plain_ms if kind == "plain" else decision.milliseconds
+            self._scales.observe(step, predicted_ms, milliseconds, is_cold=self._is_cold)
         self._drafter_lags = kind == "model_free" or (kind == "plain" and self._drafter_lags)
-        self._scaled = -1
-        self._steps += 1
+        self._scaled, self._is_cold = -1, False
 
     def _correct(self, decision: Decision, tokens: int) -> None:
         """Update the acceptance corrections by the ``tokens`` that an iteration gave, bonus token included."""
@@ -319,9 +309,7 @@ class LatencyScales:
         return {"factors": list(self.factors)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the factors by ``state``, a result of ``state()``.
-
-        In a new policy the first step observed rescales all of them at once, so only their ratios last.
+        """Replace the factors by ``state``, a result of ``state()``. A new policy's first step rescales all of them.
 
         Raises:
             ValueError: ``state`` has another number of factors.
@@ -332,15 +320,19 @@ class LatencyScales:
 
 
 class AcceptanceCorrection:
-    """Correction factor, at least 0, of expected accepted tokens: a moving ratio of accepted to estimated tokens.
+    """Correction of expected accepted tokens, kept across requests: a moving ratio of accepted to estimated tokens.
 
     Scores are products of calibrated probabilities. They assume that edges are independent and that every text is like
-    the calibration's. It is a ratio of moving averages with a prior of 4 correct estimates, kept across requests.
+    the calibration's. The ratio has a prior of 4 tokens with a correct estimate.
     """
 
     def __init__(self) -> None:
         self._estimated = self._accepted = 0.0
-        self.factor = 1.0
+
+    @property
+    def factor(self) -> float:
+        """Factor on the expected accepted tokens, at least 0; 1 before the first tree."""
+        return max(0.0, (self._accepted + PRIOR) / (self._estimated + PRIOR))
 
     def begin(self) -> None:
         """Begin a request, whose drafts may be accepted less: limit the factor to 1 and its weight to 12 tokens."""
@@ -358,7 +350,6 @@ class AcceptanceCorrection:
         """
         self._estimated = DECAY * self._estimated + estimated
         self._accepted = DECAY * self._accepted + accepted
-        self.factor = max(0.0, (self._accepted + PRIOR) / (self._estimated + PRIOR))
 
     def decay(self) -> None:
         """Move the correction factor towards 1, for an iteration that verified no model-free tree."""
@@ -369,9 +360,8 @@ class AcceptanceCorrection:
         return {"estimated": self._estimated, "accepted": self._accepted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the moving averages of estimated and accepted tokens from ``state()``, and recompute the factor."""
+        """Replace the moving averages by ``state``, a result of ``state()``."""
         self._estimated, self._accepted = state["estimated"], state["accepted"]
-        self.factor = max(0.0, (self._accepted + PRIOR) / (self._estimated + PRIOR))
 
 
 class RegretBudget:
@@ -382,8 +372,11 @@ class RegretBudget:
 
     A tree loses the plain steps in whose time it was verified, minus its tokens; a drafted tree loses the tokens that
     the best decision without the drafter was expected to give in that time, if these are more. The policy limits that
-    time to one and a half of the prediction, since the rest is a pause of the machine. At most ``WORST`` counts, three
-    times as much for the first tree of a request, whose time includes the drafter's prefill.
+    time to one and a half of the prediction, since the rest is a pause of the machine. At most ``WORST`` counts.
+
+    The loss of a request's first tree includes the drafter's prefill of the prompt, a sunk cost. Charged at once, it
+    would stop the speculation that could recover it. So later gains of the request repay it, and the rest is charged
+    when the next request begins; at most three times ``WORST`` counts.
 
     Theorem. Whatever trees are drafted and however the speed of the machine changes, from any iteration on
 
@@ -405,19 +398,12 @@ class RegretBudget:
         self._first, self._has_first = 0.0, False  # loss of this request's first tree, charged at the next ``begin``
 
     def begin(self) -> None:
-        """Begin a request, and charge the first tree of the last request to the balance.
-
-        The first tree's loss includes the drafter's prefill of the prompt, a sunk cost. Charged earlier, it would stop
-        the speculation that could recover it. Gains of its request repay it first.
-        """
+        """Begin a request, and charge the first tree of the last request to the balance."""
         self._add(self._first)
         self._first, self._has_first = 0.0, False
 
     def add_tree(self, gained: float) -> None:
-        """Add the gain or loss of one verified tree to the balance; a loss counts at most 4 (``WORST``).
-
-        The loss of a request's first tree, at most 12, is not added now. Later gains of the request repay it, and
-        ``begin`` of the next request charges the rest.
+        """Add the gain or loss of one verified tree to the balance.
 
         Args:
             gained: the tree's tokens minus those that decoding without it gives in the same time. Negative: a loss.
@@ -429,10 +415,7 @@ class RegretBudget:
         self._add(max(gained - repaid, -self.WORST))
 
     def earn(self) -> None:
-        """Raise the balance by 0.01 plain steps, for an iteration that did not use the budget's kind of speculation.
-
-        The balance is at most 16, and a closed budget reopens at 2.
-        """
+        """Raise the balance for an iteration that did not use the budget's kind of speculation."""
         self._add(self.EARNED)
 
     def _add(self, gained: float) -> None:

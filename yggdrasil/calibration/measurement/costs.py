@@ -7,8 +7,9 @@ from operator import attrgetter
 from statistics import median
 from typing import get_args
 
+from yggdrasil.calibration.measurement.pauses import has_pause, without_pauses
 from yggdrasil.calibration.measurement.steps import Sample
-from yggdrasil.policy.costs import Kind, has_pause, lower_envelope, without_pauses
+from yggdrasil.policy.costs import Kind, lower_envelope
 from yggdrasil.scheduling.plan import Costs, Shapes
 
 # A pass overlaps reading and computing. Its time is modelled as the p-norm of the two; this p was fitted to passes of
