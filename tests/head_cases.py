@@ -96,7 +96,7 @@ class HeadCase:
     tokens = range(VOCAB_SIZE)  # that it drafts
 
     def __init__(self, pair, folder):
-        self.pair, self.folder = pair, folder
+        self.pair, self.folder, self._hidden = pair, folder, {}
 
     @cached_property
     def head(self):
@@ -108,8 +108,10 @@ class HeadCase:
 
     @torch.no_grad()
     def hidden(self, text):
-        """Hidden states of every layer at every position, the input of the target's LM head last."""
-        return self.pair.plain_target(torch.tensor([list(text)]), output_hidden_states=True).hidden_states
+        """Hidden states of every layer at every position, the input of the target's LM head last; computed once."""
+        if (key := tuple(text)) not in self._hidden:
+            self._hidden[key] = self.pair.plain_target(torch.tensor([key]), output_hidden_states=True).hidden_states
+        return self._hidden[key]
 
     def states(self, text):
         """What the head reads at every position."""

@@ -169,12 +169,15 @@ def test_a_level_that_is_not_here_is_refused_by_name(opened, monkeypatch, capsys
     assert "YGGDRASIL_CPU_LEVEL=mmx names no level of this processor; it has plain" in capsys.readouterr().err
 
 
+_ABSENT = [level for level in levels.all_levels() if level not in levels.supported_levels()]
+_ABSENT = [*(pytest.param(level, marks=pytest.mark.slow) for level in _ABSENT[:-1]), *_ABSENT[-1:]]
 HAS_GCC = shutil.which("g++") is not None and platform.machine() == "x86_64"
 
 
 @pytest.mark.skipif(not HAS_GCC, reason="compiles for x86 processors with g++")
-@pytest.mark.parametrize("level", [level for level in levels.all_levels() if level not in levels.supported_levels()])
+@pytest.mark.parametrize("level", _ABSENT, ids=lambda level: level.name)
 def test_the_kernels_compile_for_processors_that_are_not_here(level):
+    """With ``--all`` for every level; else for the highest, which has the paths of most."""
     compiling.run_all(
         ["g++", *compiling._FLAGS, *level.flags, f"-I{compiling.SOURCES}", "-fsyntax-only", str(source)]
         for source in (compiling.SOURCES / f"{unit}.cpp" for unit in compiling._UNITS)

@@ -13,22 +13,40 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_cuda.py"
 ABSENT = ("gguf", "typer", "rich", "pandas", "sklearn")
+# All sections but the first in one process: each would import PyTorch and transformers again.
+TOGETHER = """
+import argparse, contextlib, json, sys
+import check_cuda
+
+def process(name, label, arguments, seconds, settings, only, apart=check_cuda._process):
+    if name == "machine":
+        return apart(name, label, arguments, seconds, settings, only)
+    own = {"section": name, "seconds": seconds, "only": json.dumps([label, *only])}
+    with (arguments.out / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
+        code = check_cuda._run_here(argparse.Namespace(**{**vars(arguments), **own}))
+    return "done" if code == 0 else f"failed with exit code {code}"
+
+check_cuda._process = process
+sys.exit(check_cuda.main())
+"""
 SECTIONS = ("machine", "float32", "bfloat16", "quantised", "costs 7B", "decodes", "transformers", "attention")
 
 
-def run(tmp_path, *arguments, check=True):
+def run(tmp_path, *arguments, check=True, program=(str(SCRIPT),)):
     """The script where a package that is absent raises ImportError, and no C++ compiler works."""
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}))\n")
     environment = {**os.environ, "CXX": "/bin/false", "YGGDRASIL_CACHE": str(tmp_path / "cache")}
-    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (tmp_path, ROOT, SCRIPT.parent)))
+    command = [sys.executable, *program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=check, env=environment, timeout=1600)
 
 
 @pytest.mark.compiled
 def test_every_section_runs_on_a_stand_in(tmp_path):
     out = tmp_path / "out"
-    done = run(tmp_path, "--device", "cpu", "--tiny", "--out", out, "--seconds", 1500, check=False)
+    done = run(
+        tmp_path, "--device", "cpu", "--tiny", "--out", out, "--seconds", 5000, check=False, program=("-c", TOGETHER)
+    )
     sections = json.loads((out / "report.json").read_text())["sections"]
 
     assert {name: section["status"] for name, section in sections.items()} == dict.fromkeys(SECTIONS, "done")
@@ -48,16 +66,14 @@ def test_every_section_runs_on_a_stand_in(tmp_path):
     assert "transformers assisted" in sections["transformers"]["results"]
 
 
-def test_shipped_tokens_are_those_of_transformers(tmp_path):
+def test_shipped_tokens_are_those_of_transformers(monkeypatch):
     """The check needs no reference of its own on the machine that it runs on."""
-    program = (
-        "import sys; sys.path[:0] = ['scripts', 'tests']\n"
-        "import json; from cuda_check.models import TOKENS, computed_tokens, prompts, weights_digest\n"
-        "shipped = json.loads(TOKENS.read_text())\n"
-        "assert shipped['weights'] == weights_digest(), 'run scripts/check_cuda.py --write-tokens'\n"
-        "assert [row[:12] for row in shipped['tokens'][:2]] == computed_tokens(prompts()[:2], 12)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=300)
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from cuda_check.models import TOKENS, computed_tokens, prompts, weights_digest
+
+    shipped = json.loads(TOKENS.read_text())
+    assert shipped["weights"] == weights_digest(), "run scripts/check_cuda.py --write-tokens"
+    assert [row[:12] for row in shipped["tokens"][:2]] == computed_tokens(prompts()[:2], 12)
 
 
 def test_a_file_in_parts_is_joined_when_all_have_come(tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from head_cases import (
     EAGLE,
     FEW,
     HIDDEN,
-    LAYERS,
     PROMPT,
     BlockCase,
     EagleCase,
@@ -41,6 +40,7 @@ from yggdrasil.drafters.draft_model import identity_knots
 from yggdrasil.drafters.heads import convention
 from yggdrasil.drafters.heads.block.drafter import BlockDrafter
 from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
+from yggdrasil.drafters.heads.eagle.drafter import HeadDrafter
 from yggdrasil.drafters.heads.loading import load_head
 from yggdrasil.drafters.heads.medusa.drafter import MedusaDrafter
 from yggdrasil.drafters.heads.own_text import own_text
@@ -472,36 +472,22 @@ def test_beside_a_target_that_is_not_in_float32_a_head_has_four_bits(pair, tmp_p
 
 
 @pytest.mark.compiled
-@cases("eagle 3")
+@cases("eagle 3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("medusa", "z-lab")))
 def test_compiled_steps_draft_what_eager_ones_do(case):
-    compiled, eager = case.decoder(backend="inductor"), case.decoder()
-    trees = watch(compiled), watch(eager)
-    results = [decoder.generate(PROMPT, max_new_tokens=COUNT).tokens for decoder in (compiled, eager)]
-
-    assert results[0] == results[1]
-    assert len(trees[0]) == len(trees[1])
-    for (_, ours), (_, theirs) in zip(*trees, strict=True):
-        assert [path for path, _ in ours] == [path for path, _ in theirs]
-
-
-@pytest.mark.compiled
-@pytest.mark.slow
-@cases("medusa", "z-lab")
-def test_compiled_steps_of_one_pass_draft_the_same(case):
-    """Of Medusa's heads and of a block head; those of EAGLE-1 run the steps of EAGLE-3's."""
-    found, is_block = [], isinstance(case, BlockCase)
+    """Of a head for each drafter; those of EAGLE-1 run the steps of EAGLE-3's."""
+    kinds = {EagleCase: (HeadDrafter, 1, (4,)), MedusaCase: (MedusaDrafter,), BlockCase: (BlockDrafter, 5, (4,))}
+    (kind, *reading), found = kinds[type(case)], []
     for backend in ("inductor", "eager"):
         tree = TokenTree.allocate(9, 4, torch.device("cpu"))
-        runner = ModelRunner(case.head.loaded, 64, VOCAB_SIZE, backend)
-        reading = (5, (4,)) if is_block else ()
-        kind, layers = (BlockDrafter, LAYERS) if is_block else (MedusaDrafter, (-1,))
+        runner = ModelRunner(case.head.loaded, 64, case.head.settings.vocab_size, backend)
         drafter = kind(runner, case.head, tree, (2,), *reading, identity_knots())
         generator = torch.Generator().manual_seed(0)
-        drafter.begin(PROMPT[:1] if is_block else PROMPT)
-        for count in (7, 1, 3) if is_block else (1,):
-            states = {layer: torch.randn(count, HIDDEN, generator=generator) for layer in layers}
+        drafter.begin(PROMPT[:1] if reading else PROMPT)
+        for count in (7, 1, 3) if reading else (1,):
+            states = {layer: torch.randn(count, HIDDEN, generator=generator) for layer in case.head.layers}
             drafter.extend(TEXT[:count], states)
             drafter.propose(tree, Budget(4, 2))
+        assert backend == "eager" or all(step.is_compiled for step in runner._steps.values())
         found.append([each.clone() for each in [*tree.node_tensors(), *runner.cache.tensors()]])
 
     for compiled, eager in zip(*found, strict=True):
