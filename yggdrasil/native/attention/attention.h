@@ -10,13 +10,13 @@
 
 namespace yggdrasil {
 
-constexpr int kKeyBlock = 64;               // keys that stay in the first-level cache while all rows visit them
-constexpr int64_t kRowGroup = 4;            // rows whose sums share registers with the values they add
-constexpr int64_t kRowGroups = 16;          // groups that visit a block of keys together
-constexpr int64_t kNearBytes = 512 * 1024;  // of keys and values that stay in a core's own cache
+constexpr int kKeyBlock = 64;               // keys per block, which stay in the L1 cache while all rows read them
+constexpr int64_t kRowGroup = 4;            // rows that are accumulated together, with sums and values in registers
+constexpr int64_t kRowGroups = 16;          // groups of rows that read a block of keys one after another
+constexpr int64_t kCoreCacheBytes = 512 * 1024;  // bytes of keys and values that stay in a core's own L2 cache
 
-// Dot products of one query with four keys, or with sixteen. The additions have the same order for every key,
-// independent of its position and of the keys computed with it.
+// Dot products of one query with four or sixteen keys. The additions have the same order for every key, independent of
+// its position and of the other keys.
 #ifdef YGG_AVX512
 inline __m512 reduce16(const __m512 quads[4]) {
   const auto halves = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); };
@@ -26,7 +26,7 @@ inline __m512 reduce16(const __m512 quads[4]) {
 #endif
 
 #ifdef YGG_AVX2
-inline Lanes dot_step(Lanes acc, const float* query, const float* key) { return fused(load16(query), load16(key), acc); }
+inline Lanes dot_step(Lanes acc, const float* query, const float* key) { return fmadd(load16(query), load16(key), acc); }
 constexpr int64_t dot_width(const float*) { return 16; }
 #ifdef __AVX512BF16__
 inline Lanes dot_step(Lanes acc, const BFloat16* query, const BFloat16* key) {
@@ -34,7 +34,7 @@ inline Lanes dot_step(Lanes acc, const BFloat16* query, const BFloat16* key) {
 }
 constexpr int64_t dot_width(const BFloat16*) { return 32; }
 #else
-inline Lanes dot_step(Lanes acc, const BFloat16* query, const BFloat16* key) { return fused(load16(query), load16(key), acc); }
+inline Lanes dot_step(Lanes acc, const BFloat16* query, const BFloat16* key) { return fmadd(load16(query), load16(key), acc); }
 constexpr int64_t dot_width(const BFloat16*) { return 16; }
 #endif
 
@@ -43,7 +43,7 @@ inline Lanes quads_of_keys(const T* query, const T* const keys[4], int64_t vecto
   Lanes acc[4] = {zeros(), zeros(), zeros(), zeros()};
   for (int64_t v = 0, d = 0; v < vectors; ++v, d += dot_width(query))
     for (int j = 0; j < 4; ++j) acc[j] = dot_step(acc[j], query + d, keys[j] + d);
-  return quads_of(acc[0], acc[1], acc[2], acc[3], Sum{});
+  return reduce_quads(acc[0], acc[1], acc[2], acc[3], Sum{});
 }
 #endif
 
@@ -57,13 +57,13 @@ inline void dot4(const T* query, const T* const keys[4], int64_t size, float* ou
   _mm_storeu_ps(sums, reduce4(quads_of_keys(query, keys, vectors), Sum{}));
 #endif
   for (int j = 0; j < 4; ++j) {
-    for (int64_t i = d; i < size; ++i) sums[j] += widen(query[i]) * widen(keys[j][i]);
+    for (int64_t i = d; i < size; ++i) sums[j] += to_float(query[i]) * to_float(keys[j][i]);
     out[j] = sums[j];
   }
 }
 
-// Adds the values of `count` keys, times every row's weights, to columns `begin` to `end` of the rows' sums. A row's
-// additions go key by key; rows that are computed together share loads only.
+// Accumulates the values of `count` keys, times each row's weights, in the columns [begin, end) of the rows' sums. A
+// row's additions are in the order of keys; rows computed together share only the loads.
 template <typename T, int Rows>
 inline void accumulate(float* const* sums, const float* const* weights, const T* values, int64_t count, int64_t stride, int64_t begin, int64_t end) {
   int64_t d = begin;
@@ -77,47 +77,47 @@ inline void accumulate(float* const* sums, const float* const* weights, const T*
       Lanes value[Vectors];
       for (int v = 0; v < Vectors; ++v) value[v] = load16(row + 16 * v);
       for (int r = 0; r < Rows; ++r) {
-        const Lanes weight = spread(weights[r][i]);
-        for (int v = 0; v < Vectors; ++v) acc[r][v] = fused(weight, value[v], acc[r][v]);
+        const Lanes weight = broadcast(weights[r][i]);
+        for (int v = 0; v < Vectors; ++v) acc[r][v] = fmadd(weight, value[v], acc[r][v]);
       }
     }
     for (int r = 0; r < Rows; ++r)
       for (int v = 0; v < Vectors; ++v) store16(sums[r] + d + 16 * v, acc[r][v]);
     d += 16 * Vectors;
   };
-  constexpr int kVectors = kLanesHeld >= 32 ? 4 : std::max(1, 4 / Rows);
+  constexpr int kVectors = kLaneRegisters >= 32 ? 4 : std::max(1, 4 / Rows);
   while (d + 16 * kVectors <= end) add_columns.template operator()<kVectors>();
   while (d + 16 <= end) add_columns.template operator()<1>();
 #endif
   for (int r = 0; r < Rows; ++r)
     for (int64_t i = 0; i < count; ++i)
-      for (int64_t j = d; j < end; ++j) sums[r][j] += weights[r][i] * widen(values[i * stride + j]);
+      for (int64_t j = d; j < end; ++j) sums[r][j] += weights[r][i] * to_float(values[i * stride + j]);
 }
 
-// Replaces scores by softmax weights in place, and returns their sum. Lanes depend on the index alone. A sink
-// (nullable) is a further score, whose weight counts in the sum only.
+// Replaces scores by unnormalised softmax weights in place, and returns their sum. The order of additions depends on
+// `count` alone. An attention sink (nullable) is a further score, whose weight counts only in the sum.
 inline float softmax_weights(float* scores, int64_t count, const float* sink) {
   float maximum = -std::numeric_limits<float>::infinity();
   float sum = 0.0f;
   int64_t i = 0;
 #ifdef YGG_AVX2
-  Lanes largest = spread(maximum);
-  for (; i + 16 <= count; i += 16) largest = larger(largest, load16(scores + i));
-  maximum = largest_of(largest);
+  Lanes largest = broadcast(maximum);
+  for (; i + 16 <= count; i += 16) largest = lane_max(largest, load16(scores + i));
+  maximum = reduce_max(largest);
 #endif
   for (; i < count; ++i) maximum = std::max(maximum, scores[i]);
   if (sink) maximum = std::max(maximum, *sink);
   i = 0;
 #ifdef YGG_AVX2
-  const Lanes most = spread(maximum);
+  const Lanes max_score = broadcast(maximum);
   Lanes lanes = zeros();
   for (; i < count; i += 16) {
-    const int64_t there = std::min<int64_t>(16, count - i);
-    const Lanes weight = first_of(exp16(load_first(scores + i, there) - most), there);
-    store_first(scores + i, weight, there);
+    const int64_t valid = std::min<int64_t>(16, count - i);
+    const Lanes weight = keep_first(exp16(load_first(scores + i, valid) - max_score), valid);
+    store_first(scores + i, weight, valid);
     lanes = lanes + weight;
   }
-  sum = sum_of(lanes);
+  sum = reduce_add(lanes);
 #else
   for (; i < count; ++i) sum += scores[i] = std::exp(scores[i] - maximum);
 #endif
@@ -128,16 +128,16 @@ struct AttentionJob {
   int64_t rows, query_heads, group, head_dim, capacity, context, context_stride;
   int64_t query_head_stride, query_row_stride;
   float scale, softcap;
-  const int64_t* first_key;                        // [W] first context key each row sees (its window)
-  const std::vector<std::vector<int64_t>>* slots;  // [W] tree slots each row sees, in order of depth
+  const int64_t* first_key;                        // [W] first context key that each row attends to (its window)
+  const std::vector<std::vector<int64_t>>* slots;  // [W] tree slots that each row attends to, in order of depth
 };
 
-inline float finish_score(const AttentionJob& job, float score) {
+inline float scale_score(const AttentionJob& job, float score) {
   score *= job.scale;
   return job.softcap > 0.0f ? job.softcap * std::tanh(score / job.softcap) : score;
 }
 
-// Computes scores of `count` keys, four at a time; the last group repeats its last key.
+// Computes the scores of `count` keys, four at a time; an incomplete last group is padded with its last key.
 template <typename T, typename SlotOf>
 inline void score_keys(const AttentionJob& job, const T* query, const T* keys, int64_t count, const SlotOf& slot_of, float* scores) {
   for (int64_t i = 0; i < count; i += 4) {
@@ -146,7 +146,7 @@ inline void score_keys(const AttentionJob& job, const T* query, const T* keys, i
     float out[4];
     for (int64_t j = 0; j < 4; ++j) four[j] = keys + slot_of(i + std::min(j, last)) * job.head_dim;
     dot4(query, four, job.head_dim, out);
-    for (float& score : out) score = finish_score(job, score);
+    for (float& score : out) score = scale_score(job, score);
     if (last == 3) {
       std::memcpy(scores + i, out, sizeof out);
     } else {
@@ -162,8 +162,8 @@ struct HeadRows {
   const T *query, *keys, *values;
   int64_t first_row, rows;
   float* sums;     // [rows, D]
-  float* weights;  // [rows, context + T], compact: context keys seen, then tree keys seen
-  const float* sink = nullptr;  // of the head; null: none
+  float* weights;  // [rows, context + T]: weights of the visible context keys, then of the visible tree keys
+  const float* sink = nullptr;  // attention sink of the head; null for none
 
   int64_t first_key(int64_t r) const { return job.first_key[first_row + r]; }
   const std::vector<int64_t>& slots(int64_t r) const { return (*job.slots)[first_row + r]; }
@@ -229,9 +229,9 @@ void attend_rows(const HeadRows<T>& head, T* out) {
   float inverse[kRowGroup * kRowGroups];  // one over the sum of weights
   for (int64_t r = 0; r < head.rows; ++r) {
     const auto& slots = head.slots(r);
-    const int64_t seen = job.context - head.first_key(r), count = static_cast<int64_t>(slots.size());
-    score_keys(job, head.query_of(r), head.keys, count, [&](int64_t i) { return slots[i]; }, head.weights_of(r) + seen);
-    inverse[r] = 1.0f / softmax_weights(head.weights_of(r), seen + count, head.sink);
+    const int64_t num_context = job.context - head.first_key(r), count = static_cast<int64_t>(slots.size());
+    score_keys(job, head.query_of(r), head.keys, count, [&](int64_t i) { return slots[i]; }, head.weights_of(r) + num_context);
+    inverse[r] = 1.0f / softmax_weights(head.weights_of(r), num_context + count, head.sink);
   }
   for (int64_t begin = 0; begin < job.context; begin += kKeyBlock) {
     const int64_t end = std::min(begin + kKeyBlock, job.context);
@@ -254,10 +254,10 @@ void attend_rows(const HeadRows<T>& head, T* out) {
   }
   for (int64_t r = 0; r < head.rows; ++r) {
     float* sums = head.sums + r * d;
-    const float* tail = head.weights_of(r) + job.context - head.first_key(r);
+    const float* tree_weights = head.weights_of(r) + job.context - head.first_key(r);
     for (const int64_t slot : head.slots(r)) {
-      accumulate<T, 1>(&sums, &tail, head.values + slot * d, 1, d, 0, d);
-      ++tail;
+      accumulate<T, 1>(&sums, &tree_weights, head.values + slot * d, 1, d, 0, d);
+      ++tree_weights;
     }
     T* target = out + (head.first_row + r) * job.query_heads * d;
     for (int64_t j = 0; j < d; ++j) target[j] = static_cast<T>(sums[j] * inverse[r]);

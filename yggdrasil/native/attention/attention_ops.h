@@ -1,4 +1,4 @@
-// The tree attention operator: write a step's keys and values to the cache, then compute attention of its rows.
+// The tree attention operator: writes a step's keys and values to the cache, then computes the attention of its rows.
 #pragma once
 
 #include "attention/tree_attention.h"
@@ -18,18 +18,18 @@ inline void tree_attention(const Tensor& query, const Tensor& key, const Tensor&
               "keys and values do not have the cache's heads and head size: keys ", k.sizes(), ", values ", v.sizes(), ", cache ",
               key_cache.sizes());
   YGG_CHECK(!sinks.defined() || (sinks.numel() == q.size(1) && sinks.numel() == sinks.size(0)), "each query head has a sink");
-  const Tensor wide_sinks = sinks.floats();
-  static thread_local SeenKeys seen;  // kept: every layer of every step fills it
-  seen.look(tree_mask.contiguous(), offsets, capacity, window);
-  seen.check(k.size(2), capacity);
+  const Tensor sinks_float32 = sinks.floats();
+  static thread_local VisibleKeys visible;  // reused by every layer of every step
+  visible.read(tree_mask.contiguous(), offsets, capacity, window);
+  visible.check(k.size(2), capacity);
   check_result(out, {1, rows, q.size(1), q.size(3)}, q.dtype());
 
   with_rows_of(q, [&]<typename T>(T) {
-    write_rows<T>(k, key_cache, seen.start);
-    write_rows<T>(v, value_cache, seen.start);
-    const AttentionOf<T> of{q.const_data_ptr<T>(), q.size(1), q.stride(1), q.stride(2), key_cache.const_data_ptr<T>(), value_cache.const_data_ptr<T>(),
-                            key_cache.size(0), capacity, q.size(3), scale, softcap, wide_sinks.defined() ? wide_sinks.const_data_ptr<float>() : nullptr};
-    const TreeAttention<T> attention(of, seen, rows, out.mutable_data_ptr<T>(), num_threads);
+    write_rows<T>(k, key_cache, visible.start);
+    write_rows<T>(v, value_cache, visible.start);
+    const AttentionInputs<T> inputs{q.const_data_ptr<T>(), q.size(1), q.stride(1), q.stride(2), key_cache.const_data_ptr<T>(), value_cache.const_data_ptr<T>(),
+                            key_cache.size(0), capacity, q.size(3), scale, softcap, sinks_float32.defined() ? sinks_float32.const_data_ptr<float>() : nullptr};
+    const TreeAttention<T> attention(inputs, visible, rows, out.mutable_data_ptr<T>(), num_threads);
     parallel(attention.count(), num_threads, [&](int64_t begin, int64_t end) { attention.attend(begin, end); });
   });
 }

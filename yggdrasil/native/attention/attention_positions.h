@@ -16,14 +16,14 @@ struct KeyHeadRows {
   const BFloat16 *query, *keys, *values;
   BFloat16* out;
   int64_t first, count;
-  const float* sinks;  // of the query heads; null: none
+  const float* sinks;  // attention sinks of the query heads; null for none
 
   const float* sink_of(int64_t i) const { return sinks ? sinks + head(i) : nullptr; }
   int64_t step_row(int64_t i) const { return (first + i) / job.group; }
   int64_t head(int64_t i) const { return (first + i) % job.group; }
   const std::vector<int64_t>& slots_of(int64_t i) const { return (*job.slots)[step_row(i)]; }
-  // Returns how many rows from i on belong to the same row of the step, and so have the same path.
-  int64_t alike(int64_t i) const { return std::min(count - i, job.group - head(i)); }
+  // Returns the number of rows from i on that belong to the same row of the step, and so have the same path.
+  int64_t rows_of_path(int64_t i) const { return std::min(count - i, job.group - head(i)); }
   const uint32_t* query_of(int64_t i) const {
     return reinterpret_cast<const uint32_t*>(query + step_row(i) * job.query_row_stride + head(i) * job.query_head_stride);
   }
@@ -33,7 +33,7 @@ struct KeyHeadRows {
 #ifdef YGG_AVX512
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// [16, 16] words, rows ``in_stride`` apart -> the same in columns, rows ``out_stride`` apart.
+// Transposes [16, 16] words with the row strides `in_stride` and `out_stride`.
 inline void transpose16(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
   __m512 r[16], t[16];
   for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(in + in_stride * i);
@@ -62,7 +62,8 @@ inline void transpose16(const float* in, int64_t in_stride, float* out, int64_t 
   }
 }
 
-// Interleaves a pair of value rows (null: zeros), in whole 32 columns: every word holds a column of both.
+// Interleaves two rows of values (null for zeros), so that each word holds one column of both. `columns` is a multiple
+// of 32.
 inline void interleave(const BFloat16* even, const BFloat16* odd, int64_t columns, uint32_t* out) {
   alignas(64) static constexpr int16_t kLow[32] = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
                                                    8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
@@ -75,9 +76,9 @@ inline void interleave(const BFloat16* even, const BFloat16* odd, int64_t column
   }
 }
 
-// The first position of some rows' scores, and the limits of slots and memory.
+// Range of the positions that some rows attend to.
 struct Positions {
-  int64_t start, last_slot, length;  // a whole block; slots below last_slot are scored; of positions, whole blocks
+  int64_t start, last_slot, length;  // first position, a multiple of the block; end of the slots that are scored; number of positions, a multiple of the block
 
   // For the rows [first, last) of a step, in blocks of `block` positions.
   Positions(const AttentionJob& job, int64_t first, int64_t last, int64_t block) : start(job.context), last_slot(job.context) {
@@ -95,38 +96,38 @@ struct Positions {
   Positions(const KeyHeadRows& rows, int64_t block) : Positions(rows.job, rows.step_row(0), rows.step_row(rows.count - 1) + 1, block) {}
 };
 
-// Reorders a row's scores from slots to positions: those of its path follow the context, and slots that it does not see
-// are hidden. Then replaces scores by softmax weights. Returns one over the weights' sum before rounding. A sink
-// (nullable) counts in the sum only.
-inline float weigh_positions(const AttentionJob& job, int64_t row, const Positions& at, float* scores, float* tree_scores, BFloat16* weights,
+// Reorders a row's scores from slots to positions (its path follows the context), masks the slots that it does not
+// attend to, and writes softmax weights. Returns one over the sum of the weights before they are rounded. A sink
+// (nullable) counts only in the sum.
+inline float softmax_positions(const AttentionJob& job, int64_t row, const Positions& positions, float* scores, float* tree_scores, BFloat16* weights,
                              const float* sink) {
   const auto& slots = (*job.slots)[row];
-  const int64_t first = job.first_key[row] - at.start, context = job.context - at.start;
-  const float hidden = -std::numeric_limits<float>::infinity();
-  std::copy(scores + context, scores + at.last_slot - at.start, tree_scores);
+  const int64_t first = job.first_key[row] - positions.start, context = job.context - positions.start;
+  const float minus_infinity = -std::numeric_limits<float>::infinity();
+  std::copy(scores + context, scores + positions.last_slot - positions.start, tree_scores);
   for (size_t j = 0; j < slots.size(); ++j) scores[context + j] = tree_scores[slots[j] - job.context];
   const int64_t end = context + static_cast<int64_t>(slots.size());
-  std::fill(scores, scores + first, hidden);
-  std::fill(scores + end, scores + at.length, hidden);
+  std::fill(scores, scores + first, minus_infinity);
+  std::fill(scores + end, scores + positions.length, minus_infinity);
   if (job.softcap > 0.0f)
-    for (int64_t i = first; i < end; ++i) scores[i] = finish_score(job, scores[i]);
-  const __m512 scale = _mm512_set1_ps(job.softcap > 0.0f ? 1.0f : job.scale), nothing = _mm512_set1_ps(hidden);
-  __m512 largest[2] = {nothing, nothing}, sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-  for (int64_t i = 0; i < at.length; i += 32)
+    for (int64_t i = first; i < end; ++i) scores[i] = scale_score(job, scores[i]);
+  const __m512 scale = _mm512_set1_ps(job.softcap > 0.0f ? 1.0f : job.scale), masked = _mm512_set1_ps(minus_infinity);
+  __m512 largest[2] = {masked, masked}, sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  for (int64_t i = 0; i < positions.length; i += 32)
     for (int j = 0; j < 2; ++j) largest[j] = _mm512_max_ps(largest[j], _mm512_mul_ps(_mm512_loadu_ps(scores + i + 16 * j), scale));
-  const float most = std::max(_mm512_reduce_max_ps(_mm512_max_ps(largest[0], largest[1])), sink ? *sink : hidden);
-  const __m512 maximum = _mm512_set1_ps(most);
-  for (int64_t i = 0; i < at.length; i += 32) {
+  const float max_score = std::max(_mm512_reduce_max_ps(_mm512_max_ps(largest[0], largest[1])), sink ? *sink : minus_infinity);
+  const __m512 maximum = _mm512_set1_ps(max_score);
+  for (int64_t i = 0; i < positions.length; i += 32) {
     for (int j = 0; j < 2; ++j) {
       const __m512 score = _mm512_mul_ps(_mm512_loadu_ps(scores + i + 16 * j), scale);
-      const __mmask16 seen = _mm512_cmp_ps_mask(score, nothing, _CMP_NEQ_UQ);
-      const __m512 weight = _mm512_maskz_mov_ps(seen, exp16(_mm512_sub_ps(score, maximum)));
+      const __mmask16 is_visible = _mm512_cmp_ps_mask(score, masked, _CMP_NEQ_UQ);
+      const __m512 weight = _mm512_maskz_mov_ps(is_visible, exp16(_mm512_sub_ps(score, maximum)));
       sums[j] = _mm512_add_ps(sums[j], weight);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i + 16 * j), to_bf16(weight));
     }
   }
   const float sum = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
-  return 1.0f / (sink ? sum + std::exp(*sink - most) : sum);
+  return 1.0f / (sink ? sum + std::exp(*sink - max_score) : sum);
 }
 #endif
 

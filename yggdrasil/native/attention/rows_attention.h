@@ -20,22 +20,22 @@ inline void rows_attention(const Tensor& query, const Tensor& keys, const Tensor
   YGG_CHECK(keys.sizes() == values.sizes() && keys.is_contiguous() && values.is_contiguous() && keys.size(3) == d &&
                   (keys.size(0) == tokens || keys.size(0) == 1) && heads % key_heads == 0 && lengths.numel() == tokens,
               "queries do not fit the texts' cache: queries ", q.sizes(), ", cache ", keys.sizes(), ", lengths ", lengths.sizes());
-  const int64_t* seen = lengths.const_data_ptr<int64_t>();
+  const int64_t* num_keys = lengths.const_data_ptr<int64_t>();
   for (int64_t token = 0; token < tokens; ++token)
-    YGG_CHECK(0 < seen[token] && seen[token] <= capacity, "a text of ", capacity, " slots cannot hold ", seen[token], " keys");
+    YGG_CHECK(0 < num_keys[token] && num_keys[token] <= capacity, "a text of ", capacity, " slots cannot hold ", num_keys[token], " keys");
   const int64_t text_stride = keys.size(0) == 1 ? 0 : key_heads * capacity * d;
   const int64_t group = heads / key_heads;
-  const std::vector<std::vector<int64_t>> no_slots(group);  // a text's own keys are all in its cache
+  const std::vector<std::vector<int64_t>> no_slots(group);  // there are no tree slots: all keys are in the cache
   check_result(out, q.sizes(), q.dtype());
 
   with_rows_of(q, [&]<typename T>(T) {
     parallel(key_heads * tokens, num_threads, [&](int64_t begin, int64_t end) {
       std::vector<int64_t> first_key(group);
       for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t head = unit / tokens, token = unit % tokens, context = seen[token];  // keys of a head stay near
-        const int64_t place = token * text_stride + head * capacity * d, query_place = (token * heads + head * group) * d;
+        const int64_t head = unit / tokens, token = unit % tokens, context = num_keys[token];  // ordered by head, so that the keys of one text stay in cache
+        const int64_t cache_offset = token * text_stride + head * capacity * d, query_offset = (token * heads + head * group) * d;
         std::fill(first_key.begin(), first_key.end(), window > 0 ? std::max<int64_t>(0, context - window) : 0);
-        AttentionJob job{};  // the query heads of one key head are its rows
+        AttentionJob job{};  // the rows of the job are the query heads of one key head
         job.rows = group;
         job.query_heads = 1;
         job.head_dim = job.query_row_stride = d;
@@ -47,9 +47,9 @@ inline void rows_attention(const Tensor& query, const Tensor& keys, const Tensor
         for (int64_t row = 0; row < group; row += kRowGroup * kRowGroups) {
           const int64_t count = std::min(group - row, kRowGroup * kRowGroups);
           auto* sums = reinterpret_cast<float*>(scratch_words(count * (d + context)));
-          attend_rows(HeadRows<T>{job, q.const_data_ptr<T>() + query_place, keys.const_data_ptr<T>() + place,
-                                  values.const_data_ptr<T>() + place, row, count, sums, sums + count * d},
-                      out.mutable_data_ptr<T>() + query_place);
+          attend_rows(HeadRows<T>{job, q.const_data_ptr<T>() + query_offset, keys.const_data_ptr<T>() + cache_offset,
+                                  values.const_data_ptr<T>() + cache_offset, row, count, sums, sums + count * d},
+                      out.mutable_data_ptr<T>() + query_offset);
         }
       }
     });

@@ -1,7 +1,7 @@
 // AMX instructions: eight tiles, numbered 0 to 7, of up to 16 rows of 64 bytes.
 //
-// GCC's intrinsics do not declare which memory an instruction reads, so GCC may remove stores just before it as dead. The
-// wrappers here declare it.
+// GCC's intrinsics do not declare which memory an instruction reads, so GCC may remove stores just before it as dead.
+// The wrappers here declare it.
 #pragma once
 
 #include "common/simd.h"
@@ -36,7 +36,7 @@ class AmxTiles {
     shapes_.row_bytes[tile] = static_cast<uint16_t>(row_bytes);
   }
 
-  void take_shapes() const { asm volatile("ldtilecfg %0" : : "m"(shapes_)); }
+  void configure() const { asm volatile("ldtilecfg %0" : : "m"(shapes_)); }
 
  private:
   struct alignas(64) Shapes {
@@ -46,7 +46,7 @@ class AmxTiles {
   } shapes_;
 };
 
-using AnyBytes = char[];  // of memory, how many is not said
+using AnyBytes = char[];  // an array of unknown size: the instruction accesses a whole tile
 
 template <int Tile>
 inline void zero_tile() {
@@ -64,19 +64,19 @@ inline void store_tile(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c3, (%1,%2,1)" : "=m"(*static_cast<AnyBytes*>(to)) : "r"(to), "r"(stride), "i"(Tile));
 }
 
-// Multiplies tile Rows by tile Columns and adds the products to tile Sums, in float32. Pairs of bfloat16 along K are
+// Accumulates the product of tile Rows and tile Columns in tile Sums, in float32. Pairs of bfloat16 along K are
 // adjacent.
 template <int Sums, int Rows, int Columns>
 inline void add_bf16_products() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));
 }
 
-// The same for signed bytes, four of them adjacent along K, with sums of 32-bit integers.
+// As add_bf16_products for int8, with groups of four bytes adjacent along K and int32 sums.
 template <int Sums, int Rows, int Columns>
 inline void add_int8_products() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));
 }
-// The same for signed bytes in tile Rows and unsigned bytes in tile Columns.
+// As add_int8_products with int8 in tile Rows and uint8 in tile Columns.
 template <int Sums, int Rows, int Columns>
 inline void add_mixed_products() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(Sums), "i"(Rows), "i"(Columns));

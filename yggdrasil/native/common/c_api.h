@@ -1,7 +1,7 @@
 // The C interface that Python calls directly (``calls.py``), without PyTorch's dispatcher.
 //
-// A function takes views of tensors (null for None), lists as a pointer and a count, and after its arguments views of its
-// results. It returns 0, or -1 on failure; `yggdrasil_error` then returns the message.
+// A function takes views of tensors (null for None), lists as a pointer and a count, and after its arguments views of
+// its results. It returns 0, or -1 on failure; `yggdrasil_error` then returns the message.
 #pragma once
 
 #include <exception>
@@ -18,13 +18,13 @@ using View = const YggdrasilTensor*;
 
 // Message of this thread's last failed call.
 inline std::string& last_error() {
-  static thread_local std::string sentence;
-  return sentence;
+  static thread_local std::string message;
+  return message;
 }
 
-// Call the action and return its result, or -1 if it throws.
+// Calls the action and returns its result, or -1 if it throws.
 template <class Action>
-int64_t counted(const Action& action) {
+int64_t count_or_error(const Action& action) {
   try {
     return action();
   } catch (const std::exception& error) {
@@ -33,14 +33,14 @@ int64_t counted(const Action& action) {
   }
 }
 
-// Call the action and return 0, or -1 if it throws.
+// Calls the action and returns 0, or -1 if it throws.
 template <class Action>
-int32_t guarded(const Action& action) {
-  return static_cast<int32_t>(counted([&]() -> int64_t { return action(), 0; }));
+int32_t status_of(const Action& action) {
+  return static_cast<int32_t>(count_or_error([&]() -> int64_t { return action(), 0; }));
 }
 
-inline Tensor of(View view) { return view ? Tensor(*view) : Tensor(); }
-inline std::vector<Tensor> all_of(View views, int64_t count) { return {views, views + count}; }
+inline Tensor tensor_of(View view) { return view ? Tensor(*view) : Tensor(); }
+inline std::vector<Tensor> tensors_of(View views, int64_t count) { return {views, views + count}; }
 inline List<double> doubles(const double* numbers, int64_t count) { return {numbers, static_cast<size_t>(count)}; }
 inline Ints ints(const int64_t* numbers, int64_t count) { return {numbers, static_cast<size_t>(count)}; }
 

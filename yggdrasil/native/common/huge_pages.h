@@ -1,7 +1,7 @@
 // Allocator on huge pages, if the system supports them, for tables that are read at random between two passes.
 //
-// A pass evicts all address translations from the processor's TLB, so every page touched after it needs a page walk, in a
-// virtual machine a nested one. For a table of 14 MB these would take most of the time.
+// A pass evicts all address translations from the processor's TLB, so every page touched after it needs a page walk, in
+// a virtual machine a nested one. For a table of 14 MB these would take most of the time.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct OnHugePages {
     void* data = std::aligned_alloc(unit, num_bytes);
     if (!data) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
-    if (is_large) madvise(data, num_bytes, MADV_HUGEPAGE);  // a system built without them goes on with small pages
+    if (is_large) madvise(data, num_bytes, MADV_HUGEPAGE);  // fails without support for huge pages: small pages are used
 #endif
     return static_cast<T*>(data);
   }

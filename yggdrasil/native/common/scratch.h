@@ -1,4 +1,4 @@
-// Scratch memory that is reused across calls: a step makes hundreds of calls, and none may allocate.
+// Scratch memory that is reused across calls, because a step makes hundreds of calls and none may allocate.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,12 @@
 
 namespace yggdrasil {
 
-// Uses of scratch memory. Values that a program keeps between stages are separate from memory of a single chunk of
-// work, because the thread that runs the program also runs chunks.
+// Separate scratch buffers. Values that a program keeps between stages do not share a buffer with the temporaries of a
+// chunk, because the thread that runs the program also runs chunks.
 enum class Scratch { work, rows, values, carried, experts, columns };
 
-// Returns this thread's memory for one use, aligned to a cache line. A later call for the same use may move it.
+// Returns this thread's scratch buffer for `Use`, of at least `count` words, aligned to a cache line. A later call for
+// the same use may reallocate it.
 template <Scratch Use = Scratch::work>
 inline uint32_t* scratch_words(int64_t count) {
   constexpr int64_t kLine = 64, kSpare = kLine / sizeof(uint32_t);

@@ -1,4 +1,4 @@
-// Available instruction sets, and number formats common to all kernels.
+// Macros for the available instruction sets, and prefetching.
 #pragma once
 
 #include "common/tensor.h"
@@ -17,10 +17,9 @@
 namespace yggdrasil {
 
 #ifdef YGG_AVX2
-// Prefetches a cache line of a stream into the second-level cache: on its way to the first level it would occupy one of
-// the few miss buffers, so that fewer lines could be under way. NOTE: GCC drops calls of the intrinsic if it considers
-// a function that only prefetches to have no effects.
-inline void fetch_ahead(const void* line) { asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(line))); }
+// Prefetches a cache line into the L2 cache. A prefetch into L1 would occupy one of its few line fill buffers, so fewer
+// lines could be in flight. NOTE: GCC drops the intrinsic in functions that it considers free of side effects.
+inline void prefetch_l2(const void* line) { asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(line))); }
 #endif
 
 }  // namespace yggdrasil

@@ -1,7 +1,7 @@
 // Views of PyTorch tensors, independent of PyTorch's headers.
 //
-// Python (``calls.py``) passes pointers, sizes and strides. Therefore one library works with every version of PyTorch, and
-// compiles much faster.
+// Python (``calls.py``) passes pointers, sizes and strides. Therefore one library works with every version of PyTorch,
+// and compiles much faster.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ extern "C" {
 // A view in the C interface. Strides are in elements; `dim` is -1 for None.
 struct YggdrasilTensor {
   void* data;
-  int32_t dtype;  // as PyTorch numbers them
+  int32_t dtype;  // PyTorch's ScalarType number
   int32_t dim;
   int64_t sizes[6], strides[6];
 };
@@ -27,7 +27,7 @@ struct YggdrasilTensor {
 
 namespace yggdrasil {
 
-constexpr int64_t kMostDims = 6;
+constexpr int64_t kMaxDims = 6;
 
 enum class DType : int32_t { uint8 = 0, int8 = 1, int64 = 4, float16 = 5, float32 = 6, float64 = 7, boolean = 11, bfloat16 = 15 };
 
@@ -50,8 +50,8 @@ struct BFloat16 {
   operator float() const { return from_bits(static_cast<uint32_t>(x) << 16); }
 };
 
-inline float widen(BFloat16 value) { return value; }
-inline float widen(float value) { return value; }
+inline float to_float(BFloat16 value) { return value; }
+inline float to_float(float value) { return value; }
 
 // float16 to float32, exactly.
 inline float half_to_float(uint16_t half) {
@@ -122,7 +122,7 @@ class List {
   List() = default;
   List(const T* data, size_t size) : data_(data), size_(size) {}
   List(const std::vector<T>& all) : data_(all.data()), size_(all.size()) {}
-  List(std::initializer_list<T> all) : data_(all.begin()), size_(all.size()) {}  // for arguments: they last as long as the call
+  List(std::initializer_list<T> all) : data_(all.begin()), size_(all.size()) {}  // only for arguments: the elements live as long as the call
 
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
@@ -157,15 +157,15 @@ class Tensor {
 
   // Returns a dense tensor that owns its memory, which is not initialised.
   static Tensor empty(Ints sizes, DType dtype) {
-    Tensor made;
-    made.view_.dtype = static_cast<int32_t>(dtype);
-    made.view_.dim = static_cast<int32_t>(sizes.size());
-    std::copy(sizes.begin(), sizes.end(), made.view_.sizes);
-    for (int64_t stride = 1, i = made.dim() - 1; i >= 0; --i) made.view_.strides[i] = stride, stride *= sizes[i];
-    made.memory_ = {static_cast<char*>(::operator new(made.nbytes(), std::align_val_t(64))),
+    Tensor result;
+    result.view_.dtype = static_cast<int32_t>(dtype);
+    result.view_.dim = static_cast<int32_t>(sizes.size());
+    std::copy(sizes.begin(), sizes.end(), result.view_.sizes);
+    for (int64_t stride = 1, i = result.dim() - 1; i >= 0; --i) result.view_.strides[i] = stride, stride *= sizes[i];
+    result.memory_ = {static_cast<char*>(::operator new(result.nbytes(), std::align_val_t(64))),
                     [](char* memory) { ::operator delete(memory, std::align_val_t(64)); }};
-    made.view_.data = made.memory_.get();
-    return made;
+    result.view_.data = result.memory_.get();
+    return result;
   }
 
   bool defined() const { return view_.dim >= 0; }
@@ -173,8 +173,8 @@ class Tensor {
   DType dtype() const { return static_cast<DType>(view_.dtype); }
   Ints sizes() const { return {view_.sizes, static_cast<size_t>(view_.dim)}; }
   Ints strides() const { return {view_.strides, static_cast<size_t>(view_.dim)}; }
-  int64_t size(int64_t i) const { return view_.sizes[place(i)]; }
-  int64_t stride(int64_t i) const { return view_.strides[place(i)]; }
+  int64_t size(int64_t i) const { return view_.sizes[dim_index(i)]; }
+  int64_t stride(int64_t i) const { return view_.strides[dim_index(i)]; }
   int64_t numel() const {
     int64_t count = 1;
     for (const int64_t size : sizes()) count *= size;
@@ -220,12 +220,12 @@ class Tensor {
     const auto* from = const_data_ptr<BFloat16>();
     Tensor copy = empty(sizes(), DType::float32);
     auto* to = copy.mutable_data_ptr<float>();
-    each([&](int64_t source, int64_t target) { to[target] = widen(from[source]); });
+    each([&](int64_t source, int64_t target) { to[target] = to_float(from[source]); });
     return copy;
   }
 
  private:
-  int64_t place(int64_t i) const {
+  int64_t dim_index(int64_t i) const {
     YGG_CHECK(-dim() <= i && i < dim(), "a tensor of ", dim(), " dimensions has no dimension ", i);
     return i < 0 ? i + dim() : i;
   }

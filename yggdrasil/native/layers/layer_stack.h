@@ -25,9 +25,9 @@ struct LayerStack {
 
   struct Layer {
     size_t kind;
-    std::vector<int64_t> places;  // of its own tensors
+    std::vector<int64_t> tensor_indices;  // indices of the layer's own tensors
     std::vector<const void*> data;
-    bool is_alike = false;  // its tensors have the dtypes, sizes and layouts of those of the layer of its kind before
+    bool has_same_layout = false;  // its tensors have the same dtypes, sizes and strides as those of the previous layer of its kind
   };
 
   Table table;
@@ -49,26 +49,26 @@ struct Stacks {
 // Registers a stack of layers and returns its number. `kinds` holds each layer's kind; `places` the indices in
 // `tensors` of the layers' own tensors, concatenated; `code` and `numbers` the bytecode and float parameters of the
 // kinds, concatenated; `sizes` for each kind the number of float parameters and of own tensors.
-inline int64_t keep_stack(List<Tensor> tensors, Ints kinds, Ints places, Ints code, Ints code_sizes,
+inline int64_t keep_stack(List<Tensor> tensors, Ints kinds, Ints tensor_indices, Ints code, Ints code_sizes,
                           List<double> numbers, Ints sizes) {
   YGG_CHECK(sizes.size() == 2 * code_sizes.size(), "each kind of layer says how many numbers and tensors it has");
   auto stack = std::make_shared<LayerStack>(LayerStack{Table(tensors), {}, {}});
-  size_t at_code = 0, at_number = 0, at_place = 0;
+  size_t code_begin = 0, number_begin = 0, index_begin = 0;
   for (size_t i = 0; i < code_sizes.size(); ++i) {
-    const Ints own_code = code.slice(at_code, code_sizes[i]);
-    const List<double> own_numbers = numbers.slice(at_number, sizes[2 * i]);
+    const Ints own_code = code.slice(code_begin, code_sizes[i]);
+    const List<double> own_numbers = numbers.slice(number_begin, sizes[2 * i]);
     stack->kinds.push_back({own_code.vec(), own_numbers.vec()});
-    at_code += code_sizes[i], at_number += sizes[2 * i];
+    code_begin += code_sizes[i], number_begin += sizes[2 * i];
   }
   std::vector<const LayerStack::Layer*> last(code_sizes.size(), nullptr);
   stack->layers.reserve(kinds.size());
   for (const int64_t kind : kinds) {
     YGG_CHECK(kind >= 0 && kind < static_cast<int64_t>(last.size()), "a layer is of the kind ", kind, ", which is not given");
     const int64_t count = sizes[2 * kind + 1];
-    auto& layer = stack->layers.emplace_back(LayerStack::Layer{static_cast<size_t>(kind), places.slice(at_place, count).vec(), {}, false});
-    at_place += count;
-    for (const int64_t place : layer.places) layer.data.push_back(stack->table.entries.at(place).data);
-    layer.is_alike = last[kind] && stack->table.are_alike(last[kind]->places, layer.places);
+    auto& layer = stack->layers.emplace_back(LayerStack::Layer{static_cast<size_t>(kind), tensor_indices.slice(index_begin, count).vec(), {}, false});
+    index_begin += count;
+    for (const int64_t index : layer.tensor_indices) layer.data.push_back(stack->table.entries.at(index).data);
+    layer.has_same_layout = last[kind] && stack->table.have_same_layout(last[kind]->tensor_indices, layer.tensor_indices);
     last[kind] = &layer;
   }
   Stacks& all = Stacks::all();
@@ -102,25 +102,25 @@ inline void run_stack(int64_t number, const Tensor& carried, List<Tensor> shared
   YGG_CHECK(outputs.size() == kept.size(), "layers give ", kept.size(), " results");
   for (const Tensor& output : outputs) check_result(output, value.sizes(), value.dtype());
   std::vector<const Tensor*> tensors;
-  const auto take = [&](const LayerStack::Layer& layer) {
+  const auto gather_tensors = [&](const LayerStack::Layer& layer) {
     tensors.assign(1, &value);
     for (const Tensor& tensor : dense) tensors.push_back(&tensor);
-    for (const int64_t place : layer.places) tensors.push_back(&stack->table.tensors.at(place));
+    for (const int64_t index : layer.tensor_indices) tensors.push_back(&stack->table.tensors.at(index));
   };
   const size_t num_shared = shared.size(), num_kinds = stack->kinds.size();
   with_rows_of(value, [&]<typename T>(T) {
-    std::deque<ProgramRun<T>> runs;  // of each kind
+    std::deque<ProgramRun<T>> runs;  // one per kind of layer
     std::vector<size_t> run_of(num_kinds, num_kinds);
     for (const LayerStack::Layer& layer : stack->layers) {
       if (run_of[layer.kind] != num_kinds) continue;
-      take(layer);
+      gather_tensors(layer);
       run_of[layer.kind] = runs.size();
       const int64_t first_attention = runs.empty() ? 0 : runs.back().end_attention();
       const auto& run = runs.emplace_back(stack->kinds[layer.kind].program(), value.numel() / value.size(-1), tensors, num_threads, first_attention);
       YGG_CHECK(run.size(run.last_value()) == value.size(-1), "layers give rows of the size that they take");
     }
     for (const auto& run : runs) run.reserve();
-    std::vector<char> is_laid_out(runs.size(), false);
+    std::vector<char> is_bound(runs.size(), false);
     const int64_t words = (value.nbytes() / 4 + 16) / 16 * 16;
     uint32_t* buffers = scratch_words<Scratch::carried>(2 * words);
     void* from = value.mutable_data_ptr();
@@ -132,14 +132,14 @@ inline void run_stack(int64_t number, const Tensor& carried, List<Tensor> shared
       ProgramRun<T>& run = runs[run_of[layer.kind]];
       const bool is_kept = num_kept < kept.size() && kept[num_kept] == static_cast<int64_t>(i);
       void* to = is_kept ? outputs[num_kept++].mutable_data_ptr() : buffers + i % 2 * words;
-      if (layer.is_alike && is_laid_out[run_of[layer.kind]]) {
-        run.place(0, from);
-        run.place(run.last_value(), to);
-        for (size_t k = 0; k < layer.data.size(); ++k) run.place(1 + num_shared + k, layer.data[k]);
+      if (layer.has_same_layout && is_bound[run_of[layer.kind]]) {
+        run.set_address(0, from);
+        run.set_address(run.last_value(), to);
+        for (size_t k = 0; k < layer.data.size(); ++k) run.set_address(1 + num_shared + k, layer.data[k]);
       } else {
-        take(layer);
-        run.lay_out(tensors, {{0, from}, {run.last_value(), to}});
-        is_laid_out[run_of[layer.kind]] = true;
+        gather_tensors(layer);
+        run.bind(tensors, {{0, from}, {run.last_value(), to}});
+        is_bound[run_of[layer.kind]] = true;
       }
       run.run();
       from = to;

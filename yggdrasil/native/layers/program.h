@@ -32,12 +32,12 @@ class ProgramRun : public ProgramRecurrence<T> {
     std::vector<Needs> stages;
     read_program(program, [&](const auto& code) {
       stages.push_back(needs_of(code));
-      sizes_.insert(sizes_.end(), stages.back().gives.begin(), stages.back().gives.end());
+      sizes_.insert(sizes_.end(), stages.back().output_sizes.begin(), stages.back().output_sizes.end());
       stage_words_ = std::max(stage_words_, stages.back().words);
       end_attention_ += std::is_same_v<decltype(code), const AttentionCode&>;
     });
-    this->place_values(tensors.size(), stages);
-    if (static_cast<int64_t>(seen().size()) < end_attention_) seen().resize(end_attention_);
+    this->assign_memory(tensors.size(), stages);
+    if (static_cast<int64_t>(visible_keys().size()) < end_attention_) visible_keys().resize(end_attention_);
   }
 
   int64_t end_attention() const { return end_attention_; }
@@ -45,12 +45,12 @@ class ProgramRun : public ProgramRecurrence<T> {
   // Allocates the scratch memory of several programs before any of them is prepared: a later allocation may move it.
   void reserve() const { scratch_words<Scratch::rows>(stage_words_), scratch_words<Scratch::values>(this->value_words_); }
 
-  // Sets the addresses of the stages' tensors, and checks them. `given` has the addresses of requested output values;
-  // other values are in memory that outlives the call.
-  void lay_out(const Tensors& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
-    packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), narrow_.clear(), this->clear();
+  // Checks the tensors, and sets the addresses of all values. `given` has the addresses of requested output values;
+  // other values are in scratch memory, which outlives the call.
+  void bind(const Tensors& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
+    packed_.clear(), quantised_.clear(), attentions_.clear(), norms_.clear(), converted_.clear(), this->clear();
     widened_.assign(tensors.size(), {});
-    this->place_all(tensors, given);
+    this->set_addresses(tensors, given);
     memory_ = scratch_words<Scratch::rows>(stage_words_);
     next_attention_ = first_attention_;
     int64_t value = tensors.size();
@@ -58,9 +58,9 @@ class ProgramRun : public ProgramRecurrence<T> {
   }
 
   void run() {
-    for (const int64_t value : narrow_) {
+    for (const int64_t value : converted_) {
       const T* from = at(value);
-      for (float& number : widened_[value]) number = widen(*from++);
+      for (float& number : widened_[value]) number = to_float(*from++);
     }
     this->run_stages();
   }
@@ -69,28 +69,28 @@ class ProgramRun : public ProgramRecurrence<T> {
   Needs needs_of(const LinearsCode& code) const {
     Needs needs{{code.input, code.gate, code.residual}, {}};
     needs.words = code.layers[3] >= 0 ? QuantisedStage<T>::words(rows_, size(code.input)) : PackedStage<T>::words(rows_, size(code.input));
-    for (size_t i = 0; i < code.layers.size(); i += 4) needs.gives.push_back(code.layers[i + 2]);
+    for (size_t i = 0; i < code.layers.size(); i += 4) needs.output_sizes.push_back(code.layers[i + 2]);
     return needs;
   }
   Needs needs_of(const AttentionCode& code) const { return {{code.query, code.key, code.value}, {size(code.query) / (code.gated ? 2 : 1)}}; }
   Needs needs_of(const NormCode& code) const { return {{code.input, code.residual}, {size(code.input)}}; }
 
-  static std::deque<SeenKeys>& seen() {  // whose places stay where they are
-    static thread_local std::deque<SeenKeys> kept;
+  static std::deque<VisibleKeys>& visible_keys() {  // a deque, so that references stay valid
+    static thread_local std::deque<VisibleKeys> kept;
     return kept;
   }
 
   // Stages look up the addresses of their inputs and outputs when threads run them. If one thread wrote the addresses
   // into the stages between two layers, each thread would wait for dozens of cache lines of that thread.
   template <typename Stage>
-  struct LinearsWork : LinearPlaces<T> {
+  struct LinearsWork : LinearAddresses<T> {
     const ProgramRun& run;
     LinearsCode code;
-    int64_t first;  // of the values that it gives
+    int64_t first;  // number of the first output value
     Stage stage;
 
-    LinearsWork(const ProgramRun& of, const LinearsCode& what, int64_t value, uint32_t* memory)
-        : run(of), code(what), first(value), stage(run.input_of(code), memory) {}
+    LinearsWork(const ProgramRun& of, const LinearsCode& linears_code, int64_t value, uint32_t* memory)
+        : run(of), code(linears_code), first(value), stage(run.input_of(code), memory) {}
     InputRows<T> input() const override { return run.input_of(code); }
     const void* packed(size_t layer) const override { return run.data_[code.layers[4 * layer]]; }
     LinearOutput output(size_t layer) const override { return run.output_of(code, layer, first + layer); }
@@ -99,13 +99,13 @@ class ProgramRun : public ProgramRecurrence<T> {
   struct AttentionWork {
     const ProgramRun& run;
     AttentionCode code;
-    AttentionOf<T> of;
-    const SeenKeys& sees;
+    AttentionInputs<T> of;
+    const VisibleKeys& visible;
     int64_t value;
 
-    void place(int64_t begin, int64_t end) const { run.attention_of(code, of, sees, value).place(begin, end); }
-    void attend(int64_t begin, int64_t end) const { run.attention_of(code, of, sees, value).attend(begin, end); }
-    void gate(int64_t begin, int64_t end) const { run.attention_of(code, of, sees, value).gate(begin, end); }
+    void write_keys(int64_t begin, int64_t end) const { run.attention_of(code, of, visible, value).write_keys(begin, end); }
+    void attend(int64_t begin, int64_t end) const { run.attention_of(code, of, visible, value).attend(begin, end); }
+    void gate(int64_t begin, int64_t end) const { run.attention_of(code, of, visible, value).gate(begin, end); }
   };
 
   struct NormWork {
@@ -130,20 +130,20 @@ class ProgramRun : public ProgramRecurrence<T> {
       add_bias(layers[4 * i + 1], layers[4 * i + 2], tensors);
       work.stage.add(tensor_at(layers[4 * i], tensors), layers[4 * i + 3], work.output(i));
     }
-    work.stage.move_to(work);
-    work.stage.share_out(stages(), num_threads_, stages().is_empty());
+    work.stage.use_addresses(work);
+    work.stage.add_stages(stages(), num_threads_, stages().is_empty());
   }
 
   int64_t add(const AttentionCode& code, int64_t value, const Tensors& tensors) {
     const Tensor &keys = tensor_at(code.key_cache, tensors), &values = tensor_at(code.value_cache, tensors);
     check(code, keys, values, tensors);
-    SeenKeys& sees = seen()[next_attention_++];
-    sees.look(tensor_at(code.mask, tensors), tensor_at(code.offsets, tensors), keys.size(1), code.window);
-    sees.check(rows_, keys.size(1));
+    VisibleKeys& visible = visible_keys()[next_attention_++];
+    visible.read(tensor_at(code.mask, tensors), tensor_at(code.offsets, tensors), keys.size(1), code.window);
+    visible.check(rows_, keys.size(1));
     const int64_t d = keys.size(2);
-    const AttentionOf<T> of{nullptr, size(code.query) / d / (code.gated ? 2 : 1), 0, 0, nullptr, nullptr, keys.size(0), keys.size(1), d, code.scale, code.softcap};
-    const AttentionWork& work = attentions_.emplace_back(AttentionWork{*this, code, of, sees, value});
-    attention_of(code, of, sees, value).share_out(stages(), work, num_threads_);
+    const AttentionInputs<T> of{nullptr, size(code.query) / d / (code.gated ? 2 : 1), 0, 0, nullptr, nullptr, keys.size(0), keys.size(1), d, code.scale, code.softcap};
+    const AttentionWork& work = attentions_.emplace_back(AttentionWork{*this, code, of, visible, value});
+    attention_of(code, of, visible, value).add_stages(stages(), work, num_threads_);
     return 1;
   }
 
@@ -153,7 +153,7 @@ class ProgramRun : public ProgramRecurrence<T> {
     check_rows({code.input, code.residual}, tensors);
     check_norms({code.norm}, tensors);
     const NormWork& work = norms_.emplace_back(NormWork{*this, code, value});
-    norm_of(code, value).share_out(stages(), work, num_threads_, stages().is_empty());
+    norm_of(code, value).add_stages(stages(), work, num_threads_, stages().is_empty());
     return 1;
   }
 
@@ -161,28 +161,28 @@ class ProgramRun : public ProgramRecurrence<T> {
   void add_bias(int64_t value, int64_t outputs, const Tensors& tensors) {
     if (value < 0) return;
     const Tensor& bias = tensor_at(value, tensors);
-    const bool is_wide = bias.dtype() == DType::float32;
-    YGG_CHECK((is_wide || is_of_rows(bias)) && bias.is_contiguous() && bias.numel() == outputs,
+    const bool is_float32 = bias.dtype() == DType::float32;
+    YGG_CHECK((is_float32 || is_of_rows(bias)) && bias.is_contiguous() && bias.numel() == outputs,
                 "a bias has a number an output, in the dtype of the rows or float32, not ", bias.sizes(), " of ", bias.dtype());
-    if (!is_wide) narrow_.push_back(value), widened_[value].resize(outputs);
+    if (!is_float32) converted_.push_back(value), widened_[value].resize(outputs);
   }
 
-  // The parts of stages, whatever the present addresses of their values.
+  // Build a stage's parameters from the current addresses of its values.
   InputRows<T> input_of(const LinearsCode& code) const {
     return {at(code.input), {at(code.gate), static_cast<Activation>(code.gelu)}, norm_at(code.norm, code.plus_one, code.eps), rows_, size(code.input)};
   }
 
   LinearOutput output_of(const LinearsCode& code, size_t layer, int64_t value) const {
     const int64_t bias = code.layers[4 * layer + 1];
-    const float* known = bias < 0 || widened_[bias].empty() ? floats_at(bias) : widened_[bias].data();
-    return {nullptr, result_at(value), known, at(code.residual), code.layers[4 * layer + 2], std::is_same_v<T, BFloat16>,
+    const float* bias_data = bias < 0 || widened_[bias].empty() ? floats_at(bias) : widened_[bias].data();
+    return {nullptr, result_at(value), bias_data, at(code.residual), code.layers[4 * layer + 2], std::is_same_v<T, BFloat16>,
             static_cast<float>(code.scale)};
   }
 
-  AttentionStage<T> attention_of(const AttentionCode& code, AttentionOf<T> of, const SeenKeys& sees, int64_t value) const {
+  AttentionStage<T> attention_of(const AttentionCode& code, AttentionInputs<T> of, const VisibleKeys& visible, int64_t value) const {
     of.key_cache = at(code.key_cache), of.value_cache = at(code.value_cache), of.sinks = floats_at(code.sinks);
-    const RotaryEmbedding<T> turn{norm_at(code.query_norm, code.plus_one, code.eps), norm_at(code.key_norm, code.plus_one, code.eps), {static_cast<Turn>(code.turn), at_raw(code.cos), at_raw(code.sin), code.cos < 0 ? 0 : size(code.cos)}};
-    return {of, sees, rows_, static_cast<T*>(result_at(code.query)), at(code.key), at(code.value), turn, code.gated != 0, static_cast<T*>(result_at(value)), num_threads_};
+    const RotaryEmbedding<T> turn{norm_at(code.query_norm, code.plus_one, code.eps), norm_at(code.key_norm, code.plus_one, code.eps), {static_cast<RotaryLayout>(code.turn), at_raw(code.cos), at_raw(code.sin), code.cos < 0 ? 0 : size(code.cos)}};
+    return {of, visible, rows_, static_cast<T*>(result_at(code.query)), at(code.key), at(code.value), turn, code.gated != 0, static_cast<T*>(result_at(value)), num_threads_};
   }
 
   NormStage<T> norm_of(const NormCode& code, int64_t value) const {
@@ -215,8 +215,8 @@ class ProgramRun : public ProgramRecurrence<T> {
   const Program program_;
   const int64_t first_attention_;
   int64_t end_attention_, next_attention_ = 0, stage_words_ = 0;
-  std::vector<int64_t> narrow_;              // biases that are not float32
-  std::vector<std::vector<float>> widened_;  // of these, by value
+  std::vector<int64_t> converted_;              // bf16 biases, converted when the program runs
+  std::vector<std::vector<float>> widened_;  // converted biases, by value
   std::deque<LinearsWork<PackedStage<T>>> packed_;
   std::deque<LinearsWork<QuantisedStage<T>>> quantised_;
   std::deque<AttentionWork> attentions_;

@@ -1,25 +1,27 @@
 // Layer bytecode: the operations of a layer, stage by stage.
 //
-// A compiled graph calls an operator for each linear layer; between calls one thread allocates and frees tensors while the
-// others wait, 20 % of the time in small models. Bytecode refers to operands by number, so there is nothing but thread
-// synchronisation between stages. It is a list of integers:
+// A compiled graph calls an operator for each linear layer; between calls one thread allocates and frees tensors while
+// the others wait, 20 % of the time in small models. Bytecode refers to operands by number, so nothing but thread
+// synchronisation happens between stages. It is a list of integers:
 //
-//   linears      0, input, gate, gelu, norm, plus one, residual, how many, then for each layer: packed, bias, outputs, format
+//   linears      0, input, gate, gelu, norm, plus one, residual, number of layers, then for each layer: packed, bias, outputs, format
 //                (-1: not quantised)
 //   attention    1, query, key, value, query norm, key norm, cos, sin, key cache, value cache, sinks, offsets, tree mask, window, plus one,
 //                turn, gated
 //   norm         2, input, norm, plus one, residual
 //   convolution  3, input, factor, gate, weight, bias, text's inputs, tree's inputs, offsets, parents, silu
 //   recurrence   4, mixed, decay, beta, gate, bias, rate, skip, norm, state, decays, strengths, offsets, parents, norm first
-//   experts      5, input, logits, correction, shared, shared gate, residual, sigmoid, normed, places, inner, activation, gate, up, down,
+//   experts      5, input, logits, correction, shared, shared gate, residual, sigmoid, normed, top k, inner, activation, gate, up, down,
 //                gate bias, up bias, down bias, their formats (three; -1: not quantised)
 //
-// and three floats per stage: eps of the norm, scale, softcap; of a recurrence eps, least and greatest time step; of
-// experts the scale, and the limit and alpha of a clamped gate. The scale of linears multiplies their outputs before a residual is added. `gelu` is the Activation of a gate. `plus one` is 0 (the normalised value is rounded, then multiplied by the weight), 1
-// (multiplied by weight + 1, rounded once) or 2 (multiplied by the weight, rounded once). `turn` is the rotary embedding: 0 (pairs
-// (i, i + D/2), every operation rounded), 1 (the same in float32 with float32 cos and sin, rounded once) or 2 (as 1, with pairs
-// (2i, 2i + 1)). Operand numbers begin with the tensors, followed by the outputs of stages, one per linear layer or other stage;
-// -1 is none. Queries are normalised and rotated in place, so no other stage may read them.
+// and three floats per stage: eps of the norm, scale, softcap; of a recurrence eps, smallest and largest time step; of
+// experts the scale, and the limit and alpha of a clamped gate. The scale of linears multiplies their outputs before a
+// residual is added. `gelu` is the Activation of a gate. `plus one` is 0 (the normalised value is rounded, then
+// multiplied by the weight), 1 (multiplied by weight + 1, rounded once) or 2 (multiplied by the weight, rounded once).
+// `turn` is the rotary embedding: 0 (pairs (i, i + D/2), every operation rounded), 1 (the same in float32 with float32
+// cos and sin, rounded once) or 2 (as 1, with pairs (2i, 2i + 1)). Operand numbers begin with the tensors, followed by
+// the outputs of stages, one per linear layer or other stage; -1 is none. Queries are normalised and rotated in place,
+// so no other stage may read them.
 #pragma once
 
 #include <vector>
@@ -57,12 +59,12 @@ struct ConvolutionCode {
 // As in RecurrentLayer.
 struct RecurrenceCode {
   int64_t mixed, decay, beta, gate, bias, rate, skip, norm, state, decays, strengths, offsets, parents, norm_first;
-  double eps, least, most;
+  double eps, min_time, max_time;
 };
 
 // As in ProgramExperts. If gate and up have the same number, both are packed in one tensor, or there is no gate (relu).
 struct ExpertsCode {
-  int64_t input, logits, correction, shared, shared_gate, residual, sigmoid, normed, places, inner, activation, gate, up, down, gate_bias, up_bias, down_bias;
+  int64_t input, logits, correction, shared, shared_gate, residual, sigmoid, normed, top_k, inner, activation, gate, up, down, gate_bias, up_bias, down_bias;
   int64_t formats[3];
   double scale, limit, alpha;
 };

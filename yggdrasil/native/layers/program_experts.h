@@ -1,4 +1,5 @@
-// The mixtures of experts of a program: stages whose work is known only when the rows before them are computed.
+// The mixtures of experts of a program. Their work is known only after the router has run, so they split a program's
+// stages.
 #pragma once
 
 #include <deque>
@@ -26,8 +27,8 @@ class ProgramExperts : public ProgramValues<T> {
 
   struct ExpertsWork {
     ExpertsCode code;
-    const Tensor *gate, *up, *down;  // of the layer that was laid out: others have the same shapes
-    int64_t value;                   // that it gives
+    const Tensor *gate, *up, *down;  // of the layer that was bound; other layers of its kind have the same shapes
+    int64_t value;                   // number of the output value
 
     bool is_quantised() const { return code.formats[2] >= 0; }
     bool is_gated() const { return static_cast<Activation>(code.activation) != Activation::relu; }
@@ -49,7 +50,7 @@ class ProgramExperts : public ProgramValues<T> {
   int64_t add(const ExpertsCode& code, int64_t value, const Tensors& tensors) {
     const ExpertsWork& work = experts_.emplace_back(ExpertsWork{code, &tensor_at(code.gate, tensors), &tensor_at(code.up, tensors), &tensor_at(code.down, tensors), value});
     const int64_t num_experts = size(code.logits), hidden = size(code.input);
-    YGG_CHECK(code.places > 0 && code.places <= num_experts, "of ", num_experts, " experts ", code.places, " are chosen");
+    YGG_CHECK(code.top_k > 0 && code.top_k <= num_experts, "of ", num_experts, " experts ", code.top_k, " are chosen");
     check_rows({code.input, code.logits, code.shared, code.shared_gate, code.residual}, tensors);
     check_sizes({code.residual}, hidden, "a residual has the size of the input,");
     check_sizes({code.shared_gate}, 1, "the gate of shared experts has the size");
@@ -73,22 +74,22 @@ class ProgramExperts : public ProgramValues<T> {
   }
 
   const int64_t num_threads_;
-  uint32_t* memory_ = nullptr;  // that stages work in, one after the other
+  uint32_t* memory_ = nullptr;  // scratch memory of the running stage
 
  private:
   void run_experts_of(const ExpertsWork& work) const {
     static thread_local Routes routes;
     const ExpertsCode& code = work.code;
     const int64_t num_experts = size(code.logits);
-    routes.choose(Router{code.sigmoid, code.normed != 0, floats_at(code.correction), num_experts, code.places}, at(code.logits), rows_);
+    routes.choose(Router{code.sigmoid, code.normed != 0, floats_at(code.correction), num_experts, code.top_k}, at(code.logits), rows_);
     if (code.shared >= 0) gate_shared(code);
     const InputRows<T> rows{at(code.input), {}, {}, rows_, size(code.input)};
-    const ExpertsForm form{{floats_at(code.gate_bias), floats_at(code.up_bias), floats_at(code.down_bias)}, static_cast<Activation>(code.activation),
+    const ExpertsConfig config{{floats_at(code.gate_bias), floats_at(code.up_bias), floats_at(code.down_bias)}, static_cast<Activation>(code.activation),
                            static_cast<float>(code.limit), static_cast<float>(code.alpha)};
-    const SumsTo<T> to{static_cast<T*>(result_at(work.value)), at(code.residual), static_cast<float>(code.scale)};
+    const SumOutput<T> to{static_cast<T*>(result_at(work.value)), at(code.residual), static_cast<float>(code.scale)};
     const auto run = [&]<template <typename> class StageOf>(const auto& matrices) {
-      const Choices choices(routes.experts.data(), routes.shares.data(), rows_, code.places, num_experts, StageOf<T>::are_tiled());
-      run_choices<StageOf>(rows, choices, matrices, code.inner, form, num_threads_, to);
+      const Choices choices(routes.experts.data(), routes.weights.data(), rows_, code.top_k, num_experts, StageOf<T>::are_tiled());
+      run_choices<StageOf>(rows, choices, matrices, code.inner, config, num_threads_, to);
     };
     if (work.is_quantised()) {
       const QuantisedMatrix matrices[] = {{at_raw(code.gate), code.formats[0]}, {at_raw(code.up), code.formats[1]}, {at_raw(code.down), code.formats[2]}};
@@ -103,14 +104,14 @@ class ProgramExperts : public ProgramValues<T> {
   void gate_shared(const ExpertsCode& code) const {
     const int64_t inner = size(code.shared);
     for (int64_t row = 0; row < rows_; ++row) {
-      const float share = widen(T(1.0f / (1.0f + std::exp(-widen(at(code.shared_gate)[row])))));
+      const float factor = to_float(T(1.0f / (1.0f + std::exp(-to_float(at(code.shared_gate)[row])))));
       T* to = static_cast<T*>(result_at(code.shared)) + row * inner;
-      for (int64_t k = 0; k < inner; ++k) to[k] = T(widen(to[k]) * share);
+      for (int64_t k = 0; k < inner; ++k) to[k] = T(to_float(to[k]) * factor);
     }
   }
 
   std::deque<ExpertsWork> experts_;
-  std::deque<Stages> all_stages_;  // those before, between and behind experts
+  std::deque<Stages> all_stages_;  // the stages before, between and after mixtures
 };
 
 }  // namespace yggdrasil

@@ -58,7 +58,7 @@ class ProgramRecurrence : public ProgramExperts<T> {
     YGG_CHECK(window.dim() == 2 && window.size(0) == weight.size(0) - 1, "a convolution's state has a row less than its weight, ", weight.sizes());
     const TreeSlots tree(tensor_at(code.parents, tensors), tensor_at(code.offsets, tensors), rows_, inputs.size(0));
     const ConvolutionWork& work = convolutions_.emplace_back(ConvolutionWork{*this, code, tree, weight.size(0), value});
-    convolution_of(code, tree, work.taps, value).share_out(stages(), work, num_threads_);
+    convolution_of(code, tree, work.taps, value).add_stages(stages(), work, num_threads_);
     return 1;
   }
 
@@ -76,7 +76,7 @@ class ProgramRecurrence : public ProgramExperts<T> {
     check_sizes({code.mixed}, 2 * queries + values, "queries, keys and values have together the size");
     const TreeSlots tree(tensor_at(code.parents, tensors), tensor_at(code.offsets, tensors), rows_, sizes.slots);
     const RecurrenceWork& work = recurrences_.emplace_back(RecurrenceWork{*this, code, tree, sizes, ColumnBuffers(tree.parents), value});
-    recurrence_of(work).share_out(stages(), work, num_threads_);
+    recurrence_of(work).add_stages(stages(), work, num_threads_);
     return 1;
   }
 
@@ -95,7 +95,7 @@ class ProgramRecurrence : public ProgramExperts<T> {
     const TreeRecurrence of{work.sizes, work.tree, &work.buffers, code.beta >= 0, queries, keys, overlaps, floats_at(code.state),
                             static_cast<float*>(result_at(code.decays)), static_cast<float*>(result_at(code.strengths)), rows};
     return {of, at(code.mixed), at(code.decay), at(code.beta), at(code.gate), floats_at(code.bias), floats_at(code.rate), floats_at(code.skip),
-            norm_at(code.norm, 0, code.eps), code.norm_first != 0, static_cast<float>(code.least), static_cast<float>(code.most), static_cast<T*>(result_at(work.value))};
+            norm_at(code.norm, 0, code.eps), code.norm_first != 0, static_cast<float>(code.min_time), static_cast<float>(code.max_time), static_cast<T*>(result_at(work.value))};
   }
 
   std::deque<ConvolutionWork> convolutions_;

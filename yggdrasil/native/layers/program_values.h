@@ -1,4 +1,4 @@
-// The values of layer bytecode, tensors and outputs of stages: their sizes and addresses.
+// Sizes and addresses of the values of layer bytecode: tensors, and outputs of stages.
 #pragma once
 
 #include <initializer_list>
@@ -31,64 +31,64 @@ class ProgramValues {
   int64_t last_value() const { return static_cast<int64_t>(sizes_.size()) - 1; }
 
   // Sets the address of a value, whose memory must have the same size and dtype.
-  void place(int64_t value, const void* data) { data_[value] = data; }
+  void set_address(int64_t value, const void* data) { data_[value] = data; }
 
  protected:
   // The inputs of a stage, the sizes of its outputs, and the words of scratch memory that it needs.
   struct Needs {
-    std::vector<int64_t> reads, gives;
+    std::vector<int64_t> reads, output_sizes;
     int64_t words = 0;
   };
 
-  // Assigns memory to the outputs of stages. Memory of a value that no later stage reads is used for the next one of
-  // its size, so a program of several layers takes the memory of one. Outputs of `stages` are numbered from
-  // `num_tensors` on.
-  void place_values(size_t num_tensors, const std::vector<Needs>& stages) {
-    std::vector<size_t> last(sizes_.size(), 0);  // the stage behind which a value may go
+  // Assigns offsets in scratch memory to the outputs of stages, which are numbered from `num_tensors` on. Memory of a
+  // value that no later stage reads is reused for the next value of its size, so a program of several layers needs the
+  // memory of one.
+  void assign_memory(size_t num_tensors, const std::vector<Needs>& stages) {
+    std::vector<size_t> last(sizes_.size(), 0);  // last stage that reads or writes a value
     size_t end = num_tensors;
     for (size_t stage = 0; stage < stages.size(); ++stage) {
-      for (size_t i = 0; i < stages[stage].gives.size(); ++i) last[end++] = stage;
+      for (size_t i = 0; i < stages[stage].output_sizes.size(); ++i) last[end++] = stage;
       for (const int64_t read : stages[stage].reads)
         if (read >= 0 && read < static_cast<int64_t>(end)) last[read] = stage;
     }
-    std::multimap<int64_t, int64_t> free;  // places by their words
+    std::multimap<int64_t, int64_t> free;  // free offsets by size in words
     size_t value = num_tensors;
     for (size_t stage = 0; stage < stages.size(); ++stage) {
-      for (size_t i = 0; i < stages[stage].gives.size(); ++i) {
+      for (size_t i = 0; i < stages[stage].output_sizes.size(); ++i) {
         const int64_t words = words_of(value++);
         const auto found = free.find(words);
-        places_.push_back(found == free.end() ? std::exchange(value_words_, value_words_ + words) : found->second);
+        offsets_.push_back(found == free.end() ? std::exchange(value_words_, value_words_ + words) : found->second);
         if (found != free.end()) free.erase(found);
       }
-      for (size_t gone = num_tensors; gone < value; ++gone)
-        if (last[gone] == stage) free.emplace(words_of(gone), places_[gone - num_tensors]);
+      for (size_t unused = num_tensors; unused < value; ++unused)
+        if (last[unused] == stage) free.emplace(words_of(unused), offsets_[unused - num_tensors]);
     }
   }
 
-  void place_all(const Tensors& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
+  void set_addresses(const Tensors& tensors, const std::vector<std::pair<int64_t, void*>>& given) {
     uint32_t* values = scratch_words<Scratch::values>(value_words_);
     data_.clear();
     for (size_t i = 0; i < tensors.size(); ++i) {
       YGG_CHECK(size_of(tensors[i]) == sizes_[i], "layers that repeat have tensors of one size");
       data_.push_back(tensors[i] ? tensors[i]->const_data_ptr() : nullptr);
     }
-    for (const int64_t place : places_) data_.push_back(values + place);
-    for (const auto& [value, place] : given) data_[value] = place;
+    for (const int64_t offset : offsets_) data_.push_back(values + offset);
+    for (const auto& [value, address] : given) data_[value] = address;
   }
 
   const T* at(int64_t value) const { return value < 0 ? nullptr : static_cast<const T*>(data_.at(value)); }
   const float* floats_at(int64_t value) const { return static_cast<const float*>(at_raw(value)); }
   const void* at_raw(int64_t value) const { return value < 0 ? nullptr : data_.at(value); }
   void* result_at(int64_t value) const { return const_cast<void*>(data_.at(value)); }
-  NormOf<T> norm_at(int64_t value, int64_t plus_one, double eps) const { return {at(value), plus_one == 1, static_cast<float>(eps), plus_one == 2}; }
+  NormOp<T> norm_at(int64_t value, int64_t plus_one, double eps) const { return {at(value), plus_one == 1, static_cast<float>(eps), plus_one == 2}; }
 
   static const Tensor& tensor_at(int64_t value, const Tensors& tensors) {
     YGG_CHECK(value >= 0 && value < static_cast<int64_t>(tensors.size()) && tensors[value], "a program reads the tensor ", value, ", which is not given");
     return *tensors[value];
   }
 
-  void check_sizes(std::initializer_list<int64_t> values, int64_t wanted, const char* what) const {
-    for (const int64_t value : values) YGG_CHECK(value < 0 || size(value) == wanted, what, " ", wanted, ", not ", size(value));
+  void check_sizes(std::initializer_list<int64_t> values, int64_t expected, const char* what) const {
+    for (const int64_t value : values) YGG_CHECK(value < 0 || size(value) == expected, what, " ", expected, ", not ", size(value));
   }
 
   void check_rows(std::initializer_list<int64_t> values, const Tensors& tensors) const {
@@ -122,7 +122,7 @@ class ProgramValues {
   static int64_t size_of(const Tensor* tensor) { return tensor && tensor->dim() > 0 ? tensor->size(-1) : 0; }
 
   const int64_t rows_;
-  std::vector<int64_t> sizes_, places_;  // numbers of a row; where values lie among those that are not given
+  std::vector<int64_t> sizes_, offsets_;  // row sizes of values; word offsets of the stages' outputs
   std::vector<const void*> data_;
   int64_t value_words_ = 0;
 

@@ -8,12 +8,12 @@
 
 namespace yggdrasil {
 
-// The properties of each tensor that a step reads are stored together, because weights evict all caches between two
-// steps.
+// What a step reads of each tensor is stored contiguously, because the weights evict everything else from the caches
+// between two steps.
 struct Table {
   struct Entry {
     const void* data;
-    int64_t kind;  // the same of tensors of one dtype, size and layout
+    int64_t kind;  // equal for tensors of equal dtype, sizes and strides
   };
 
   std::vector<Tensor> tensors;
@@ -22,15 +22,15 @@ struct Table {
   explicit Table(List<Tensor> all) : tensors(all.vec()) {
     std::map<std::vector<int64_t>, int64_t> kinds;
     for (const Tensor& tensor : tensors) {
-      std::vector<int64_t> described{static_cast<int64_t>(tensor.dtype())};
-      for (const Ints numbers : {tensor.sizes(), tensor.strides()}) described.insert(described.end(), numbers.begin(), numbers.end());
-      entries.push_back({tensor.const_data_ptr(), kinds.try_emplace(described, kinds.size()).first->second});
+      std::vector<int64_t> layout{static_cast<int64_t>(tensor.dtype())};
+      for (const Ints numbers : {tensor.sizes(), tensor.strides()}) layout.insert(layout.end(), numbers.begin(), numbers.end());
+      entries.push_back({tensor.const_data_ptr(), kinds.try_emplace(layout, kinds.size()).first->second});
     }
   }
 
-  bool are_alike(Ints some, Ints others) const {
-    for (size_t i = 0; i < some.size(); ++i)
-      if (entries.at(some[i]).kind != entries.at(others[i]).kind) return false;
+  bool have_same_layout(Ints a, Ints b) const {
+    for (size_t i = 0; i < a.size(); ++i)
+      if (entries.at(a[i]).kind != entries.at(b[i]).kind) return false;
     return true;
   }
 };

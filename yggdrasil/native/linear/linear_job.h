@@ -5,21 +5,21 @@
 
 namespace yggdrasil {
 
-constexpr int kTilePairs = 16;  // bf16 panels end on a whole tile of so many input pairs, filled with zeros
+constexpr int kTilePairs = 16;  // bf16 panels are padded with zeros to a multiple of this number of input pairs
 
-// Whether bf16 rows are multiplied with bf16 weights directly, two inputs at a time; else inputs are converted to
-// float32 before.
+// Whether bf16 rows are multiplied with bf16 weights by instructions for pairs of inputs; else inputs are converted to
+// float32 first.
 #ifdef __AVX512BF16__
 constexpr bool kMultipliesPairs = true;
 #else
 constexpr bool kMultipliesPairs = false;
 #endif
 
-// bf16: [P, K/2, 16, 2] (pairs along K beside each other, K rounded up to whole tiles); float32: [P, K, 16].
+// Layout of `packed`: bf16 [P, K/2, 16, 2] (pairs along K adjacent, K padded to whole tiles); float32 [P, K, 16].
 struct LinearJob {
   const uint32_t* packed;
-  const uint32_t* x;      // [W, row_words]: two bf16 or one float32 a word
-  const uint32_t* tiled;  // the same for AMX; null where it is not used
+  const uint32_t* x;      // [W, row_words]: two bf16 or one float32 per word
+  const uint32_t* tiled;  // the rows in AMX tiles (tile_row); null if AMX is not used
   int64_t rows, k_steps, row_words, panel_words;
   LinearOutput output;
 };

@@ -5,13 +5,13 @@
 #include <cstring>
 #include <vector>
 
-#include "linear/layers_of_rows.h"
+#include "linear/linear_layers.h"
 #include "linear/linear_stage.h"
 
 namespace yggdrasil {
 
-// Packs a panel of 32-bit words: two bfloat16 or one float32. Tiles of 16 x 16 words are read by rows and written by
-// columns, so that both sides use whole cache lines.
+// Packs a panel of 32-bit words (two bfloat16 or one float32). Tiles of 16 x 16 words are transposed, so that reads and
+// writes use whole cache lines.
 inline void pack_panel(const uint32_t* weight, int64_t outputs, int64_t words, int64_t padded_words, uint32_t* packed) {
   uint32_t tile[kPanel][kPanel];
   for (int64_t first = 0; first < padded_words; first += kPanel) {
@@ -48,20 +48,20 @@ inline void pack_linear(const Tensor& weight, const Tensor& packed, int64_t num_
   });
 }
 
-inline void packed_around(const Tensor& input, const Around& around, List<Tensor> packed,
+inline void packed_linears(const Tensor& input, const FusedOps& fused_ops, List<Tensor> packed,
                                          List<Tensor> biases, Ints out_features, int64_t num_threads, List<Tensor> results) {
-  run_linears<PackedStage>(input, around, packed, biases, out_features, {}, num_threads, results);
+  run_linears<PackedStage>(input, fused_ops, packed, biases, out_features, {}, num_threads, results);
 }
 
-// The operator: writes the largest output of each row and its index.
+// Operator: writes the largest output of each row and its index.
 inline void packed_best(const Tensor& input, const Tensor& packed, const Tensor& bias, int64_t out_features, int64_t num_threads,
-                        const Tensor& best, const Tensor& place) {
-  packed_around(input, {.is_best = true}, {packed}, {bias}, {out_features}, num_threads, {best, place});
+                        const Tensor& best, const Tensor& index) {
+  packed_linears(input, {.argmax = true}, {packed}, {bias}, {out_features}, num_threads, {best, index});
 }
 
 inline void packed_linear(const Tensor& input, const Tensor& packed, const Tensor& bias, int64_t out_features, int64_t num_threads,
                           const Tensor& out) {
-  packed_around(input, {}, {packed}, {bias}, {out_features}, num_threads, {out});
+  packed_linears(input, {}, {packed}, {bias}, {out_features}, num_threads, {out});
 }
 
 }  // namespace yggdrasil

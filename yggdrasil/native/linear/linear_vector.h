@@ -1,6 +1,6 @@
-// Linear layers over packed weights with AVX-512 or AVX2: a tile of a few rows is multiplied with up to 4 panels in
-// registers. With several tiles, all of them process a stretch of the panels before the next stretch, so that weights are
-// read from memory once, while the tiles multiply.
+// Linear layers over packed weights with AVX-512 or AVX2: a tile of a few rows is multiplied with up to 4 panels, with
+// the sums in registers. Several tiles are multiplied with a stretch of the panels along K before the next stretch, so
+// that weights are read from memory once.
 #pragma once
 
 #include <algorithm>
@@ -13,27 +13,28 @@
 namespace yggdrasil {
 
 #ifdef YGG_AVX2
-// Arithmetic of many rows fills the time in which the processor would look ahead by itself. Tiles that meet a stretch of
-// weights one after the other fetch the next stretch in turns, so that memory is as busy with each of them.
-struct Fetching {
-  const uint32_t* next;  // the next stretch, of the first panel
-  int64_t every, wait;   // steps from one fetch to the next, and to the first
+// Software prefetch of weights. With many rows the arithmetic keeps the hardware prefetcher from running far enough
+// ahead. Each tile that is multiplied with a stretch prefetches an equal part of the next stretch, so that memory is
+// evenly busy.
+struct WeightPrefetch {
+  const uint32_t* next;  // next stretch of the first panel
+  int64_t every, wait;   // steps between prefetches, and until the first
 
   template <int NB>
-  [[gnu::always_inline]] void look_ahead(int64_t k, int64_t panel_words) {
+  [[gnu::always_inline]] void prefetch_step(int64_t k, int64_t panel_words) {
     if (wait-- != 0) return;
     wait = every - 1;
 #pragma GCC unroll 8
-    for (int n = 0; n < NB; ++n) fetch_ahead(next + n * panel_words + k * kPanel);
+    for (int n = 0; n < NB; ++n) prefetch_l2(next + n * panel_words + k * kPanel);
   }
 };
 #endif
 
 #ifdef YGG_AVX512
-constexpr int64_t kVectorRows = 8;  // of a tile, at most
-constexpr int panels_at_once(int64_t rows) { return rows <= 6 ? 4 : 3; }  // so that 24 sums are in registers
+constexpr int64_t kVectorRows = 8;  // largest number of rows of a tile
+constexpr int panels_at_once(int64_t rows) { return rows <= 6 ? 4 : 3; }  // at most 24 sums, which fit in registers
 
-// Adds pairs of bf16 weights, times the k-th two inputs of a row.
+// Accumulates the products of pairs of bf16 weights and inputs 2k and 2k + 1 of a row.
 inline __m512 fma_pair(__m512 acc, __m512i weights, const uint32_t* row, int64_t k) {
 #ifdef __AVX512BF16__
   return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(static_cast<int>(row[k])));
@@ -45,16 +46,16 @@ inline __m512 fma_pair(__m512 acc, __m512i weights, const uint32_t* row, int64_t
 #endif
 }
 
-// Adds to sums[NB][M][kPanel] what `steps` inputs of M rows give with NB panels; `is_first` begins them.
+// Multiplies `steps` inputs of M rows with NB panels, and adds to sums[NB][M][kPanel]; `is_first`: overwrites them.
 template <int M, int NB>
 void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t steps, bool is_bf16, int64_t panel_words, bool is_first,
-          Fetching fetching, float* sums) {
-  // NOTE: a pointer for each of eight rows would leave too few registers, and the processor would keep some. Where the
-  // compiler cannot know that these three belong together, it reads all rows from them by a common distance.
+          WeightPrefetch prefetch, float* sums) {
+  // NOTE: a pointer for each of eight rows would spill registers. The asm barrier hides that these three pointers are
+  // related, so the compiler addresses all rows relative to them with one common stride.
   const uint32_t *x3 = x + 3 * row_words, *x6 = x + 6 * row_words;
   asm("" : "+r"(x3), "+r"(x6));
   const auto row = [&](int m) { return (m < 3 ? x : m < 6 ? x3 : x6) + m % 3 * row_words; };
-  __m512 acc[NB][M];  // NOTE: in registers only where every loop over it is unrolled early, hence the pragmas
+  __m512 acc[NB][M];  // NOTE: in registers only if every loop over it is unrolled early, hence the pragmas
 #pragma GCC unroll 8
   for (int n = 0; n < NB; ++n)
 #pragma GCC unroll 8
@@ -64,7 +65,7 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t 
       __m512i weights[NB];
 #pragma GCC unroll 8
       for (int n = 0; n < NB; ++n) weights[n] = _mm512_loadu_si512(packed + n * panel_words);
-      if constexpr (M > 1) fetching.look_ahead<NB>(k, panel_words);
+      if constexpr (M > 1) prefetch.prefetch_step<NB>(k, panel_words);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
@@ -76,7 +77,7 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t 
       __m512 weights[NB];
 #pragma GCC unroll 8
       for (int n = 0; n < NB; ++n) weights[n] = _mm512_loadu_ps(reinterpret_cast<const float*>(packed + n * panel_words));
-      if constexpr (M > 1) fetching.look_ahead<NB>(k, panel_words);
+      if constexpr (M > 1) prefetch.prefetch_step<NB>(k, panel_words);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const __m512 broadcast = _mm512_set1_ps(from_bits(row(m)[k]));
@@ -91,12 +92,12 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t 
     for (int m = 0; m < M; ++m) _mm512_store_ps(sums + (n * M + m) * kPanel, acc[n][m]);
 }
 #elif defined(YGG_AVX2)
-constexpr int64_t kVectorRows = 6;  // sixteen registers: up to twelve sums of half a panel, weights, an input
+constexpr int64_t kVectorRows = 6;  // 16 registers: up to 12 sums of half a panel, weights and an input
 constexpr int panels_at_once(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
 
 template <int M, int NB>
 void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t steps, bool is_bf16, int64_t panel_words, bool is_first,
-          Fetching fetching, float* sums) {
+          WeightPrefetch prefetch, float* sums) {
   constexpr int kHalf = kPanel / 2;
   __m256 acc[NB][M][2];  // NOTE: as above
 #pragma GCC unroll 8
@@ -113,7 +114,7 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t 
   };
   const __m256 upper = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u)));
   for (int64_t k = 0; k < steps; ++k, packed += kPanel) {
-    if constexpr (M > 1) fetching.look_ahead<NB>(k, panel_words);
+    if constexpr (M > 1) prefetch.prefetch_step<NB>(k, panel_words);
 #pragma GCC unroll 8
     for (int n = 0; n < NB; ++n)
 #pragma GCC unroll 2
@@ -138,13 +139,13 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t 
 constexpr int64_t kVectorRows = 8;
 constexpr int panels_at_once(int64_t) { return 4; }
 
-struct Fetching {
+struct WeightPrefetch {
   const uint32_t* next;
   int64_t every, wait;
 };
 
 template <int M, int NB>
-void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t steps, bool is_bf16, int64_t panel_words, bool is_first, Fetching,
+void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t steps, bool is_bf16, int64_t panel_words, bool is_first, WeightPrefetch,
           float* sums) {
   if (is_first) std::fill(sums, sums + NB * M * kPanel, 0.0f);
   for (int n = 0; n < NB; ++n) {
@@ -172,11 +173,11 @@ void tile(const uint32_t* packed, const uint32_t* x, int64_t row_words, int64_t 
 }
 #endif
 
-constexpr int64_t kTilesAtOnce = 8;  // at most, that meet a stretch of weights while it is near
-constexpr int64_t kStretch = 256;    // inputs, or pairs of them, at most
-constexpr int64_t kFetchedRows = 6;  // from which on tiles fetch: with fewer, memory gives a fifth less for it
+constexpr int64_t kMaxTiles = 8;  // tiles that are multiplied with a stretch of weights while it is in cache
+constexpr int64_t kMaxStretchSteps = 256;    // longest stretch, in steps along K
+constexpr int64_t kMinPrefetchRows = 6;  // smallest tile that prefetches: with fewer rows it reduces memory throughput by 20 %
 
-using Tile = void (*)(const uint32_t*, const uint32_t*, int64_t, int64_t, bool, int64_t, bool, Fetching, float*);
+using Tile = void (*)(const uint32_t*, const uint32_t*, int64_t, int64_t, bool, int64_t, bool, WeightPrefetch, float*);
 template <int M, int NB>
 constexpr Tile tile_of() {
   if constexpr (M > 0 && NB <= panels_at_once(M)) return tile<M, NB>;
@@ -186,46 +187,46 @@ template <int NB>
 constexpr auto kTiles = []<int... M>(std::integer_sequence<int, M...>) { return std::array<Tile, sizeof...(M)>{tile_of<M, NB>()...}; }(
     std::make_integer_sequence<int, kVectorRows + 1>{});
 
-// Tiles of `shares` rows each, from `row` on, meet NB panels from `panel` on.
+// Multiplies consecutive tiles of rows, from `row` on, with NB panels from `panel` on.
 template <int NB>
-void run_tiles(const LinearJob& job, int64_t row, std::span<const int64_t> shares, int64_t panel) {
-  alignas(64) float sums[kTilesAtOnce * kVectorRows * NB * kPanel];
-  const auto count = static_cast<int64_t>(shares.size()), stretches = std::max<int64_t>((job.k_steps + kStretch - 1) / kStretch, 1);
-  const int64_t words_a_step = job.row_words / std::max<int64_t>(job.k_steps, 1);
-  const int64_t late = count == 1 && shares[0] < kFetchedRows ? job.k_steps : 0;  // past the last step: none fetches
-  const uint32_t *panels = job.packed + panel * job.panel_words, *after = panels + NB * job.panel_words;
+void run_tiles(const LinearJob& job, int64_t row, std::span<const int64_t> tile_sizes, int64_t panel) {
+  alignas(64) float sums[kMaxTiles * kVectorRows * NB * kPanel];
+  const auto count = static_cast<int64_t>(tile_sizes.size()), stretches = std::max<int64_t>((job.k_steps + kMaxStretchSteps - 1) / kMaxStretchSteps, 1);
+  const int64_t words_per_step = job.row_words / std::max<int64_t>(job.k_steps, 1);
+  const int64_t skipped = count == 1 && tile_sizes[0] < kMinPrefetchRows ? job.k_steps : 0;  // past the last step: no prefetching
+  const uint32_t *panels = job.packed + panel * job.panel_words, *next_panels = panels + NB * job.panel_words;
   for (int64_t stretch = 0, begin = 0, end = 0; stretch < stretches; ++stretch, begin = end) {
     end = job.k_steps * (stretch + 1) / stretches;
-    const uint32_t *x = job.x + row * job.row_words + begin * words_a_step, *next = end < job.k_steps ? panels + end * kPanel : after;
-    float* own = sums;
+    const uint32_t *x = job.x + row * job.row_words + begin * words_per_step, *next = end < job.k_steps ? panels + end * kPanel : next_panels;
+    float* tile_sums = sums;
     for (int64_t i = 0; i < count; ++i) {
-      kTiles<NB>[shares[i]](panels + begin * kPanel, x, job.row_words, end - begin, job.output.is_bf16, job.panel_words, begin == 0, {next, count, i + late}, own);
-      x += shares[i] * job.row_words;
-      own += shares[i] * NB * kPanel;
+      kTiles<NB>[tile_sizes[i]](panels + begin * kPanel, x, job.row_words, end - begin, job.output.is_bf16, job.panel_words, begin == 0, {next, count, i + skipped}, tile_sums);
+      x += tile_sizes[i] * job.row_words;
+      tile_sums += tile_sizes[i] * NB * kPanel;
     }
   }
-  const float* own = sums;
-  for (const int64_t rows : shares) {
+  const float* tile_sums = sums;
+  for (const int64_t rows : tile_sizes) {
     for (int n = 0; n < NB; ++n)
-      for (int64_t m = 0; m < rows; ++m, own += kPanel) store_row(job.output, row + m, panel + n, own);
+      for (int64_t m = 0; m < rows; ++m, tile_sums += kPanel) store_row(job.output, row + m, panel + n, tile_sums);
     row += rows;
   }
 }
 
 template <int NB>
-int64_t run_most_panels(const LinearJob& job, int64_t row, std::span<const int64_t> shares, int64_t begin, int64_t end) {
-  for (; begin + NB <= end; begin += NB) run_tiles<NB>(job, row, shares, begin);
+int64_t run_panel_groups(const LinearJob& job, int64_t row, std::span<const int64_t> tile_sizes, int64_t begin, int64_t end) {
+  for (; begin + NB <= end; begin += NB) run_tiles<NB>(job, row, tile_sizes, begin);
   return begin;
 }
 
-// Rows from `row` on, in tiles of `shares` of them, meet panels [begin, end).
-inline void run_panels(const LinearJob& job, int64_t row, std::span<const int64_t> shares, int64_t begin, int64_t end) {
-  switch (panels_at_once(*std::max_element(shares.begin(), shares.end()))) {
-    case 4: begin = run_most_panels<4>(job, row, shares, begin, end); break;
-    case 3: begin = run_most_panels<3>(job, row, shares, begin, end); break;
-    case 2: begin = run_most_panels<2>(job, row, shares, begin, end); break;
+// Multiplies consecutive tiles of rows, from `row` on, with the panels [begin, end).
+inline void run_panels(const LinearJob& job, int64_t row, std::span<const int64_t> tile_sizes, int64_t begin, int64_t end) {
+  switch (panels_at_once(*std::max_element(tile_sizes.begin(), tile_sizes.end()))) {
+    case 4: begin = run_panel_groups<4>(job, row, tile_sizes, begin, end); break;
+    case 3: begin = run_panel_groups<3>(job, row, tile_sizes, begin, end); break;
+    case 2: begin = run_panel_groups<2>(job, row, tile_sizes, begin, end); break;
   }
-  run_most_panels<1>(job, row, shares, begin, end);
+  run_panel_groups<1>(job, row, tile_sizes, begin, end);
 }
 
 }  // namespace yggdrasil

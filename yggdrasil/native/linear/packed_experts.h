@@ -7,7 +7,7 @@
 
 namespace yggdrasil {
 
-// Matrix number `number` of every expert, in packed [E, M, panels, steps, ...].
+// Matrix number `number` of every expert, in `packed` [E, M, panels, steps, ...].
 struct PackedMatrix {
   const void* packed;
   int64_t matrices, panels, panel_steps, number;
@@ -23,15 +23,15 @@ inline void check_packed(const Tensor& packed, int64_t num_experts, int64_t matr
             "experts are packed one beside the other");
 }
 
-// One product for every choice: a stage that prepares the rows, and one that multiplies them with their experts'
-// weights.
+// One linear layer of all experts, in two stages: prepare the rows, and multiply them with the weights of their
+// experts.
 template <typename T>
 class PackedExpertsStage {
  public:
-  static bool are_tiled() { return MetRows<T>::are_tiled(); }
+  static bool are_tiled() { return PreparedRows<T>::are_tiled(); }
 
   static int64_t words(const Choices& choices, int64_t inputs) {
-    return Met::are_tiled() ? tiled_words(choices.rows_tiled(), Met::steps(inputs)) : Met::words(choices.count(), inputs);
+    return Rows::are_tiled() ? tiled_words(choices.rows_tiled(), Rows::steps(inputs)) : Rows::words(choices.count(), inputs);
   }
 
   // `input` has the rows of the step, or one row per choice if `is_by_choice`.
@@ -44,38 +44,38 @@ class PackedExpertsStage {
   void add(const PackedMatrix& of, T* out, int64_t outputs, const float* biases) {
     const int64_t words = of.panels * of.panel_steps * kPanel;
     const auto* matrices = static_cast<const uint32_t*>(of.packed);
-    for (const Meeting& meeting : choices_.meetings()) {
-      const float* bias = biases ? biases + meeting.expert * outputs : nullptr;
-      const LinearOutput output{nullptr, out + meeting.first * outputs, bias, nullptr, outputs, std::is_same_v<T, BFloat16>};
+    for (const ExpertBatch& batch : choices_.batches()) {
+      const float* bias = biases ? biases + batch.expert * outputs : nullptr;
+      const LinearOutput output{nullptr, out + batch.first * outputs, bias, nullptr, outputs, std::is_same_v<T, BFloat16>};
       const uint32_t *x = nullptr, *tiled = nullptr;
-      Met::are_tiled() ? tiled = tiled_of(meeting) : x = reinterpret_cast<const uint32_t*>(made() + meeting.first * input_.inputs);
-      const uint32_t* matrix = matrices + (meeting.expert * of.matrices + of.number) * words;
-      products_.add(Met::job(matrix, of.panel_steps, x, tiled, meeting.rows, input_.inputs, output), meeting.shares);
+      Rows::are_tiled() ? tiled = tiled_of(batch) : x = reinterpret_cast<const uint32_t*>(prepared_rows() + batch.first * input_.inputs);
+      const uint32_t* matrix = matrices + (batch.expert * of.matrices + of.number) * words;
+      products_.add(Rows::job(matrix, of.panel_steps, x, tiled, batch.rows, input_.inputs, output), batch.tile_sizes);
     }
   }
 
-  void share_out(Stages& stages, int64_t num_threads, bool is_alone) const {
-    stages.add<&PackedExpertsStage::make>(*this, choices_.count(), is_alone && choices_.count() < kFewRows ? 1 : num_threads);
+  void add_stages(Stages& stages, int64_t num_threads, bool is_first_stage) const {
+    stages.add<&PackedExpertsStage::prepare>(*this, choices_.count(), is_first_stage && choices_.count() < kFewRows ? 1 : num_threads);
     stages.add<&PackedExpertsStage::multiply>(*this, products_.pieces(), products_.chunks(num_threads));
   }
 
  private:
-  using Met = MetRows<T>;
-  using Made = typename Met::Made;
+  using Rows = PreparedRows<T>;
+  using Element = typename Rows::Element;
 
-  Made* made() const { return reinterpret_cast<Made*>(memory_); }
-  uint32_t* tiled_of(const Meeting& meeting) const { return memory_ + tiled_words(meeting.first_tiled, Met::steps(input_.inputs)); }
+  Element* prepared_rows() const { return reinterpret_cast<Element*>(memory_); }
+  uint32_t* tiled_of(const ExpertBatch& batch) const { return memory_ + tiled_words(batch.first_tiled, Rows::steps(input_.inputs)); }
 
-  void make(int64_t begin, int64_t end) const {
+  void prepare(int64_t begin, int64_t end) const {
     if (begin == end) return;
-    const int64_t inputs = input_.inputs, steps = Met::steps(inputs);
-    auto* alone = reinterpret_cast<Made*>(scratch_words(Met::words(1, inputs)));
-    const Meeting* meeting = choices_.meeting_of(begin);
+    const int64_t inputs = input_.inputs, steps = Rows::steps(inputs);
+    auto* row = reinterpret_cast<Element*>(scratch_words(Rows::words(1, inputs)));
+    const ExpertBatch* batch = choices_.batch_of(begin);
     for (int64_t choice = begin; choice < end; ++choice) {
-      if (choice == meeting->first + meeting->rows) ++meeting;
-      Made* to = Met::are_tiled() ? alone : made() + choice * inputs;
+      if (choice == batch->first + batch->rows) ++batch;
+      Element* to = Rows::are_tiled() ? row : prepared_rows() + choice * inputs;
       input_.read(is_by_choice_ ? choice : choices_.row_of(choice), 0, inputs, 1.0f, to);
-      if (Met::are_tiled()) tile_row(reinterpret_cast<const uint32_t*>(to), choice - meeting->first, steps, tiled_of(*meeting));
+      if (Rows::are_tiled()) tile_row(reinterpret_cast<const uint32_t*>(to), choice - batch->first, steps, tiled_of(*batch));
     }
   }
 
@@ -88,16 +88,17 @@ class PackedExpertsStage {
   Products products_;
 };
 
-// The operator: packed weights are gate_up [E, 2, ...] of I outputs, without a gate [E, 1, ...], and down [E, 1, ...] of H outputs.
-inline void packed_experts(const Tensor& input, const Tensor& chosen, const Tensor& shares, const Tensor& gate_up, const Tensor& down,
+// Operator: packed weights are gate_up [E, 2, ...] of I outputs ([E, 1, ...] without a gate) and down [E, 1, ...] of H
+// outputs.
+inline void packed_experts(const Tensor& input, const Tensor& chosen, const Tensor& tile_sizes, const Tensor& gate_up, const Tensor& down,
                            int64_t inner_features, List<Tensor> biases, int64_t activation, List<double> clamp, int64_t num_threads, const Tensor& out) {
   const int64_t num_experts = down.size(0), sizes[] = {inner_features, inner_features, input.size(-1)};
-  const ExpertsForm form = form_of(biases, activation, clamp, sizes, num_experts);
-  check_packed(gate_up, num_experts, form.is_gated() ? 2 : 1, inner_features);
+  const ExpertsConfig config = experts_config(biases, activation, clamp, sizes, num_experts);
+  check_packed(gate_up, num_experts, config.is_gated() ? 2 : 1, inner_features);
   check_packed(down, num_experts, 1, input.size(-1));
   YGG_CHECK(gate_up.dtype() == input.dtype() && down.dtype() == input.dtype(), "input and packed weights must have one dtype");
-  const PackedMatrix matrices[] = {{gate_up, 0}, {gate_up, form.is_gated()}, {down, 0}};
-  run_experts<PackedExpertsStage>(input, chosen, shares, matrices, num_experts, inner_features, form, num_threads, out);
+  const PackedMatrix matrices[] = {{gate_up, 0}, {gate_up, config.is_gated()}, {down, 0}};
+  run_experts<PackedExpertsStage>(input, chosen, tile_sizes, matrices, num_experts, inner_features, config, num_threads, out);
 }
 
 }  // namespace yggdrasil

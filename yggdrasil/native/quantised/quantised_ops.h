@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "linear/layers_of_rows.h"
+#include "linear/linear_layers.h"
 #include "quantised/quantised_stage.h"
 
 namespace yggdrasil {
@@ -12,7 +12,7 @@ inline std::vector<int64_t> quantised_shape(const Tensor& rows, int64_t format, 
   return {num_pairs(rows.size(0)), pair_bytes(format, inputs)};
 }
 
-// rows [N, bytes] as they lie in a file; packed is zeros.
+// Packs `rows` [N, bytes] of GGUF blocks to `packed`, which must be zeros.
 inline void pack_quantised(const Tensor& rows, int64_t format, int64_t inputs, const Tensor& packed, int64_t num_threads) {
   with_format(format, [&](auto f) {
     using F = decltype(f);
@@ -26,40 +26,40 @@ inline void pack_quantised(const Tensor& rows, int64_t format, int64_t inputs, c
     parallel((outputs + kLanes - 1) / kLanes, num_threads, [&](int64_t begin, int64_t end) {
       for (int64_t panel = begin; panel < end; ++panel)
         pack_quantised_panel<F>(source + panel * kLanes * row_bytes, std::min<int64_t>(kLanes, outputs - panel * kLanes), inputs,
-                                panel % 2, target + pair_place<F>(panel, inputs));
+                                panel % 2, target + pair_offset<F>(panel, inputs));
     });
   });
 }
 
-inline void quantised_around(const Tensor& input, const Around& around, List<Tensor> packed, List<Tensor> biases, Ints out_features,
+inline void quantised_linears(const Tensor& input, const FusedOps& fused_ops, List<Tensor> packed, List<Tensor> biases, Ints out_features,
                              Ints formats, int64_t num_threads, List<Tensor> results) {
-  run_linears<QuantisedStage>(input, around, packed, biases, out_features, formats, num_threads, results);
+  run_linears<QuantisedStage>(input, fused_ops, packed, biases, out_features, formats, num_threads, results);
 }
 
-// The greatest output of each row, and its place.
+// Operator: the largest output of each row and its index.
 inline void quantised_best(const Tensor& input, const Tensor& packed, const Tensor& bias, int64_t out_features, int64_t format,
-                           int64_t num_threads, const Tensor& best, const Tensor& place) {
-  quantised_around(input, {.is_best = true}, {packed}, {bias}, {out_features}, {format}, num_threads, {best, place});
+                           int64_t num_threads, const Tensor& best, const Tensor& index) {
+  quantised_linears(input, {.argmax = true}, {packed}, {bias}, {out_features}, {format}, num_threads, {best, index});
 }
 
 inline void quantised_linear(const Tensor& input, const Tensor& packed, const Tensor& bias, int64_t out_features, int64_t format,
                              int64_t num_threads, const Tensor& out) {
-  quantised_around(input, {}, {packed}, {bias}, {out_features}, {format}, num_threads, {out});
+  quantised_linears(input, {}, {packed}, {bias}, {out_features}, {format}, num_threads, {out});
 }
 
-// Rows of a packed table, as numbers.
+// Operator: dequantises the rows `ids` of a packed embedding.
 inline void quantised_rows(const Tensor& ids, const Tensor& packed, int64_t format, int64_t inputs, int64_t num_rows, const Tensor& out) {
-  const Tensor flat = ids.contiguous();
-  YGG_CHECK(out.is_contiguous() && out.numel() == flat.numel() * inputs, "rows of a table take their inputs each");
-  const int64_t* id = flat.const_data_ptr<int64_t>();
+  const Tensor indices = ids.contiguous();
+  YGG_CHECK(out.is_contiguous() && out.numel() == indices.numel() * inputs, "rows of a table take their inputs each");
+  const int64_t* index_of_row = indices.const_data_ptr<int64_t>();
   const auto write = [&]<typename T>(T* target) {
     std::vector<float> row(inputs);
     with_format(format, [&](auto f) {
-      for (int64_t i = 0; i < flat.numel(); ++i, target += inputs) {
-        YGG_CHECK(id[i] >= 0 && id[i] < num_rows, "no row ", id[i], " in a table of ", num_rows);
-        const int64_t panel = id[i] / kLanes;
-        const uint8_t* pair = packed.const_data_ptr<uint8_t>() + pair_place<decltype(f)>(panel, inputs);
-        unpack_row<decltype(f)>(pair, panel % 2, id[i] % kLanes, inputs, row.data());
+      for (int64_t i = 0; i < indices.numel(); ++i, target += inputs) {
+        YGG_CHECK(index_of_row[i] >= 0 && index_of_row[i] < num_rows, "no row ", index_of_row[i], " in a table of ", num_rows);
+        const int64_t panel = index_of_row[i] / kLanes;
+        const uint8_t* pair = packed.const_data_ptr<uint8_t>() + pair_offset<decltype(f)>(panel, inputs);
+        unpack_row<decltype(f)>(pair, panel % 2, index_of_row[i] % kLanes, inputs, row.data());
         std::copy(row.begin(), row.end(), target);
       }
     });

@@ -1,4 +1,5 @@
-// Several linear layers over quantised weights and the same rows: one stage rounds the rows, the next multiplies them.
+// Several linear layers over quantised weights and the same rows, in two stages: round the rows to int8, and multiply
+// them.
 #pragma once
 
 #include <limits>
@@ -9,45 +10,45 @@
 
 namespace yggdrasil {
 
-// Bytes of a pair of panels of a format for so many inputs.
+// Returns the bytes of a pair of panels with `inputs` weights per output.
 inline int64_t pair_bytes(int64_t format, int64_t inputs) {
   return with_format(format, [&](auto f) { return decltype(f)::groups(inputs) * decltype(f)::kGroup; });
 }
 
 inline int64_t num_pairs(int64_t outputs) { return (outputs + 2 * kLanes - 1) / (2 * kLanes); }
 
-// Bytes that a rounded row takes. Rows lie in tiles, the last of which may be narrower.
+// Returns the bytes of a rounded row. Rows are stored in tiles, of which the last may have fewer rows.
 inline int64_t rounded_bytes(int64_t inputs) { return inputs / kChunk * InputChunk::kBytes; }
 
-// Rows rounded in blocks of 32 and of 256 inputs, each where a layer's format asks for it.
+// Buffers of rows rounded in blocks of 32 and of 256 inputs; only the blocks that a layer's format needs are computed.
 class RoundedRows {
  public:
-  // Words of memory that both take.
+  // Returns the 32-bit words of both buffers.
   static int64_t words(int64_t rows, int64_t inputs) { return (inputs % kLargeBlock ? 1 : 2) * bytes(rows, inputs) / 4; }
 
   RoundedRows(int64_t rows, int64_t inputs, uint32_t* memory)
-      : places_{reinterpret_cast<uint8_t*>(memory), reinterpret_cast<uint8_t*>(memory) + bytes(rows, inputs)} {}
+      : data_{reinterpret_cast<uint8_t*>(memory), reinterpret_cast<uint8_t*>(memory) + bytes(rows, inputs)} {}
 
-  // The rows in the blocks of this format, which are rounded from now on.
+  // Returns the buffer for the block size of this format, and marks it as used.
   uint8_t* of(int64_t format) {
     const bool is_large = with_format(format, [](auto f) { return decltype(f)::kBlockInputs == kLargeBlock; });
     is_used_[is_large] = true;
-    return places_[is_large];
+    return data_[is_large];
   }
 
   template <int Inputs>
   bool is_used() const { return is_used_[Inputs == kLargeBlock]; }
   template <int Inputs>
-  uint8_t* place() const { return places_[Inputs == kLargeBlock]; }
+  uint8_t* data() const { return data_[Inputs == kLargeBlock]; }
 
  private:
-  static int64_t bytes(int64_t rows, int64_t inputs) { return (rows + kMostRows - 1) / kMostRows * kMostRows * rounded_bytes(inputs); }
+  static int64_t bytes(int64_t rows, int64_t inputs) { return (rows + kMaxTileRows - 1) / kMaxTileRows * kMaxTileRows * rounded_bytes(inputs); }
 
-  uint8_t* places_[2];
+  uint8_t* data_[2];
   bool is_used_[2] = {};
 };
 
-// Products of quantised weights with rounded rows, shared out by pairs of panels.
+// The multiplications of several layers with rounded rows, divided among threads by pairs of panels.
 class QuantisedProducts {
  public:
   void add(const QuantisedJob& job, uint8_t* rounded, int64_t rows) {
@@ -57,19 +58,20 @@ class QuantisedProducts {
 
   int64_t pairs() const { return first_pair_.back(); }
 
-  // Pairs [begin, end); adjust(job, number) says what of a job is known only now.
+  // Runs the pairs [begin, end) of all layers. adjust(job, number) sets the parts of a job that are known only when the
+  // stage runs.
   template <typename Adjust>
   void run(int64_t begin, int64_t end, const Adjust& adjust) const {
     size_t i = std::upper_bound(first_pair_.begin(), first_pair_.end(), begin) - first_pair_.begin() - 1;
     for (int64_t pair = begin, last = 0; pair < end; pair = last) {
       while (pair >= first_pair_[i + 1]) ++i;
-      const auto& [given, rounded, rows] = all_[i];
-      const int64_t together = rows > kMostRows ? kNear : std::numeric_limits<int64_t>::max();
-      last = pair + std::min(together, std::min(end, first_pair_[i + 1]) - pair);
-      QuantisedJob job = given;
+      const auto& [product_job, rounded, rows] = all_[i];
+      const int64_t max_pairs = rows > kMaxTileRows ? kPairsTogether : std::numeric_limits<int64_t>::max();
+      last = pair + std::min(max_pairs, std::min(end, first_pair_[i + 1]) - pair);
+      QuantisedJob job = product_job;
       adjust(job, i);
-      for (int64_t row = 0; row < rows; row += kMostRows) {
-        const int64_t count = std::min(kMostRows, rows - row);
+      for (int64_t row = 0; row < rows; row += kMaxTileRows) {
+        const int64_t count = std::min(kMaxTileRows, rows - row);
         const TileSize& size = tile_size(count);
         size.run(job, rounded + row * rounded_bytes(job.inputs), size.rows, row, count, pair - first_pair_[i], last - first_pair_[i]);
       }
@@ -77,7 +79,7 @@ class QuantisedProducts {
   }
 
  private:
-  static constexpr int64_t kNear = 6;  // pairs that all tiles visit before the next ones: they are read from memory once
+  static constexpr int64_t kPairsTogether = 6;  // pairs of panels that all tiles are multiplied with before the next pairs, so that weights are read from memory once
 
   struct Product {
     QuantisedJob job;
@@ -92,10 +94,10 @@ class QuantisedProducts {
 template <typename T>
 class QuantisedStage {
  public:
-  // Words of memory that rounding so many rows of so many inputs takes.
+  // Returns the words of scratch memory for rounding this number of rows and inputs.
   static int64_t words(int64_t rows, int64_t inputs) { return RoundedRows::words(rows, inputs); }
 
-  QuantisedStage(const InputRows<T>& input, uint32_t* memory, SharedBest* best = nullptr)
+  QuantisedStage(const InputRows<T>& input, uint32_t* memory, SharedArgmax* best = nullptr)
       : input_(input), rounded_(input.rows, input.inputs, memory), best_(best) {}
 
   void add(const Tensor& packed, int64_t format, const LinearOutput& output) {
@@ -103,40 +105,40 @@ class QuantisedStage {
     products_.add({packed.const_data_ptr<uint8_t>(), format, input_.inputs, output}, rounded_.of(format), input_.rows);
   }
 
-  // From now on rows, weights and outputs lie where this says when the stage runs.
-  void move_to(const LinearPlaces<T>& places) { places_ = &places; }
+  // Sets an object that the stage asks for the addresses of rows, weights and outputs when it runs.
+  void use_addresses(const LinearAddresses<T>& places) { addresses_ = &places; }
 
-  // `is_alone`: threads are not at hand yet, and few rows are rounded sooner than a second one sees them.
-  void share_out(Stages& stages, int64_t num_threads, bool is_alone) const {
-    const int64_t chunks = is_alone && input_.rows < kFewRows ? 1 : num_threads;
-    if (rounded_.is_used<kChunk>()) stages.add<&QuantisedStage::round<kChunk>>(*this, units(kChunk), chunks);
-    if (rounded_.is_used<kLargeBlock>()) stages.add<&QuantisedStage::round<kLargeBlock>>(*this, units(kLargeBlock), chunks);
-    stages.add<&QuantisedStage::multiply>(*this, products_.pairs(), num_chunks_of(products_.pairs(), num_threads, kMuch));
+  // `is_first_stage`: no thread has been woken yet, and few rows take less time than waking one.
+  void add_stages(Stages& stages, int64_t num_threads, bool is_first_stage) const {
+    const int64_t chunks = is_first_stage && input_.rows < kFewRows ? 1 : num_threads;
+    if (rounded_.is_used<kChunk>()) stages.add<&QuantisedStage::round<kChunk>>(*this, num_units(kChunk), chunks);
+    if (rounded_.is_used<kLargeBlock>()) stages.add<&QuantisedStage::round<kLargeBlock>>(*this, num_units(kLargeBlock), chunks);
+    stages.add<&QuantisedStage::multiply>(*this, products_.pairs(), num_chunks_of(products_.pairs(), num_threads, kManyItems));
   }
 
  private:
-  int64_t units(int64_t block) const { return (input_.rows + kMostRows - 1) / kMostRows * (input_.inputs / block); }
+  int64_t num_units(int64_t block) const { return (input_.rows + kMaxTileRows - 1) / kMaxTileRows * (input_.inputs / block); }
 
-  // Rows in tiles, one behind the other, a block of a tile at a time: blocks share no cache line, rows do.
+  // Rounds one block of all rows of a tile per unit of work: blocks share no cache line, whereas rows do.
   template <int Inputs>
   void round(int64_t begin, int64_t end) const {
-    const InputRows<T> input = places_ ? places_->input() : input_;
+    const InputRows<T> input = addresses_ ? addresses_->input() : input_;
     const int64_t blocks = input.inputs / Inputs;
-    float inverses[kMostRows];
+    float inverses[kMaxTileRows];
     for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t first = unit / blocks * kMostRows, block = unit % blocks;
-      const int64_t count = std::min(kMostRows, input_.rows - first), m = tile_size(count).rows;
+      const int64_t first = unit / blocks * kMaxTileRows, block = unit % blocks;
+      const int64_t count = std::min(kMaxTileRows, input_.rows - first), m = tile_size(count).rows;
       if (unit == begin || block == 0)
         for (int64_t row = 0; row < count; ++row) inverses[row] = input.inverse_rms(first + row);
       const auto row_of = [first](int64_t row) { return first + row; };
-      round_rows<Inputs>(input, row_of, count, inverses, m, block, rounded_.place<Inputs>() + first * rounded_bytes(input.inputs));
+      round_rows<Inputs>(input, row_of, count, inverses, m, block, rounded_.data<Inputs>() + first * rounded_bytes(input.inputs));
     }
   }
 
   void multiply(int64_t begin, int64_t end) const {
-    shared_best(best_, [&](BestOfPanels* best) {
+    with_thread_best(best_, [&](PanelArgmax* best) {
       products_.run(begin, end, [&](QuantisedJob& job, size_t i) {
-        if (places_) job.packed = static_cast<const uint8_t*>(places_->packed(i)), job.output = places_->output(i);
+        if (addresses_) job.packed = static_cast<const uint8_t*>(addresses_->packed(i)), job.output = addresses_->output(i);
         job.output.best = best;
       });
     });
@@ -144,8 +146,8 @@ class QuantisedStage {
 
   InputRows<T> input_;
   RoundedRows rounded_;
-  SharedBest* best_;
-  const LinearPlaces<T>* places_ = nullptr;
+  SharedArgmax* best_;
+  const LinearAddresses<T>* addresses_ = nullptr;
   QuantisedProducts products_;
 };
 

@@ -1,24 +1,26 @@
-// Multiply tiles of rows with pairs of panels, by AMX or vector kernels, whichever is faster for the number of rows.
+// Multiplies tiles of rows with pairs of panels, with the AMX or the vector kernel, whichever is faster for the number
+// of rows.
 #pragma once
 
 #include <iterator>
 
-#include "quantised/quantised_matrix.h"
+#include "quantised/quantised_amx.h"
 
 namespace yggdrasil {
 
-// The first `count` rows of a tile, which are those of the layer from `row` on, meet pairs of panels [begin, end).
+// Multiplies a tile of rows with the pairs of panels [begin, end). The first `count` rows of the tile are the layer's
+// rows from `row` on; the others are padding.
 template <int R>
-void run_quantised_pairs(const QuantisedJob& job, uint8_t* tile, int64_t rows, int64_t row, int64_t count, int64_t begin, int64_t end) {
+void multiply_pairs(const QuantisedJob& job, uint8_t* tile, int64_t rows, int64_t row, int64_t count, int64_t begin, int64_t end) {
   with_format(job.format, [&](auto format) {
     using F = decltype(format);
 #ifdef YGG_AMX_INT8
-    if constexpr (kFitsAmx<F> && R >= 3) {
-      if (rows >= kMatrixRows && has_amx()) return MatrixSteps<F, R>(job, tile, rows, row, count).run(begin, end);
+    if constexpr (kSuitsAmx<F> && R >= 3) {
+      if (rows >= kMinAmxRows && has_amx()) return AmxSteps<F, R>(job, tile, rows, row, count).run(begin, end);
     }
 #endif
     const int64_t groups = F::groups(job.inputs);
-    alignas(64) float out[2 * kMostRows * kLanes];
+    alignas(64) float out[2 * kMaxTileRows * kLanes];
     for (int64_t pair = begin; pair < end; ++pair) {
       quantised_tile<F, R>(job.packed + pair * groups * F::kGroup, tile, groups, rows, out);
       store_pair(job, row, count, rows, pair, out);
@@ -32,9 +34,9 @@ struct TileSize {
   int64_t rows;
   QuantisedRunner run;
 };
-constexpr TileSize kTileSizes[] = {{1, run_quantised_pairs<1>}, {2, run_quantised_pairs<2>},  {3, run_quantised_pairs<3>},
-                                   {4, run_quantised_pairs<4>}, {6, run_quantised_pairs<3>},  {8, run_quantised_pairs<4>},
-                                   {9, run_quantised_pairs<3>}, {12, run_quantised_pairs<4>}, {16, run_quantised_pairs<4>}};
+constexpr TileSize kTileSizes[] = {{1, multiply_pairs<1>}, {2, multiply_pairs<2>},  {3, multiply_pairs<3>},
+                                   {4, multiply_pairs<4>}, {6, multiply_pairs<3>},  {8, multiply_pairs<4>},
+                                   {9, multiply_pairs<3>}, {12, multiply_pairs<4>}, {16, multiply_pairs<4>}};
 
 inline const TileSize& tile_size(int64_t rows) {
   return *std::find_if(std::begin(kTileSizes), std::end(kTileSizes), [rows](const TileSize& size) { return size.rows >= rows; });

@@ -12,11 +12,11 @@
 
 namespace yggdrasil {
 
-struct Guess {
+struct OpenNode {
   double score, edge;
   int64_t serial, parent;
   int64_t token;
-  bool operator<(const Guess& other) const {  // the earlier first among equals
+  bool operator<(const OpenNode& other) const {  // ties: the earlier one first
     return score != other.score ? score < other.score : serial > other.serial;
   }
 };
@@ -35,12 +35,12 @@ struct Nodes {
         score(scores.mutable_data_ptr<float>()), edge(edges.mutable_data_ptr<float>()),
         path(ancestors.mutable_data_ptr<bool>()) {}
 
-  void put(int64_t node, const Guess& guess) {
-    token[node] = guess.token, parent[node] = guess.parent;
-    level[node] = node ? level[guess.parent] + 1 : 0;
-    score[node] = float(guess.score), edge[node] = float(guess.edge);
+  void put(int64_t node, const OpenNode& open) {
+    token[node] = open.token, parent[node] = open.parent;
+    level[node] = node ? level[open.parent] + 1 : 0;
+    score[node] = float(open.score), edge[node] = float(open.edge);
     bool* row = path + node * capacity;
-    if (node) std::copy_n(path + guess.parent * capacity, capacity, row);
+    if (node) std::copy_n(path + open.parent * capacity, capacity, row);
     else std::fill_n(row, capacity, false);
     row[node] = true;
   }
@@ -54,34 +54,34 @@ struct Nodes {
   }
 };
 
-// Candidates that a drafter has offered and that are not attached, K per node.
+// Candidates of a drafter that are not attached to the tree, K per node.
 class Pool {
  public:
-  struct Offer {
+  struct PoolEntry {
     int32_t token;
-    double likely;
+    double probability;
   };
 
   Pool(const Tensor& tokens, const Tensor& scores, int64_t nodes)
       : token_(tokens.const_data_ptr<int64_t>()), score_(scores.const_data_ptr<float>()),
-        candidates_(tokens.numel() / nodes) {}
+        per_node_(tokens.numel() / nodes) {}
 
-  // Returns the candidates below `node`, whose score was `above` when they were offered; none if no drafter has read
-  // it.
-  std::vector<Offer> offered(int64_t node, double above) const {
-    std::vector<Offer> found;
-    for (int64_t entry = node * candidates_; entry < (node + 1) * candidates_; ++entry)
-      if (std::isfinite(score_[entry])) found.push_back({int32_t(token_[entry]), std::exp(double(score_[entry]) - above)});
+  // Returns the candidates below `node`, whose score was `parent_score` when they were added; empty if no drafter has
+  // read the node.
+  std::vector<PoolEntry> candidates_of(int64_t node, double parent_score) const {
+    std::vector<PoolEntry> found;
+    for (int64_t entry = node * per_node_; entry < (node + 1) * per_node_; ++entry)
+      if (std::isfinite(score_[entry])) found.push_back({int32_t(token_[entry]), std::exp(double(score_[entry]) - parent_score)});
     return found;
   }
 
-  // Whether this number of children is all that a drafter keeps of a node's candidates.
-  bool is_used_up(size_t children) const { return candidates_ > 1 && int64_t(children) >= candidates_; }
+  // Whether a node with this number of children has no candidates left.
+  bool is_exhausted(size_t children) const { return per_node_ > 1 && int64_t(children) >= per_node_; }
 
  private:
   const int64_t* token_;
   const float* score_;
-  int64_t candidates_;
+  int64_t per_node_;
 };
 
 }  // namespace yggdrasil

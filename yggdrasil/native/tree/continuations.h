@@ -14,36 +14,36 @@
 namespace yggdrasil {
 
 template <typename T>
-using Spread = std::vector<T, OnHugePages<T>>;  // read here and there
+using HugePageVector = std::vector<T, OnHugePages<T>>;  // vector with random access, on huge pages
 
 struct Continuation {
   int32_t token;
   int32_t count;
 };
 
-// Prefetches memory that is read soon. Between two passes, processor caches hold the model's weights only, so waiting
-// for cache lines one after another would take most of the time.
-inline void fetch(const void* from, size_t bytes) {
+// Prefetches memory. Between two passes the processor's caches hold only the model's weights, so cache misses one after
+// another would take most of the time.
+inline void prefetch_bytes(const void* from, size_t bytes) {
   for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(from) + line);
 }
 
 inline size_t hashed(uint64_t key, size_t slots) { return key * 0x9e3779b97f4a7c15ull >> 20 & (slots - 1); }
 
-// Continuations of the contexts of a growing text, by descending count, the newer first among equals.
+// Hash map from the contexts of a growing text to their continuations, by descending count, ties to the newer.
 class CountedText {
  public:
   // A context with few continuations occupies one cache line.
   struct alignas(64) Context {
     uint64_t key = 0;
-    int32_t total = 0, size = 0;  // total 0: no context
-    int64_t spilled = -1;         // where its continuations are, if they are more
+    int32_t total = 0, size = 0;  // total 0: empty entry
+    int64_t spilled = -1;         // index in spilled_ of more than five continuations, else -1
     std::array<Continuation, 5> few{};
   };
 
   CountedText() { forget(); }
 
   void forget() {
-    contexts_ = Spread<Context>(kFirst);  // what a long text took is given back
+    contexts_ = HugePageVector<Context>(kInitialContexts);  // frees the memory of a long text
     spilled_ = {};
     used_ = 0;
   }
@@ -54,11 +54,11 @@ class CountedText {
     if (context.total == 0) ++used_, context.key = key;
     ++context.total;
     Continuation* ranked = ranked_of(context);
-    int32_t place = 0;
-    while (place < context.size && ranked[place].token != token) ++place;
-    if (place == context.size) ranked = add_continuation(context, token);
-    ++ranked[place].count;
-    for (; place > 0 && ranked[place - 1].count <= ranked[place].count; --place) std::swap(ranked[place - 1], ranked[place]);
+    int32_t index = 0;
+    while (index < context.size && ranked[index].token != token) ++index;
+    if (index == context.size) ranked = add_continuation(context, token);
+    ++ranked[index].count;
+    for (; index > 0 && ranked[index - 1].count <= ranked[index].count; --index) std::swap(ranked[index - 1], ranked[index]);
   }
 
   // Returns the context of this key; null if it was never seen.
@@ -72,10 +72,10 @@ class CountedText {
   }
 
   // Prefetches the entry of this key for a later `find` or `add`.
-  void expect(uint64_t key) const { __builtin_prefetch(&contexts_[hashed(key, contexts_.size())]); }
+  void prefetch_slot(uint64_t key) const { __builtin_prefetch(&contexts_[hashed(key, contexts_.size())]); }
 
  private:
-  static constexpr size_t kFirst = 1 << 10;  // contexts that there is room for at once
+  static constexpr size_t kInitialContexts = 1 << 10;  // initial capacity
 
   Continuation* ranked_of(Context& context) { return const_cast<Continuation*>(ranked(context)); }
 
@@ -92,19 +92,19 @@ class CountedText {
 
   // Returns the index of a key, or the index at which it would be inserted.
   size_t slot(uint64_t key) const {
-    size_t place = hashed(key, contexts_.size());
-    while (contexts_[place].total && contexts_[place].key != key) place = (place + 1) & (contexts_.size() - 1);
-    return place;
+    size_t index = hashed(key, contexts_.size());
+    while (contexts_[index].total && contexts_[index].key != key) index = (index + 1) & (contexts_.size() - 1);
+    return index;
   }
 
   void grow() {
-    Spread<Context> before(2 * contexts_.size());
+    HugePageVector<Context> before(2 * contexts_.size());
     before.swap(contexts_);
     for (const Context& context : before)
       if (context.total) contexts_[slot(context.key)] = context;
   }
 
-  Spread<Context> contexts_;
+  HugePageVector<Context> contexts_;
   std::vector<std::vector<Continuation>> spilled_;
   size_t used_ = 0;
 };
@@ -137,40 +137,40 @@ class CountedTable {
   int64_t find(int64_t key) const { return empty() ? -1 : slots_[slot(key)]; }
 
   // Prefetches the slot of this key, for a later `approach`.
-  void expect(int64_t key) const {
+  void prefetch_slot(int64_t key) const {
     if (!empty()) __builtin_prefetch(&slots_[hashed(key, slots_.size())]);
   }
 
   // Prefetches the context of this key, whose slot was prefetched by `expect`, for a later `find`.
-  void approach(int64_t key) const {
+  void prefetch_context(int64_t key) const {
     if (empty()) return;
-    const int32_t likely = slots_[hashed(key, slots_.size())];
-    if (likely >= 0) __builtin_prefetch(&contexts_[likely]);
+    const int32_t first_context = slots_[hashed(key, slots_.size())];
+    if (first_context >= 0) __builtin_prefetch(&contexts_[first_context]);
   }
 
   // Prefetches the continuations of a context.
-  void approach_continuations(int64_t context) const { fetch(begin(context), (end(context) - begin(context)) * sizeof(Continuation)); }
+  void prefetch_continuations(int64_t context) const { prefetch_bytes(begin(context), (end(context) - begin(context)) * sizeof(Continuation)); }
 
   int64_t total(int64_t context) const { return contexts_[context].total; }
   const Continuation* begin(int64_t context) const { return continuations_.data() + contexts_[context].begin; }
   const Continuation* end(int64_t context) const { return continuations_.data() + contexts_[context].end; }
 
  private:
-  struct Context {  // together: behind a pass each line of memory is a wait
+  struct Context {  // in one struct, so that a context is one cache miss
     int64_t key;
     int32_t total, begin, end;
   };
 
   // Returns the index of a key, or the index at which it would be inserted.
   size_t slot(int64_t key) const {
-    size_t place = hashed(uint64_t(key), slots_.size());
-    while (slots_[place] >= 0 && contexts_[slots_[place]].key != key) place = (place + 1) & (slots_.size() - 1);
-    return place;
+    size_t index = hashed(uint64_t(key), slots_.size());
+    while (slots_[index] >= 0 && contexts_[slots_[index]].key != key) index = (index + 1) & (slots_.size() - 1);
+    return index;
   }
 
-  Spread<Context> contexts_;
-  Spread<int32_t> slots_;
-  Spread<Continuation> continuations_;
+  HugePageVector<Context> contexts_;
+  HugePageVector<int32_t> slots_;
+  HugePageVector<Continuation> continuations_;
 };
 
 }  // namespace yggdrasil

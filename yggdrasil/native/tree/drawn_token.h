@@ -77,9 +77,9 @@ class TokenDraw {
     const T* from = logits_ + block * kBlock;
     const int64_t there = std::min(kBlock, count_ - block * kBlock);
     if (there == kBlock)
-      for (int64_t i = 0; i < kBlock; ++i) logits[i] = widen(from[i]);
+      for (int64_t i = 0; i < kBlock; ++i) logits[i] = to_float(from[i]);
     else
-      for (int64_t i = 0; i < kBlock; ++i) logits[i] = i < there ? widen(from[i]) : kNone;
+      for (int64_t i = 0; i < kBlock; ++i) logits[i] = i < there ? to_float(from[i]) : kNone;
   }
 
   void scores_of(int64_t block, float* scores) const {

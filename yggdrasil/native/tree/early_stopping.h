@@ -13,8 +13,8 @@ namespace yggdrasil {
 
 class EarlyStopping {
  public:
-  // `bound` has the numbers of `StoppingBound`, and is empty for a tree that is grown in full. `existing` are the
-  // scores of the nodes that the tree already has.
+  // `bound` has the numbers of `StoppingBound`; it is empty for a tree that is grown to its capacity. `existing` are
+  // the scores of the nodes that the tree already has.
   explicit EarlyStopping(std::span<const double> bound, std::vector<double> existing = {})
       : next_(bound.data()), end_(bound.data() + bound.size()), existing_(std::move(existing)) {
     std::sort(existing_.begin(), existing_.end());
@@ -30,9 +30,9 @@ class EarlyStopping {
   bool is_over(double score) {
     count_existing(score);
     if (std::isinf(best_)) return false;
-    const double likely = std::exp(score);
+    const double probability = std::exp(score);
     for (const double* pass = next_; pass != end_; pass += 3)
-      if (value(pass, accepted_ + (pass[0] - double(size_)) * likely) * kRounding > best_) return false;
+      if (value(pass, accepted_ + (pass[0] - double(size_)) * probability) * kRounding > best_) return false;
     return true;
   }
 
@@ -55,10 +55,10 @@ class EarlyStopping {
   // Python computes both.
   static double value(const double* pass, double accepted) { return pass[1] + pass[2] * accepted; }
 
-  const double *next_, *end_;  // passes that are wider than the tree, three numbers each
+  const double *next_, *end_;  // three numbers for each pass wider than the tree: width, value, value per expected token
   double best_ = -std::numeric_limits<double>::infinity(), accepted_ = 0.0;
   int64_t size_ = 0;
-  std::vector<double> existing_;  // not counted yet, the best last
+  std::vector<double> existing_;  // ascending scores that are not counted yet
 };
 
 }  // namespace yggdrasil

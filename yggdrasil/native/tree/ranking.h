@@ -34,10 +34,10 @@ class Ranking {
     const auto better = [score](int64_t a, int64_t b) { return score[a] > score[b]; };
     if (!std::is_sorted(node, node + size, better)) std::stable_sort(node, node + size, better);
     double sum = 0.0;
-    int64_t deepest = 0, place = 0;
-    for (int64_t i = 0; place < count; ++i) {
+    int64_t deepest = 0, width_index = 0;
+    for (int64_t i = 0; width_index < count; ++i) {
       if (std::isfinite(score[node[i]])) sum += std::exp(double(score[node[i]])), deepest = std::max(deepest, depth[node[i]]);
-      if (i + 1 == width[place]) total[place] = sum, level[place++] = deepest;
+      if (i + 1 == width[width_index]) total[width_index] = sum, level[width_index++] = deepest;
     }
   }
 

@@ -1,5 +1,5 @@
-// The n-gram scorer: a network with one hidden layer over a candidate's counts, and a softmax over the candidates of one
-// position and "none of them". `drafters/statistics/scorer.py` documents the weights.
+// The n-gram scorer: a network with one hidden layer over a candidate's counts, and a softmax over the candidates of
+// one position and "none of them". `drafters/statistics/scorer.py` documents the weights.
 
 #pragma once
 
@@ -14,15 +14,15 @@
 
 namespace yggdrasil {
 
-constexpr int64_t kLongest = 6;      // tokens of the longest context of the text
-constexpr int64_t kTableLength = 3;  // of a table
+constexpr int64_t kLongest = 6;      // longest context of the text
+constexpr int64_t kTableLength = 3;  // longest context of a table
 constexpr int64_t kContexts = kLongest + kTableLength;
 constexpr int64_t kHidden = 16;
 
 struct Candidate {
   int32_t token;
-  std::array<int32_t, kContexts> followed;  // how often, each context: the text's from one token on, then the table's
-  double likely;
+  std::array<int32_t, kContexts> counts;  // how often it followed each context: the text's by length, then the table's
+  double probability;
 };
 
 class NGramScorer {
@@ -36,20 +36,20 @@ class NGramScorer {
                                                                                    {&nothing, {1}}}};
     for (const auto& [part, shape] : parts) {
       YGG_CHECK(part->sizes() == shape && part->dtype() == DType::float64, "weights are not those of a scorer");
-      const Tensor whole = part->contiguous();
-      const auto* first = whole.const_data_ptr<double>();
-      weights_.insert(weights_.end(), first, first + whole.numel());
+      const Tensor denominator = part->contiguous();
+      const auto* first = denominator.const_data_ptr<double>();
+      weights_.insert(weights_.end(), first, first + denominator.numel());
     }
   }
 
   // Prefetches the scorer's weights.
-  void expect() const { fetch(weights_.data(), weights_.size() * sizeof(double)); }
+  void prefetch() const { prefetch_bytes(weights_.data(), weights_.size() * sizeof(double)); }
 
   // Computes the probability of each candidate; `seen` is how often each context was seen.
   void score(const std::array<int64_t, kContexts>& seen, std::vector<Candidate>& found) const {
     const double *counts = weights_.data(), *totals = counts + kContexts * 2 * kHidden,
                  *bias = totals + kContexts * kHidden, *out = bias + kHidden;
-    double base[kHidden], most = out[kHidden];
+    double base[kHidden], max_logit = out[kHidden];
     std::copy_n(bias, kHidden, base);
     for (int64_t context = 0; context < kContexts; ++context)
       if (seen[context]) add(totals + context * kHidden, logarithm(seen[context]), base);
@@ -57,20 +57,20 @@ class NGramScorer {
       double hidden[kHidden];
       std::copy_n(base, kHidden, hidden);
       for (int64_t context = 0; context < kContexts; ++context) {
-        const int64_t count = each.followed[context];
+        const int64_t count = each.counts[context];
         if (!count) continue;
         const double* row = counts + context * 2 * kHidden;
         add(row, logarithm(count), hidden);
         add(row + kHidden, double(count) / double(seen[context]), hidden);
       }
-      each.likely = 0.0;
-      for (int64_t unit = 0; unit < kHidden; ++unit) each.likely += out[unit] * std::max(hidden[unit], 0.0);
-      most = std::max(most, each.likely);
+      each.probability = 0.0;
+      for (int64_t unit = 0; unit < kHidden; ++unit) each.probability += out[unit] * std::max(hidden[unit], 0.0);
+      max_logit = std::max(max_logit, each.probability);
     }
-    double whole = std::exp(out[kHidden] - most);
-    for (Candidate& each : found) whole += each.likely = std::exp(each.likely - most);
+    double denominator = std::exp(out[kHidden] - max_logit);
+    for (Candidate& each : found) denominator += each.probability = std::exp(each.probability - max_logit);
     // Rounded to float32, so that sums in another order, such as those of the Python reference, give equal results.
-    for (Candidate& each : found) each.likely = float(each.likely / whole);
+    for (Candidate& each : found) each.probability = float(each.probability / denominator);
   }
 
  private:
@@ -80,12 +80,12 @@ class NGramScorer {
 
   // Returns log(1 + count), for small counts from a table.
   static double logarithm(int64_t count) {
-    static const auto known = [] {
-      std::array<double, 256> of{};
-      for (size_t i = 0; i < of.size(); ++i) of[i] = std::log1p(double(i));
-      return of;
+    static const auto small_logs = [] {
+      std::array<double, 256> logs{};
+      for (size_t i = 0; i < logs.size(); ++i) logs[i] = std::log1p(double(i));
+      return logs;
     }();
-    return count < int64_t(known.size()) ? known[count] : std::log1p(double(count));
+    return count < int64_t(small_logs.size()) ? small_logs[count] : std::log1p(double(count));
   }
 
   std::vector<double> weights_;

@@ -10,8 +10,8 @@ namespace yggdrasil {
 
 class StateRows {
  public:
-  // `buffer` [n, layers * H] receives the rows. `mail` holds the first row to write, the number of rows, the address of each
-  // layer's states [W, H], and the rows to copy.
+  // `buffer` [n, layers * H] receives the rows. `mail` holds the first row to write, the number of rows, the address of
+  // each layer's states [W, H], and the rows to copy.
   StateRows(Tensor buffer, int64_t layers, Tensor mail) : buffer_(std::move(buffer)), mail_(std::move(mail)), layers_(layers) {
     YGG_CHECK(layers > 0 && buffer_.dim() == 2 && buffer_.is_contiguous() && buffer_.size(1) % layers == 0, "the buffer must be [n, layers * H]");
   }

@@ -13,8 +13,8 @@
 
 namespace yggdrasil {
 
-// Writes the k largest values of each row, the largest first, ties to the lower index. One pass over the row keeps them in a
-// heap whose front is the last of them, so one comparison dismisses nearly every block of 16 values.
+// Writes the k largest values of each row, the largest first, ties to the lower index. One pass over the row keeps them
+// in a heap whose front is the last of them, so one comparison dismisses nearly every block of 16 values.
 inline void top_candidates(const Tensor& values, int64_t k, const Tensor& best, const Tensor& index) {
   const Tensor input = values.contiguous();
   YGG_CHECK(input.dtype() == DType::float32 && input.dim() == 2, "values must be [W, V] float32");
@@ -29,7 +29,7 @@ inline void top_candidates(const Tensor& values, int64_t k, const Tensor& best, 
     const float* source = input.const_data_ptr<float>() + row * size;
     for (int64_t i = 0; i < k; ++i) top[i] = {std::isnan(source[i]) ? -std::numeric_limits<float>::infinity() : source[i], i};
     std::make_heap(top.begin(), top.end(), before);
-    const auto offer = [&](int64_t i) {
+    const auto consider = [&](int64_t i) {
       if (!(source[i] > top.front().first)) return;
       std::pop_heap(top.begin(), top.end(), before);
       top.back() = {source[i], i};
@@ -39,10 +39,10 @@ inline void top_candidates(const Tensor& values, int64_t k, const Tensor& best, 
 #ifdef YGG_AVX512
     for (; i + 16 <= size; i += 16) {
       unsigned mask = _mm512_cmp_ps_mask(_mm512_loadu_ps(source + i), _mm512_set1_ps(top.front().first), _CMP_GT_OQ);
-      for (; mask; mask &= mask - 1) offer(i + __builtin_ctz(mask));
+      for (; mask; mask &= mask - 1) consider(i + __builtin_ctz(mask));
     }
 #endif
-    for (; i < size; ++i) offer(i);
+    for (; i < size; ++i) consider(i);
     std::sort_heap(top.begin(), top.end(), before);
     for (int64_t j = 0; j < k; ++j) {
       best.mutable_data_ptr<float>()[row * k + j] = top[j].first;
@@ -68,26 +68,27 @@ inline void rank_nodes(const Tensor& scores, const Tensor& order, const Tensor& 
 inline void move_rows(List<Tensor> caches, Ints source, int64_t destination) {
   // Rows source[i] -> destination + i. Sources ascend and never lie below their destination, so no row is lost.
   const int64_t count = static_cast<int64_t>(source.size());
-  const auto each = [&](const Tensor& cache, const auto& act) {
+  const auto for_each_row = [&](const Tensor& cache, const auto& act) {
     const int64_t heads = cache.size(0), bytes = cache.size(2) * cache.element_size(), head_bytes = cache.size(1) * bytes;
     char* data = static_cast<char*>(cache.mutable_data_ptr());
     for (int64_t h = 0; h < heads; ++h, data += head_bytes)
       for (int64_t i = 0; i < count; ++i)
         if (source[i] != destination + i) act(data + (destination + i) * bytes, data + source[i] * bytes, bytes);
   };
-  const auto fetch = [](char* to, char* from, int64_t bytes) {
+  const auto prefetch_row = [](char* to, char* from, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at), __builtin_prefetch(to + at, 1);
   };
-  // The pass between has driven them out of the caches: while the rows of one layer are moved those of others come.
+  // The pass has evicted these rows from the caches: while the rows of one layer are moved, those of later layers are
+  // prefetched.
   constexpr size_t kAhead = 8;
-  for (size_t i = 0; i < std::min(kAhead, caches.size()); ++i) each(caches[i], fetch);
+  for (size_t i = 0; i < std::min(kAhead, caches.size()); ++i) for_each_row(caches[i], prefetch_row);
   for (size_t i = 0; i < caches.size(); ++i) {
-    if (i + kAhead < caches.size()) each(caches[i + kAhead], fetch);
-    each(caches[i], [](char* to, char* from, int64_t bytes) { std::memcpy(to, from, bytes); });
+    if (i + kAhead < caches.size()) for_each_row(caches[i + kAhead], prefetch_row);
+    for_each_row(caches[i], [](char* to, char* from, int64_t bytes) { std::memcpy(to, from, bytes); });
   }
 }
 
-// KV entries of one model's caches, which are moved between passes (see direct.h). The tensors are registered once.
+// Moves KV entries of one model's caches between passes. The tensors are registered once.
 class Rows {
  public:
   // `mail` holds the number of rows, their destination, and their slots.

@@ -9,17 +9,17 @@
 
 namespace yggdrasil {
 
-// StageOf<T> prepares the rows of dtype T for its layers, and multiplies them.
+// StageOf<T> prepares rows of dtype T and multiplies them with the weights of all layers.
 template <template <typename> class StageOf>
-void run_linears(const Tensor& input, const Around& around, List<Tensor> packed, const List<Tensor>& biases,
+void run_linears(const Tensor& input, const FusedOps& fused_ops, List<Tensor> packed, const List<Tensor>& biases,
                                Ints out_features, Ints formats, int64_t num_threads, List<Tensor> results) {
-  const RowsOf x(input, around);
-  Outputs outputs(x, around, out_features, biases, results);
+  const LinearInput x(input, fused_ops);
+  Outputs outputs(x, fused_ops, out_features, biases, results);
   const auto run = [&]<typename T>(const InputRows<T>& rows) {
     StageOf<T> stage(rows, scratch_words<Scratch::rows>(StageOf<T>::words(rows.rows, rows.inputs)), outputs.best());
     for (size_t i = 0; i < packed.size(); ++i) stage.add(packed[i], formats.empty() ? 0 : formats[i], outputs.of(i));
     Stages stages;
-    stage.share_out(stages, num_threads, /*is_alone=*/true);
+    stage.add_stages(stages, num_threads, /*is_first_stage=*/true);
     stages.run(num_threads);
   };
   x.is_bf16() ? run(x.as<BFloat16>()) : run(x.as<float>());

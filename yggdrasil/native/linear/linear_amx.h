@@ -6,16 +6,16 @@
 
 namespace yggdrasil {
 
-constexpr int64_t kMatrixPanels = 4;  // that a block of rows meets at a time: as many as there are registers for
+constexpr int64_t kAmxPanels = 4;  // panels multiplied with a block of rows at a time, limited by the eight tile registers
 
 #ifdef YGG_AMX
 // Tiles 0 and 1 hold inputs, 2 and 3 weights, 4 to 7 sums. One block of up to 16 rows is multiplied with four panels at
 // a time, two blocks with two.
-inline void shape_for_linear(AmxTiles& unit, int64_t rows) {
-  const int64_t first = std::min(rows, kTileRows), second = rows > kTileRows ? rows - kTileRows : first;
-  const int64_t heights[8] = {first, second, kTilePairs, kTilePairs, first, first, second, second};
-  for (int i = 0; i < 8; ++i) unit.shape(i, heights[i], kTileBytes);
-  unit.take_shapes();
+inline void configure_for_linear(AmxTiles& amx, int64_t rows) {
+  const int64_t first_rows = std::min(rows, kTileRows), second_rows = rows > kTileRows ? rows - kTileRows : first_rows;
+  const int64_t heights[8] = {first_rows, second_rows, kTilePairs, kTilePairs, first_rows, first_rows, second_rows, second_rows};
+  for (int i = 0; i < 8; ++i) amx.shape(i, heights[i], kTileBytes);
+  amx.configure();
 }
 
 // Writes a row's inputs as row number `row` of tiles [block of 16 rows, tile along K, 16, 16 words], with zeros at the
@@ -46,7 +46,7 @@ inline const uint32_t* weight_tile(const LinearJob& job, int64_t panel, int64_t 
 }
 
 template <int NB>
-void matrix_one_block(const LinearJob& job, int64_t row, int64_t rows, int64_t panel) {
+void amx_one_block(const LinearJob& job, int64_t row, int64_t rows, int64_t panel) {
   const int64_t tiles = (job.k_steps + kTilePairs - 1) / kTilePairs;
   const uint32_t* x = job.tiled + row * tiles * kTilePairs;
   zero_tile<4>();
@@ -79,7 +79,7 @@ void matrix_one_block(const LinearJob& job, int64_t row, int64_t rows, int64_t p
 }
 
 template <int NB>
-void matrix_two_blocks(const LinearJob& job, int64_t row, int64_t rows, int64_t panel) {
+void amx_two_blocks(const LinearJob& job, int64_t row, int64_t rows, int64_t panel) {
   const int64_t tiles = (job.k_steps + kTilePairs - 1) / kTilePairs;
   const uint32_t* x = job.tiled + row * tiles * kTilePairs;
   const uint32_t* y = x + tiles * kTileRows * kTilePairs;
@@ -112,16 +112,16 @@ void matrix_two_blocks(const LinearJob& job, int64_t row, int64_t rows, int64_t 
   store_tiles<NB>(job, row + kTileRows, rows - kTileRows, panel, sums[1]);
 }
 
-inline void run_matrix_panels(const LinearJob& job, int64_t row, int64_t rows, int64_t begin, int64_t end) {
-  AmxTiles unit;
-  shape_for_linear(unit, rows);
+inline void run_amx_panels(const LinearJob& job, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+  AmxTiles amx;
+  configure_for_linear(amx, rows);
   int64_t panel = begin;
   if (rows <= kTileRows) {
-    for (; panel + kMatrixPanels <= end; panel += kMatrixPanels) matrix_one_block<kMatrixPanels>(job, row, rows, panel);
-    for (; panel < end; ++panel) matrix_one_block<1>(job, row, rows, panel);
+    for (; panel + kAmxPanels <= end; panel += kAmxPanels) amx_one_block<kAmxPanels>(job, row, rows, panel);
+    for (; panel < end; ++panel) amx_one_block<1>(job, row, rows, panel);
   } else {
-    for (; panel + 2 <= end; panel += 2) matrix_two_blocks<2>(job, row, rows, panel);
-    for (; panel < end; ++panel) matrix_two_blocks<1>(job, row, rows, panel);
+    for (; panel + 2 <= end; panel += 2) amx_two_blocks<2>(job, row, rows, panel);
+    for (; panel < end; ++panel) amx_two_blocks<1>(job, row, rows, panel);
   }
 }
 #else
