@@ -46,20 +46,20 @@ def main(
 ) -> None:
     """Print the tokens a pass at temperatures 0, 0.7 and 1."""
     tokenizer, loaded, name = load_tokenizer(model), _open(model), resolve_shipped_head(drafter)
-    asked = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(prompts, chat=chat)]
-    asked = [prompt for prompt in asked if len(prompt) <= 160][:limit]
+    encoded = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(prompts, chat=chat)]
+    encoded = [prompt for prompt in encoded if len(prompt) <= 160][:limit]
     second = load_head(expanded(name), loaded, 1) if is_head(name) else _open(name)
     shapes = Shapes(
         max_length=512, draft_widths=(2,), max_depth=4, candidates=8, verify_widths=(1, 8), prefill_widths=(16, 64)
     )
-    eos = end_tokens(str(Source.find(model).folder), loaded.outline.eos, tokenizer)
+    eos = end_tokens(str(Source.find(model).folder), loaded.sizes.eos, tokenizer)
     assembly = assemble(loaded, second, shapes, "native")
     decoder, engine = Decoder(assembly, tokenizer, FixedPolicy(TreeShape(2, 4, 8)), eos), assembly.engine
     assembly.complete()
     follow = engine.follow_draws
     for temperature in (0.0, 0.7, 1.0):
         found: dict[str, list[Metrics]] = {}
-        for seed, prompt in enumerate(asked):
+        for seed, prompt in enumerate(encoded):
             sampling = SamplingParams(temperature=temperature, seed=seed)
             for way in ("plain", "follows the draws", "does not") if temperature else ("plain", "does not"):
                 follow(None, 0.0)

@@ -54,7 +54,7 @@ MOST_PROMPT_TOKENS = 1500
 console = Console(stderr=True)
 
 
-class Asked(NamedTuple):
+class Workload(NamedTuple):
     """What is timed and written on every file."""
 
     passes: list[tuple[int, int, int]]  # context, width, rounds; a pass behind nothing reads a prompt
@@ -98,7 +98,7 @@ def main(  # noqa: PLR0913 - one argument for each option
     if unknown := sorted(set(chosen) - {"file", *FORMATS}):
         raise YggdrasilError(f"--formats {','.join(unknown)} is not known; choose from {', '.join(FORMATS)}")
     passes = [(context, width, rounds) for context in parse_widths(contexts) for width in parse_widths(widths)]
-    asked = Asked([*passes, (0, READ_TOKENS, prefill_rounds)], threads, prompts, limit, max_new_tokens)
+    workload = Workload([*passes, (0, READ_TOKENS, prefill_rounds)], threads, prompts, limit, max_new_tokens)
     llama = LlamaCpp(llama_cpp, lambda text: console.print(text, markup=False))
     llama.build(os.cpu_count() or 1)
     record: dict[str, Any] = {
@@ -107,7 +107,7 @@ def main(  # noqa: PLR0913 - one argument for each option
     }  # fmt: skip
     for kind in chosen:
         file = Path(model) if kind == "file" else llama.quantised(model, kind)
-        record["files"].append(_compare(kind, file, llama.steps_program(), asked))
+        record["files"].append(_compare(kind, file, llama.steps_program(), workload))
         record["complete"] = kind == chosen[-1]
         if out is not None:
             write_atomic(out, (json.dumps(record, indent=1) + "\n").encode())
@@ -144,26 +144,26 @@ def _milliseconds(run: Callable[[], object]) -> float:
     return (perf_counter_ns() - start) / 1e6
 
 
-def _compare(kind: str, file: Path, program: Path, asked: Asked) -> dict[str, Any]:
+def _compare(kind: str, file: Path, program: Path, workload: Workload) -> dict[str, Any]:
     """All that is known of one file."""
-    widths = tuple(sorted({width for context, width, _ in asked.passes if context}))
-    longest = max(context + width for context, width, _ in asked.passes) + 1
+    widths = tuple(sorted({width for context, width, _ in workload.passes if context}))
+    longest = max(context + width for context, width, _ in workload.passes) + 1
     shapes = Shapes(max_length=max(2048, longest), draft_widths=(), verify_widths=widths)
     weights: Weights = "full" if kind == "bf16" else "file"
     source = PairSource(
-        str(file), None, "bfloat16", asked.threads, 1, shapes, weights, model_free=(StatisticsOptions(),)
+        str(file), None, "bfloat16", workload.threads, 1, shapes, weights, model_free=(StatisticsOptions(),)
     )
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # PyTorch's idle threads would spin on the cores that our operators use
-    with PhaseProgress() as progress, LlamaSteps(program, file, asked.threads, shapes.max_length) as theirs:
+    with PhaseProgress() as progress, LlamaSteps(program, file, workload.threads, shapes.max_length) as theirs:
         assembly = build_assembly(source)
         loaded = assembly.target.loaded
         assembly.complete(progress.phase)
         ours = OurSteps(assembly, load_tokenizer(source.target))
         rates = [measure_rates(loaded)]
-        found = _in_turns((ours, theirs), asked.passes, progress.phase(f"{kind}: passes in turns"))
+        found = _in_turns((ours, theirs), workload.passes, progress.phase(f"{kind}: passes in turns"))
         rates.append(measure_rates(loaded))
-        text = _texts(ours, theirs, asked, progress.phase(f"{kind}: the same text")) if asked.prompts else None
+        text = _texts(ours, theirs, workload, progress.phase(f"{kind}: the same text")) if workload.prompts else None
     torch.set_num_threads(before)
     best = max(rates, key=lambda rate: rate.bytes_per_s)
     work = {key: step_work(loaded, key[1], key[0]) for key in found}
@@ -205,17 +205,17 @@ def _in_turns(
     return found
 
 
-def _texts(ours: OurSteps, theirs: Side, asked: Asked, progress: Callable[[float], None]) -> dict[str, Any]:
+def _texts(ours: OurSteps, theirs: Side, workload: Workload, progress: Callable[[float], None]) -> dict[str, Any]:
     """Greedy continuations of the same prompts on both sides, and what becomes of those that part."""
-    assert asked.prompts is not None
-    requests, partings = read_prompts(asked.prompts, asked.limit, chat=True), []
+    assert workload.prompts is not None
+    requests, partings = read_prompts(workload.prompts, workload.limit, chat=True), []
     for number, request in enumerate(requests, start=1):
         prompt = encode_prompt(ours.decoder.tokenizer, request)[-MOST_PROMPT_TOKENS:]
-        own, other = (side.continued(prompt, asked.max_new_tokens) for side in (ours, theirs))
+        own, other = (side.continued(prompt, workload.max_new_tokens) for side in (ours, theirs))
         if (parting := judge_divergence(ours.decoder, prompt, own, other, is_ours=False)) is not None:
             partings.append({"prompt": request.id, **asdict(parting)})
         progress(number / len(requests))
-    return {"prompts": len(requests), "max_new_tokens": asked.max_new_tokens, "partings": partings}
+    return {"prompts": len(requests), "max_new_tokens": workload.max_new_tokens, "partings": partings}
 
 
 def _show(files: Sequence[Mapping[str, Any]]) -> None:

@@ -53,9 +53,9 @@ def measure(decoder: Decoder, vocabulary: int, history: int, rounds: int) -> tup
 
     for _ in range(rounds + 1):  # the first round loads code and buffers
         short.append(turn(decoder, text(SHORT))[2])
-        asked = text(history)
-        answer, *_ = turn(decoder, asked)
-        _, read, took = turn(decoder, [*asked, *answer, *text(NEW)])
+        user_turn = text(history)
+        answer, *_ = turn(decoder, user_turn)
+        _, read, took = turn(decoder, [*user_turn, *answer, *text(NEW)])
         second.append(took)
     return read, median(second[1:]), median(short[1:])
 

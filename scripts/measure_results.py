@@ -104,13 +104,13 @@ def main() -> None:
     """Calibrate what has no plan, then run what is left to measure."""
     options = _options()
     models = dict(_named(text) for text in options.models)
-    files, asked = [_named(text) for text in options.gguf], [_parted(text) for text in options.beside]
+    files, besides = [_named(text) for text in options.gguf], [_parted(text) for text in options.beside]
     is_current = CurrentCommits()
     with tempfile.TemporaryDirectory(prefix="yggdrasil-prompts-") as work:
         failed = [name for name, path in models.items() if not _calibrated(name, path, dry_run=options.dry_run)]
         tasks: list[Task] = []
         for name, path in models.items():
-            others = {_plan_of(of, drafters): drafters for of, drafters in asked if of == name}
+            others = {_plan_of(of, drafters): drafters for of, drafters in besides if of == name}
             failed += [
                 plan
                 for plan, drafters in others.items()
@@ -179,11 +179,11 @@ def _systems(
     minutes = effort.minutes.get("systems", 3.0)
     if chat:
         prompts = _picked(options.prompts / f"{CHAT}.jsonl", chat, work / f"{name}-systems")
-        asked = ["--prompts", str(prompts), "--chat", "--max-prompt-tokens", "1500"]
-        yield _task(minutes, out / "systems-specbench.json", [*base, *asked])
+        besides = ["--prompts", str(prompts), "--chat", "--max-prompt-tokens", "1500"]
+        yield _task(minutes, out / "systems-specbench.json", [*base, *besides])
     for one in OTHERS if others else ():
-        asked = ["--prompts", str(options.prompts / f"{one}.jsonl"), "--limit", str(others)]
-        yield _task(minutes / 3, out / f"systems-{one}.json", [*base, *asked])
+        besides = ["--prompts", str(options.prompts / f"{one}.jsonl"), "--limit", str(others)]
+        yield _task(minutes / 3, out / f"systems-{one}.json", [*base, *besides])
 
 
 def _task(minutes: float, out: Path, command: list[str]) -> Task:

@@ -56,15 +56,15 @@ def main(  # noqa: PLR0913
     """Write the traces of one target."""
     loaded = _open(target, threads)
     tokenizer = load_tokenizer(target)
-    asked = [
+    tasks = [
         encode_prompt(tokenizer, prompt)[-prompt_tokens:]
         for file in files
         for prompt in read_prompts(file, limit, chat=bool(getattr(tokenizer, "chat_template", None)))
     ]
-    ends = end_tokens(str(Source.find(target).folder), loaded.outline.eos, tokenizer)
+    ends = end_tokens(str(Source.find(target).folder), loaded.sizes.eos, tokenizer)
     with one_thread() if is_native() else nullcontext(), own_attention(loaded.model, SIDE_BY_SIDE):
         writer = RowWriter(loaded, ends, prompt_tokens + tokens, seed=0)
-        written = [each for batch in writer.write(Task(prompt, tokens) for prompt in asked) for each in batch]
+        written = [each for batch in writer.write(Task(prompt, tokens) for prompt in tasks) for each in batch]
     documents = [Document(each.task.prompt, each.tokens) for each in written if len(each.tokens) > depth + 1]
     out.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(document._asdict()) + "\n" for document in documents)

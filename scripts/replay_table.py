@@ -64,10 +64,10 @@ def main(  # noqa: PLR0913
         tokenizer = load_tokenizer(model)
         read = [prompt for file in prompts for prompt in read_prompts(file, chat=chat)]
         encoded = dict.fromkeys(tuple(encode_prompt(tokenizer, prompt)) for prompt in read)
-        asked = [list(prompt) for prompt in encoded if len(prompt) <= prompt_tokens]
-        answer(model, asked, answers, tokens)
+        questions = [list(prompt) for prompt in encoded if len(prompt) <= prompt_tokens]
+        answer(model, questions, answers, tokens)
         of_user = {each.prompt_key: each for each in read_documents(answers)}
-        recorded = [of_user[prompt_key(prompt)] for prompt in asked]
+        recorded = [of_user[prompt_key(prompt)] for prompt in questions]
     else:
         recorded = read_documents(answers)
     documents = [each for each in recorded if len(each.answer) > 1]
@@ -98,7 +98,7 @@ def answer(model: str, prompts: Sequence[list[int]], file: Path, tokens: int) ->
     source = Source.find(model)
     weights = usual_weights(source, "bfloat16", "cpu")
     loaded = open_model(source, torch.bfloat16, torch.device("cpu"), current_machine().cores, weights=weights)
-    ends = end_tokens(str(source.folder), loaded.outline.eos, load_tokenizer(model))
+    ends = end_tokens(str(source.folder), loaded.sizes.eos, load_tokenizer(model))
     with one_thread() if is_native() else nullcontext(), own_attention(loaded.model, SIDE_BY_SIDE):
         writer = RowWriter(loaded, ends, max(map(len, waiting)) + tokens, seed=0)
         for batch in writer.write(Task(prompt, tokens) for prompt in waiting):

@@ -58,17 +58,17 @@ def step_work(loaded: LoadedModel, width: int, context: int) -> StepWork:
         if isinstance(module, _EXPERTS) and chosen_by_row is not None:
             chosen = width * chosen_by_row
             num_bytes += min(len(module.down_proj), chosen) * sum(tensor[0].nbytes for tensor in own)
-            operations += 2 * chosen * _MATRICES * loaded.outline.hidden_size * module.inner_features
+            operations += 2 * chosen * _MATRICES * loaded.sizes.hidden_size * module.inner_features
             continue
         num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in own)
         if isinstance(module, PackedLinear | QuantisedLinear | nn.Linear):
             operations += 2 * width * module.in_features * module.out_features
     element = torch.empty(0, dtype=loaded.dtype).element_size()
-    for key_heads, head_size in loaded.outline.key_heads:
+    for key_heads, head_size in loaded.sizes.key_heads:
         if key_heads:
             num_bytes += 2 * key_heads * head_size * (context + width) * element
-            operations += 4 * loaded.outline.query_heads * head_size * width * (context + width)
-    recurrence = loaded.outline.recurrence
+            operations += 4 * loaded.sizes.query_heads * head_size * width * (context + width)
+    recurrence = loaded.sizes.recurrence
     if recurrence is not None:  # the pass reads each state; the commit reads and writes it
         size = recurrence.state_size * len(recurrence.layers)
         num_bytes += 3 * 4 * size

@@ -112,8 +112,8 @@ def summarise_group(group: Group, samples: Sequence[Sample]) -> list[dict[str, A
 
 def _small_tree(shapes: Shapes) -> TreeShape:
     width, depth = next((width for width in shapes.draft_widths if width > 1), 1), min(3, shapes.max_depth)
-    room = [verified for verified in shapes.verify_widths if verified > width * depth]
-    return TreeShape(width, depth, room[0] if room else shapes.verify_widths[-1])
+    wider = [verified for verified in shapes.verify_widths if verified > width * depth]
+    return TreeShape(width, depth, wider[0] if wider else shapes.verify_widths[-1])
 
 
 def _in_room(way: Speculation, shapes: Shapes) -> Speculation:

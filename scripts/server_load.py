@@ -21,22 +21,22 @@ WAYS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     prompt: str
     way: int
 
 
 def check_load(client: httpx2.Client, seconds: float) -> str:
     """Eight clients at a time, half of their answers streamed: each is what it is alone, and memory stays."""
-    asked = [_Asked(prompt, way) for prompt in PROMPTS for way in range(len(WAYS))]
-    alone = {each: _answers(client, each, is_streamed=False) for each in asked}
+    request = [_Request(prompt, way) for prompt in PROMPTS for way in range(len(WAYS))]
+    alone = {each: _answers(client, each, is_streamed=False) for each in request}
     before, end, counts = metric(client, "process_resident_memory_bytes"), time.monotonic() + seconds, [0] * 8
     memory = [before]
 
     def load(number: int) -> None:
         chosen = random.Random(number)
         while time.monotonic() < end:
-            each, is_streamed = chosen.choice(asked), chosen.random() < 0.5
+            each, is_streamed = chosen.choice(request), chosen.random() < 0.5
             found = _answers(client, each, is_streamed=is_streamed)
             assert found == alone[each], f"another answer under load than alone: {each}, {is_streamed = }"
             counts[number] += 1
@@ -55,9 +55,9 @@ def check_load(client: httpx2.Client, seconds: float) -> str:
     )
 
 
-def _answers(client: httpx2.Client, asked: _Asked, *, is_streamed: bool) -> list[str]:
-    messages = [{"role": "user", "content": asked.prompt}]
-    body = {"messages": messages, "max_tokens": 48, **WAYS[asked.way]}
+def _answers(client: httpx2.Client, request: _Request, *, is_streamed: bool) -> list[str]:
+    messages = [{"role": "user", "content": request.prompt}]
+    body = {"messages": messages, "max_tokens": 48, **WAYS[request.way]}
     if is_streamed:
         return streamed_text(client, body)
     return [choice["message"]["content"] for choice in ask(client, **body)["choices"]]

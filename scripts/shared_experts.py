@@ -317,11 +317,11 @@ def counted(found: Sequence[Tree], learned: Known, routed: npt.NDArray[np.bool_]
     for rows in (2, 4, 8):
         starts = random.integers(0, routed.shape[1] - rows, 500)
         chains = [routed[:, start : start + rows].any(1).sum(1).mean() for start in starts]
-        apart = [routed[:, random.integers(0, routed.shape[1], rows)].any(1).sum(1).mean() for _ in starts]
+        separate = [routed[:, random.integers(0, routed.shape[1], rows)].any(1).sum(1).mean() for _ in starts]
         kept = [np.argsort(-learned.scores(tree), kind="stable")[:rows] for tree in found]
         together = [tree.experts[:, nodes].any(1).sum(1).mean() for tree, nodes in zip(found, kept, strict=True)]
         even = total * (1 - (1 - count / total) ** rows)
-        cells = [each / count for each in (np.mean(chains), np.mean(together), np.mean(apart), even)]
+        cells = [each / count for each in (np.mean(chains), np.mean(together), np.mean(separate), even)]
         lines.append(f"| {rows} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |")
     return lines
 

@@ -11,11 +11,20 @@ class AttentionCase:
     """Inputs of one random step: ``num_context`` committed slots, ``num_before`` tree nodes of earlier steps, W rows.
 
     Every node sees its path: the context, its ancestors and itself. Parents come before their children. Outputs are
-    asked for of all rows, or with ``asks_few`` of some, ``asked``.
+    query_rows for of all rows, or with ``has_fewer_queries`` of some, ``query_rows``.
     """
 
     def __init__(
-        self, seed, dtype, *, head_dim=None, num_context=None, width=None, num_before=None, group=None, asks_few=False
+        self,
+        seed,
+        dtype,
+        *,
+        head_dim=None,
+        num_context=None,
+        width=None,
+        num_before=None,
+        group=None,
+        has_fewer_queries=False,
     ):
         rng = random.Random(seed)
         torch.manual_seed(seed)
@@ -45,15 +54,15 @@ class AttentionCase:
         self.caches = [torch.randn(key_heads, capacity, head_dim).to(dtype) for _ in range(2)]
         self.sinks = torch.randn(query_heads).to(dtype) * 3
         self.scale = rng.choice([head_dim**-0.5, 0.3])
-        self.asked = list(range(self.width))
-        if asks_few:
-            self.asked = sorted(rng.sample(self.asked, rng.randint(1, self.width)))
-            self.query, self.mask = self.query[:, :, self.asked], self.mask[self.asked]
+        self.query_rows = list(range(self.width))
+        if has_fewer_queries:
+            self.query_rows = sorted(rng.sample(self.query_rows, rng.randint(1, self.width)))
+            self.query, self.mask = self.query[:, :, self.query_rows], self.mask[self.query_rows]
 
     def first(self, width):
         """The same step of its first ``width`` rows only."""
         case = copy.copy(self)
-        case.width, case.asked, case.mask = width, list(range(width)), self.mask[:width]
+        case.width, case.query_rows, case.mask = width, list(range(width)), self.mask[:width]
         case.query, case.key, case.value = (each[:, :, :width] for each in (self.query, self.key, self.value))
         return case
 
@@ -82,9 +91,9 @@ class AttentionCase:
         first = int(self.offsets[1])
         keys[:, first : first + self.width], values[:, first : first + self.width] = self.key[0], self.value[0]
         group = self.query.shape[1] // self.key.shape[1]
-        output = torch.zeros(1, len(self.asked), self.query.shape[1], self.query.shape[3])
-        for row, asked in enumerate(self.asked):
-            tree_slots = [self.num_context + node for node in self.paths[num_before + asked]]
+        output = torch.zeros(1, len(self.query_rows), self.query.shape[1], self.query.shape[3])
+        for row, query_rows in enumerate(self.query_rows):
+            tree_slots = [self.num_context + node for node in self.paths[num_before + query_rows]]
             seen = [*range(self.num_context), *tree_slots]
             if window > 0:
                 seen = seen[-window:]

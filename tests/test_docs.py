@@ -184,7 +184,7 @@ def bundled():
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.name)
 def test_every_python_block_runs(block, bundled, monkeypatch, capsys):
-    asked = []
+    sources = []
 
     def stand_in(name):
         signature = inspect.signature(getattr(Decoder, name))
@@ -193,7 +193,7 @@ def test_every_python_block_runs(block, bundled, monkeypatch, capsys):
             given = signature.bind(*arguments, **options).arguments
             source = next(iter(given.values()))
             assert source in PLACEHOLDERS, f"{source} stands for nothing; add it to PLACEHOLDERS"
-            asked.append(source)
+            sources.append(source)
             return bundled(given.get("drafter"))
 
         return make
@@ -202,7 +202,7 @@ def test_every_python_block_runs(block, bundled, monkeypatch, capsys):
         monkeypatch.setattr(Decoder, name, stand_in(name))
     exec(compile(block.text, block.name, "exec"), {"__name__": "a_document"})
 
-    assert asked
+    assert sources
     assert capsys.readouterr().out.strip()
 
 

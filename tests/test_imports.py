@@ -11,8 +11,8 @@ import pytest
 import yggdrasil
 
 PACKAGE = Path(yggdrasil.__file__).parent
-# From low to high: a room may import itself and those before it.
-ROOMS = (
+# From low to high: a package may import itself and those before it.
+PACKAGES = (
     "errors", "artifacts", "library", "native", "checkpoints", "compiler", "runtime", "tree", "predictor",
     "policy", "acceptance", "drafters", "profiling", "scheduling", "engine",
     "calibration", "training", "export", "in_transformers", "pretrained", "serving", "reports", "bench", "cli",
@@ -58,14 +58,16 @@ def test_imports_go_one_way():
 def test_every_room_has_its_place():
     found = {room_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"}
 
-    assert found <= {*ROOMS, *LEAVES}
+    assert found <= {*PACKAGES, *LEAVES}
 
 
 def test_the_table_of_packages_has_the_order_of_the_rooms():
     text = (PACKAGE.parent / "docs" / "structure.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `yggdrasil/(\w+)` \|", text, re.MULTILINE)
 
-    assert [room for room in reversed(listed) if room in ROOMS] == [room for room in ROOMS if room in listed]
+    assert [folder for folder in reversed(listed) if folder in PACKAGES] == [
+        folder for folder in PACKAGES if folder in listed
+    ]
     assert len(listed) > 20
 
 
@@ -103,11 +105,11 @@ def imports_of(path):
     return rooms
 
 
-def is_allowed(room, imported):
-    if room == "__init__":  # the public face, lazily
+def is_allowed(folder, imported):
+    if folder == "__init__":  # the public face, lazily
         return True
-    if room in LEAVES:
-        return imported in LEAVES[room]
+    if folder in LEAVES:
+        return imported in LEAVES[folder]
     if imported in LEAVES:
         return True
-    return imported in ROOMS and ROOMS.index(imported) <= ROOMS.index(room)
+    return imported in PACKAGES and PACKAGES.index(imported) <= PACKAGES.index(folder)

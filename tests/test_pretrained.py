@@ -1,4 +1,4 @@
-"""A model in the place of a plan: its plan is found by content, for this machine and with the drafter asked for."""
+"""A model in the place of a plan: its plan is found by content, for this machine and with the requested drafter."""
 
 import os
 from dataclasses import replace
@@ -103,12 +103,12 @@ def test_a_draft_model_has_weights_of_its_own():
 
 
 def test_a_calibration_notes_the_weights_of_its_draft_model(monkeypatch):
-    asked = []
-    monkeypatch.setattr("yggdrasil.calibration.pair.usual_weights", lambda *what: asked.append(what) or "file")
+    requested = []
+    monkeypatch.setattr("yggdrasil.calibration.pair.usual_weights", lambda *what: requested.append(what) or "file")
     chosen = default_drafter_weights(str(TINY / "drafter"), "bfloat16", "cpu")
     source = PairSource(str(TINY / "target"), str(TINY / "drafter"), "bfloat16", 1, 1, Shapes(), "q4_0", chosen)
 
-    assert asked == [(str(TINY / "drafter"), "bfloat16", "cpu")]  # as a target's: a quantised file's blocks as they are
+    assert requested == [(str(TINY / "drafter"), "bfloat16", "cpu")]  # as for a target: a quantised file's own blocks
     assert [drafter.weights for drafter in _drafters_of(source, None)] == ["file"]
     assert default_drafter_weights(None, "bfloat16", "cpu") == "full"
 
@@ -185,8 +185,8 @@ def test_a_plan_that_left_a_drafter_out_is_found_for_it(save):
     model, gave = ModelRef("x", DRAFTER.fingerprint(), 1), Expectation("mean", 1.5, 1.0, 1.2)
     without = save(plan(drafters=[StatisticsOptions()], left_out=LeftOut(model, gave, gave)))
 
-    for asked in ([str(DRAFTER.folder)], [str(DRAFTER.folder), "table"], ["table"], None):
-        assert find_plan(TARGET, asked, None) == without
+    for requested in ([str(DRAFTER.folder)], [str(DRAFTER.folder), "table"], ["table"], None):
+        assert find_plan(TARGET, requested, None) == without
     assert find_plan(TARGET, [str(DRAFTER.folder), "ngram"], None) is None
     assert find_plan(TARGET, [str(TARGET.folder), "table"], None) is None
 

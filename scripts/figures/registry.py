@@ -28,8 +28,8 @@ def chosen_figures(numbers: Sequence[str]) -> list[str]:
     Raises:
         YggdrasilError: a number is not in ``FIGURES``.
     """
-    asked = {number.rstrip("ab") for number in numbers} or set(FIGURES)
-    unknown = sorted(asked - set(FIGURES))
+    selected = {number.rstrip("ab") for number in numbers} or set(FIGURES)
+    unknown = sorted(selected - set(FIGURES))
     if unknown:
         raise YggdrasilError(f"there is no figure {unknown[0]} here; choose from {', '.join(FIGURES)}")
-    return [number for number in FIGURES if number in asked]
+    return [number for number in FIGURES if number in selected]

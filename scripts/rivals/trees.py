@@ -72,12 +72,12 @@ class TreeBench:
         self.max_depth, self.widths = shapes.max_depth, shapes.draft_widths
         self.knots = source.engine.drafter.knots.clone()
         self.acceptance: tuple[float, ...] | None = None
-        room = (self.max_depth + 1) * max(MAX_LEVEL_WIDTH, EAGLE_TOP_K, self.widths[-1]) + 2 * self.budgets[-1]
+        spare = (self.max_depth + 1) * max(MAX_LEVEL_WIDTH, EAGLE_TOP_K, self.widths[-1]) + 2 * self.budgets[-1]
         wider = replace(
             shapes,
             verify_widths=tuple(sorted({1, *self.budgets})),
             candidates=min(max(shapes.candidates, EAGLE_TOP_K), source.target.call.vocab_size),
-            spare_nodes=room,
+            spare_nodes=spare,
         )
         target, drafter = source.target.loaded, source.drafter.loaded
         assembly = assemble(target, drafter, wider, backend or source.target.backend, knots=self.knots.clone())

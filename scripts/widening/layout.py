@@ -117,10 +117,10 @@ def check_shape(source: Source, wide: ModelShape) -> None:
     """Refuse, by the option that gives it, a dimension in which ``wide`` cannot hold ``source``."""
     narrow = source.shape
     for field in fields(ModelShape):
-        least, asked = getattr(narrow, field.name), getattr(wide, field.name)
-        if asked < least:
+        least, requested = getattr(narrow, field.name), getattr(wide, field.name)
+        if requested < least:
             raise YggdrasilError(
-                f"--{field.name.replace('_', '-')} must be at least the source's {least}, not {asked}."
+                f"--{field.name.replace('_', '-')} must be at least the source's {least}, not {requested}."
             )
     place_heads(narrow, wide)
     if wide.head_dim % narrow.head_dim:

@@ -82,9 +82,9 @@ def test_whoever_writes_the_same_thing_again_tidies_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x", "head[1]"])
 def test_a_folder_killed_between_two_renames_is_back_and_replaced(tmp_path: Path, name: str) -> None:
     """Its old content is not lost, whatever becomes of the new."""
-    aside = tmp_path / f".{name}.0123abcd.old"
-    aside.mkdir()
-    (aside / "old").touch()
+    backup = tmp_path / f".{name}.0123abcd.old"
+    backup.mkdir()
+    (backup / "old").touch()
     with pytest.raises(RuntimeError), atomic_directory(tmp_path / name):
         raise RuntimeError
     assert [path.name for path in (tmp_path / name).iterdir()] == ["old"]

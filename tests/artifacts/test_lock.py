@@ -46,12 +46,12 @@ def test_a_second_process_is_told_who_is_at_it(tmp_path: Path) -> None:
 
 
 def test_the_end_of_another_process_can_be_waited_for(tmp_path: Path) -> None:
-    path, told = tmp_path / "lock", []
+    path, messages = tmp_path / "lock", []
     with held_elsewhere(path) as process:
 
         def let_go(sentence: str) -> None:
             assert process.poll() is None
-            told.append(sentence)
+            messages.append(sentence)
             assert process.stdin is not None
             process.stdin.close()
 
@@ -59,8 +59,8 @@ def test_the_end_of_another_process_can_be_waited_for(tmp_path: Path) -> None:
             assert process.wait() == 0
             with pytest.raises(ArtifactError, match="a test is under way"), locked(path, "a test"):
                 pytest.fail("two hold it")
-    assert len(told) == 1
-    assert f"in process {process.pid}" in told[0]
+    assert len(messages) == 1
+    assert f"in process {process.pid}" in messages[0]
 
 
 def test_folders_that_it_makes_go_with_it_where_nothing_is_in_them(tmp_path: Path) -> None:

@@ -276,9 +276,9 @@ def test_a_plan_of_a_shorter_context_ends_no_text_before_the_others(pair):
     first = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
     short = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)), replace(SHAPES, max_length=40))
     (found,) = compare(first, [prompt_of(pair, "a", 0, None)], 60, lambda _: None, warm_up=False, beside={"b": short})
-    room = 40 - found.plain.prompt_tokens
+    longest = 40 - found.plain.prompt_tokens
 
-    assert len(found.plain.tokens) == len(found.tree.tokens) == len(found.beside["b"].tree.tokens) == room
+    assert len(found.plain.tokens) == len(found.tree.tokens) == len(found.beside["b"].tree.tokens) == longest
     assert found.beside["b"].matched
 
 

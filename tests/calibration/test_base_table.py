@@ -49,16 +49,16 @@ def found(target, monkeypatch, tmp_path):
     monkeypatch.setattr(shipped_table, "CODE_CHARACTERS", 2000)
 
     def find(options=TABLE_TOO, weights="full", num_bytes=shipped_table.LEAST_BYTES, *, own_table=False):
-        told = []
+        titles = []
 
         def phase(title):
-            told.append(title)
+            titles.append(title)
             return lambda fraction: None
 
         pair = SimpleNamespace(counts=options, target=str(target), weights=weights)
         loaded = SimpleNamespace(tensors={"weight": torch.empty(num_bytes, dtype=torch.uint8, device="meta")})
         settings = SimpleNamespace(pair=pair, own_table=own_table)
-        return base_table(settings, loaded, SimpleNamespace(phase=phase)), told
+        return base_table(settings, loaded, SimpleNamespace(phase=phase)), titles
 
     return find
 
@@ -72,15 +72,15 @@ def shipped(target, tmp_path):
 
 
 def test_a_models_own_shipped_table_comes_first(found, shipped):
-    base, told = found()
+    base, titles = found()
 
     assert np.array_equal(base.table.keys, SHIPPED.keys)
     assert np.array_equal(base.scorer.bias, NGramScorer.default(with_table=True).bias)
     assert base.table.origin == "90 tokens of shipped answers of this model"
-    assert told == [f"the n-gram table starts from {base.table.origin} (--own-table leaves that out)"]
-    of_text, told = found(weights="q4_0")  # weights that are rounded further give other answers
+    assert titles == [f"the n-gram table starts from {base.table.origin} (--own-table leaves that out)"]
+    of_text, titles = found(weights="q4_0")  # weights that are rounded further give other answers
     assert of_text.table.num_tokens > 90
-    assert told[0].endswith("tokens of shipped text (--own-table leaves that out)")
+    assert titles[0].endswith("tokens of shipped text (--own-table leaves that out)")
 
 
 def test_other_models_start_from_the_shipped_text_in_their_own_tokens(found):

@@ -18,7 +18,7 @@ from yggdrasil.artifacts import current_machine, gguf, list_plans, names, parse_
 from yggdrasil.calibration import first_use, pair
 from yggdrasil.calibration.own_text import Document
 from yggdrasil.checkpoints import kept_tokenizer
-from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.model_sizes import ModelSizes
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.statistics.scorer import NGramScorer
@@ -123,9 +123,9 @@ def _uncompiled(runner, name, width):
     ],
 )
 def test_the_usual_context_is_the_models_own_within_a_sixteenth_of_the_memory(monkeypatch, gib, contexts, expected):
-    outlines = [Outline(context, 151936, 1536, 12, ((2, 128),) * 28, None) for context in contexts]
+    models = [ModelSizes(context, 151936, 1536, 12, ((2, 128),) * 28, None) for context in contexts]
     monkeypatch.setattr(pair, "Source", SimpleNamespace(find=int))
-    monkeypatch.setattr(pair, "outline_of", outlines.__getitem__)
+    monkeypatch.setattr(pair, "sizes_of", models.__getitem__)
     monkeypatch.setattr(pair, "is_head", lambda _: False)
     monkeypatch.setattr(pair, "current_machine", lambda: SimpleNamespace(memory_gib=gib))
 

@@ -127,8 +127,8 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
 
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     for document in documents:
-        told = model.generate(torch.tensor([document.prompt]), max_new_tokens=64, do_sample=False)[0].tolist()
-        assert document.answer == told[len(document.prompt) :]
+        expected = model.generate(torch.tensor([document.prompt]), max_new_tokens=64, do_sample=False)[0].tolist()
+        assert document.answer == expected[len(document.prompt) :]
 
     longer = writer.write(TextBudget(60.0, sum(len(each.answer) for each in documents) + 1), spent, silent)
     assert longer[: len(documents)] == documents
@@ -145,7 +145,7 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
 def test_when_time_is_up_answers_end_where_they_are(
     tmp_path, loaded, tokenizer, few_rows, monkeypatch, seconds, is_kept
 ):
-    """Those of which next to nothing was written are not kept, and asked for again."""
+    """Those of which next to nothing was written are not kept, and generated again."""
     monkeypatch.setattr("yggdrasil.calibration.own_text.ANSWER", 64)
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, spent, clock = tmp_path / "own.jsonl", tmp_path / "spent", count()
@@ -195,7 +195,7 @@ def test_a_slow_model_begins_what_it_can_end(tmp_path, loaded, tokenizer, monkey
 def test_nor_does_it_go_on_with_what_it_asked_itself_when_time_is_up(tmp_path, loaded, tokenizer, monkeypatch):
     for name, tokens in {"OPENING": 4, "ANSWER": 48, "_LEAST": 1}.items():
         monkeypatch.setattr(f"yggdrasil.calibration.own_text.{name}", tokens)
-    clock, ends = count(), end_tokens(str(TARGET), loaded.outline.eos, tokenizer)
+    clock, ends = count(), end_tokens(str(TARGET), loaded.sizes.eos, tokenizer)
     monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(clock)))
     documents = OwnText(loaded, tokenizer, [], tmp_path / "own").write(TextBudget(40.0), tmp_path / "spent", silent)
 
@@ -237,8 +237,8 @@ def test_of_two_that_write_at_once_the_second_waits_and_answers_what_is_left(
     tmp_path, loaded, tokenizer, few_rows, monkeypatch
 ):
     """A prompt that is given twice is answered once too."""
-    told, waits = [], threading.Event()
-    monkeypatch.setattr(own_text, "tell", lambda sentence: (told.append(sentence), waits.set()))
+    messages, waits = [], threading.Event()
+    monkeypatch.setattr(own_text, "tell", lambda sentence: (messages.append(sentence), waits.set()))
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, written = tmp_path / "own.jsonl", []
 
@@ -257,8 +257,8 @@ def test_of_two_that_write_at_once_the_second_waits_and_answers_what_is_left(
     assert sorted(each.prompt for each in written) == sorted(prompts)
     assert read_documents(file, loaded.vocab_size) == written
     assert writer.waited > 0.0
-    assert len(told) == 1
-    assert "waiting for its end" in told[0]
+    assert len(messages) == 1
+    assert "waiting for its end" in messages[0]
 
 
 def test_without_prompts_the_target_finds_its_own(tmp_path, loaded, tokenizer, few_rows):
@@ -330,23 +330,23 @@ def test_what_is_learned_from_a_text_that_repeats_itself_pays():
 def test_a_belief_that_says_less_of_unseen_text_than_the_usual_is_not_taken():
     """Text that is one token again and again, but for its end."""
     generator = np.random.default_rng(0)
-    told = [Document([1, 2], [7] * 100)] * 50
+    recorded = [Document([1, 2], [7] * 100)] * 50
     others = [Document([1, 2], generator.integers(0, 40, 100).tolist()) for _ in range(30)]
     usual = NGramScorer.default(with_table=False)
 
-    assert np.array_equal(fit_scorer([*told, *others[:10]], with_table=False).bias, usual.bias)
+    assert np.array_equal(fit_scorer([*recorded, *others[:10]], with_table=False).bias, usual.bias)
     assert not np.array_equal(fit_scorer(others, with_table=False).bias, usual.bias)
 
 
 def test_a_table_that_is_to_predict_knows_nothing_of_the_prompts_it_predicts_for():
     documents = [Document([9, start], [start, *range(20, 30), start] * 8) for start in range(8)] * 30
     learned = fit_statistics(documents, COSTS, with_table=True)
-    asked = [[7, 7, 9, 3], [9, 5]]
-    told = [document for document in documents if document.prompt in ([9, 3], [9, 5])]
-    ignorant, whole = learned.drafter_without(told), StatisticsDrafter(learned.scorer, learned.table)
+    prompts_of_user = [[7, 7, 9, 3], [9, 5]]
+    recorded = [document for document in documents if document.prompt in ([9, 3], [9, 5])]
+    ignorant, whole = learned.drafter_without(recorded), StatisticsDrafter(learned.scorer, learned.table)
 
     for drafter, is_known in ((ignorant, False), (whole, True)):
-        for prompt in asked:
+        for prompt in prompts_of_user:
             drafter.begin(prompt)
             continuations = drafter.features(())[:, 0].tolist()
             assert (prompt[-1] in continuations) == is_known

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from yggdrasil.calibration.row_writer import RowWriter, Task, rows_that_fit
 from yggdrasil.runtime.attention import own_attention
 from yggdrasil.runtime.loading import prepare_model
-from yggdrasil.runtime.room import cache_bytes
+from yggdrasil.runtime.memory_limits import cache_bytes
 from yggdrasil.runtime.side_by_side import SIDE_BY_SIDE, Rows
 
 VOCAB = 61
@@ -50,18 +50,18 @@ def test_rows_that_end_and_begin_at_any_time_say_what_generate_says():
     prompts = prompts_of([3, 17, 1, 29, 8, 8, 2, 40, 11, 5, 23, 1, 13])
     ends, tasks = set(range(0, VOCAB, 12)), [Task(prompt, 4 + 3 * number % 20) for number, prompt in enumerate(prompts)]
     plain = models()[1]
-    told = {
+    expected = {
         tuple(task.prompt): plain.generate(
             torch.tensor([task.prompt]), max_new_tokens=task.most, do_sample=False, eos_token_id=sorted(ends),
             pad_token_id=0,
         )[0, len(task.prompt) :].tolist()
         for task in tasks
     }  # fmt: skip
-    assert len({len(tokens) for tokens in told.values()}) > 4, "they end at different times"
-    assert any(tokens[-1] in ends and len(tokens) > 1 for tokens in told.values())
+    assert len({len(tokens) for tokens in expected.values()}) > 4, "they end at different times"
+    assert any(tokens[-1] in ends and len(tokens) > 1 for tokens in expected.values())
     for num_rows in (1, 3, 5, 13):
         texts = written(tasks, ends, num_rows)
-        assert {tuple(text.task.prompt): text.tokens for text in texts} == told
+        assert {tuple(text.task.prompt): text.tokens for text in texts} == expected
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "granite"])
@@ -80,14 +80,19 @@ def test_recurrent_models_write_one_text_after_the_other(family):
 @pytest.mark.parametrize(("allowed", "most"), [(2.9, 2), (0.1, 1), (math.inf, 5)])
 def test_no_more_go_on_than_time_allows_and_the_first_goes_alone(monkeypatch, allowed, most):
     """What a token takes is known behind the first prompt."""
-    tasks, asked, numbers, read = [Task(prompt, 6) for prompt in prompts_of([9, 3, 5, 7, 2, 4, 6])], [], [], Rows.read
+    tasks, estimates, numbers, read = (
+        [Task(prompt, 6) for prompt in prompts_of([9, 3, 5, 7, 2, 4, 6])],
+        [],
+        [],
+        Rows.read,
+    )
 
     def noted(rows, tokens, places, prompts):
         numbers.append(len(tokens) + len(prompts))
         return read(rows, tokens, places, prompts)
 
     def at_once(token_seconds):
-        asked.append(token_seconds)
+        estimates.append(token_seconds)
         return allowed
 
     monkeypatch.setattr(Rows, "read", noted)
@@ -95,9 +100,9 @@ def test_no_more_go_on_than_time_allows_and_the_first_goes_alone(monkeypatch, al
 
     assert numbers[0] == 1
     assert max(numbers) == most
-    assert all(0 < seconds < 60 for seconds in asked)
-    told = {tuple(text.task.prompt): text.tokens for text in texts}
-    assert told == {tuple(text.task.prompt): text.tokens for text in written(tasks, (), 5)}
+    assert all(0 < seconds < 60 for seconds in estimates)
+    expected = {tuple(text.task.prompt): text.tokens for text in texts}
+    assert expected == {tuple(text.task.prompt): text.tokens for text in written(tasks, (), 5)}
 
 
 def test_a_row_ends_where_it_is_full():
@@ -109,10 +114,10 @@ def test_sampled_prompts_are_those_of_the_seed_and_leave_the_others_alone():
     prompts = prompts_of([6, 9, 4])
     tasks = [Task(prompts[0], 12, 20), Task(prompts[1], 12), Task(prompts[2], 12, 20)]
 
-    def told(seed):
+    def answers_of(seed):
         return {tuple(text.task.prompt): (text.prompt, text.tokens) for text in written(tasks, (), 3, seed=seed)}
 
-    first, again, other = told(0), told(0), told(1)
+    first, again, other = answers_of(0), answers_of(0), answers_of(1)
     assert first == again
     assert first[tuple(prompts[1])] == other[tuple(prompts[1])]
     assert first[tuple(prompts[0])][0] != other[tuple(prompts[0])][0]
@@ -133,7 +138,7 @@ def test_a_sampled_prompt_is_answered_in_its_row(suffix, num_rows):
         assert text.prompt[: len(text.task.prompt)] == text.task.prompt
         assert text.prompt[len(text.prompt) - len(suffix) :] == list(suffix)
         assert not set(tokens if suffix else tokens[:-1]) & ends
-        told = (
+        expected = (
             models()[1]
             .generate(
                 torch.tensor([text.prompt]),
@@ -144,7 +149,7 @@ def test_a_sampled_prompt_is_answered_in_its_row(suffix, num_rows):
             )[0, len(text.prompt) :]
             .tolist()
         )
-        assert text.tokens == told
+        assert text.tokens == expected
 
 
 def test_caches_are_bounded(monkeypatch):

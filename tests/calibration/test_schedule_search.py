@@ -274,19 +274,19 @@ def test_plans_are_measured_in_turns_on_the_same_texts(decoder):
 
 def test_measuring_ends_in_time_with_every_shape_and_plan_measured(decoder):
     """Without any time: the first text alone, by every schedule and plan; the progress ends at one."""
-    stream, texts, told = partial(open_ended_stream, byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], list[float]()
-    frame = schedules.measure_stage_costs(decoder.assembly, stream, texts, told.append, seconds=0.0)
+    stream, texts, fractions = partial(open_ended_stream, byte_tokenizer(), 16), [TEXT[:10], TEXT[20:35]], list[float]()
+    frame = schedules.measure_stage_costs(decoder.assembly, stream, texts, fractions.append, seconds=0.0)
     shapes = {(row.width, row.depth, row.verify_width) for row in frame[frame["depth"] > 0].itertuples()}
 
     assert set(frame["context"]) == {10}
     assert shapes == set(map(tuple, schedules.measured_shapes(FEW)))
     assert set(frame["schedule"]) == {schedule_code(schedule) for schedule in MEASURED}
-    assert (told, told[-1]) == (sorted(told), 1.0)
+    assert (fractions, fractions[-1]) == (sorted(fractions), 1.0)
 
-    plans, told = [MeasuredPlan("one", Schedule.of({}).labels, TreeShape(2, 3, 4))], list[float]()
-    frame = measure_plans(decoder.assembly, stream, texts, plans, 3, told.append, seconds=0.0)
+    plans, fractions = [MeasuredPlan("one", Schedule.of({}).labels, TreeShape(2, 3, 4))], list[float]()
+    frame = measure_plans(decoder.assembly, stream, texts, plans, 3, fractions.append, seconds=0.0)
     assert frame.groupby("plan")["prompt"].unique().map(list).to_dict() == {"one": [0], PLAIN: [0]}
-    assert told == [0.5, 1.0]
+    assert fractions == [0.5, 1.0]
 
 
 def test_progress_is_that_of_the_work_or_of_the_time(monkeypatch):
@@ -294,11 +294,11 @@ def test_progress_is_that_of_the_work_or_of_the_time(monkeypatch):
     now = count(0.0, 0.5)
     monkeypatch.setattr(schedules, "perf_counter", lambda: next(now))
     for seconds, expected in ((3600.0, 10), (5.0, 6)):
-        told = list[float]()
-        numbers = [number for number, _ in schedules.turns_in_time(range(10), 2, seconds, told.append)]
+        fractions = list[float]()
+        numbers = [number for number, _ in schedules.turns_in_time(range(10), 2, seconds, fractions.append)]
         assert numbers == list(range(expected))
-        assert told == sorted(told)
-        assert told[-1] == 1.0
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 1.0
 
 
 def test_figures_are_at_the_profiles_speed():

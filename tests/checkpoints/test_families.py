@@ -159,7 +159,7 @@ def test_layers_may_have_heads_of_their_own_number_and_size(family, is_packed, t
     tiny_model(family).save_pretrained(tmp_path)
     loaded = load_model(tmp_path, torch.float32, torch.device("cpu"), 1, pack=is_packed)
 
-    assert loaded.outline.key_heads == {"gemma4": ((2, 16), (1, 32)) * 3, "deepseek_v3": ((4, 24),) * 2}[family]
+    assert loaded.sizes.key_heads == {"gemma4": ((2, 16), (1, 32)) * 3, "deepseek_v3": ((4, 24),) * 2}[family]
 
 
 @pytest.mark.skipif(not is_native(), reason="no C++ compiler on this machine")

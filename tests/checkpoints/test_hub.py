@@ -1,4 +1,4 @@
-"""A hub id is looked for in the local cache first; where the hub cannot be asked, that is said at once."""
+"""A hub id is looked for in the local cache first; an unreachable hub is reported at once."""
 
 import socket
 
@@ -43,14 +43,14 @@ def test_offline_a_missing_id_is_one_sentence(tmp_path, monkeypatch, files):
 
 
 def test_an_unreachable_hub_is_said_without_retries(tmp_path, monkeypatch):
-    """Its own client, which would try again for a minute, is asked for the cache alone."""
+    """Its own client, which would try again for a minute, is called for the cache alone."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-    asked, fetch = [], huggingface_hub.snapshot_download
+    calls, fetch = [], huggingface_hub.snapshot_download
 
     def noted(name, **options):
-        asked.append(options.get("local_files_only", False))
+        calls.append(options.get("local_files_only", False))
         return fetch(name, **options)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", noted)
@@ -59,7 +59,7 @@ def test_an_unreachable_hub_is_said_without_retries(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(YggdrasilError, match="and the hub cannot be reached; give the path of a model"):
             Source.find("owner/name")
-    assert asked == [True]
+    assert calls == [True]
 
 
 class LostConnection(Exception):

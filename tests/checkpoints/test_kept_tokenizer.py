@@ -191,22 +191,22 @@ def rendered(tokenizer, chat, settings):
 
 
 def test_another_setting_or_a_damaged_note_asks_transformers_again(tmp_path, cache, monkeypatch):
-    asked = []
+    calls = []
     find = AutoTokenizer.from_pretrained
     monkeypatch.setattr(
-        AutoTokenizer, "from_pretrained", lambda *args, **named: asked.append(1) or find(*args, **named)
+        AutoTokenizer, "from_pretrained", lambda *args, **named: calls.append(1) or find(*args, **named)
     )
     folder = folder_of(tmp_path / "model", "qwen2", "Qwen2Tokenizer")
     load_tokenizer(folder)
     settings = folder / "tokenizer_config.json"
     settings.write_text(settings.read_text().replace("Qwen2Tokenizer", "TokenizersBackend"))
     load_tokenizer(folder)
-    assert len(asked) == 2
+    assert len(calls) == 2
     for content in ("", "[]", '{"module": "os", "name": "path"}', '{"module": "transformers.nowhere", "name": "A"}'):
         for note in (cache / "tokenizers").glob("????????????????????.json"):
             note.write_text(content)
         load_tokenizer(folder)
-    assert len(asked) == 6
+    assert len(calls) == 6
     for rules in (cache / "tokenizers").glob("*.tokenizer.json"):
         rules.write_bytes(rules.read_bytes().replace(b"a", b"b"))
     assert load_tokenizer(folder).encode("a") == find(folder).encode("a")

@@ -99,13 +99,13 @@ def typing(run, monkeypatch):
     def typing(*lines):
         typed = iter([*lines, EOFError])
 
-        def asked(_):
+        def requests(_):
             line = next(typed)
             if isinstance(line, str):
                 return line
             raise line
 
-        monkeypatch.setattr("builtins.input", asked)
+        monkeypatch.setattr("builtins.input", requests)
         return run(stdin=Terminal())
 
     return typing
@@ -170,11 +170,11 @@ def test_at_a_terminal_faults_and_ctrl_c_end_nothing(typing, pair):
 
 
 def test_ctrl_c_before_an_answer_begins(typing, pair, decoder, monkeypatch):
-    usual, asked = decoder.start, []
+    usual, requests = decoder.start, []
 
     def interrupted(*arguments, **options):
-        asked.append(arguments)
-        if len(asked) == 1:
+        requests.append(arguments)
+        if len(requests) == 1:
             raise KeyboardInterrupt
         return usual(*arguments, **options)
 

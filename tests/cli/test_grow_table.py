@@ -32,10 +32,10 @@ def test_a_decoder_grows_where_it_is_opened_so(monkeypatch, grows, has_table, ex
 @pytest.mark.parametrize("grows", [True, False, None])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_pass_it_on(monkeypatch, program, name, grows):
-    asked = []
+    options_seen = []
 
     def open_decoder(*_, **options):
-        asked.append(options["grow_table"])
+        options_seen.append(options["grow_table"])
         raise YggdrasilError("enough was seen")
 
     monkeypatch.setattr(importlib.import_module(f"yggdrasil.cli.{name}"), "open_decoder", open_decoder)
@@ -43,6 +43,6 @@ def test_commands_pass_it_on(monkeypatch, program, name, grows):
     option = () if grows is None else (f"--{'' if grows else 'no-'}grow-table",)
     code, _, err = program(name, "a/model", *COMMANDS[name], *option)
 
-    assert asked == [False if grows is None and name == "serve" else grows]
+    assert options_seen == [False if grows is None and name == "serve" else grows]
     assert code == 2
     assert "enough was seen" in err

@@ -13,10 +13,10 @@ from yggdrasil.serving import process
 
 @pytest.mark.parametrize("name", ["chat", "serve"])
 def test_commands_pass_it_on(monkeypatch, capsys, tmp_path, name):
-    asked, command = [], importlib.import_module(f"yggdrasil.cli.{name}")
+    calls, command = [], importlib.import_module(f"yggdrasil.cli.{name}")
 
     def train_beside(decoder, out):
-        asked.append((decoder, out))
+        calls.append((decoder, out))
         raise YggdrasilError("enough was seen")
 
     monkeypatch.setattr(command, "open_decoder", lambda *_, **__: "a decoder")
@@ -26,7 +26,7 @@ def test_commands_pass_it_on(monkeypatch, capsys, tmp_path, name):
     with pytest.raises(SystemExit):
         main()
 
-    assert asked == [("a decoder", Path(tmp_path / "head"))]
+    assert calls == [("a decoder", Path(tmp_path / "head"))]
     assert "enough was seen" in capsys.readouterr().err
     (tmp_path / "file").touch()
     monkeypatch.setattr(sys, "argv", ["yggdrasil", name, "a/model", "--train", str(tmp_path / "file" / "head")])
@@ -34,4 +34,4 @@ def test_commands_pass_it_on(monkeypatch, capsys, tmp_path, name):
         main()
     assert ended.value.code == 2
     assert "--train" in capsys.readouterr().err
-    assert len(asked) == 1
+    assert len(calls) == 1

@@ -207,13 +207,13 @@ def test_output_equals_plain_decoding(is_keep_all, is_use_oldest, is_public_pool
 
 def test_a_look_up_drafts_alone_and_beside_another():
     prompt = [1, 2, 3]
-    told = plain_decode(wandering_target, prompt, 60)
+    plain = plain_decode(wandering_target, prompt, 60)
     alone = decode(NGramDrafter(), wandering_target, prompt, 60, new_tree())
 
     assert is_model_free(NGramDrafter())
-    assert alone.tokens == told
+    assert alone.tokens == plain
     assert alone.num_iterations < 55
     for parts in ([NGramDrafter(), default_statistics()], [default_statistics(), NGramDrafter()]):
         several = decode(DrafterGroup(parts), wandering_target, prompt, 60, new_tree())
-        assert several.tokens == told
+        assert several.tokens == plain
         assert several.num_iterations < alone.num_iterations

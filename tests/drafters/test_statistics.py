@@ -141,13 +141,13 @@ def test_features_are_what_counting_by_hand_finds(text, documents):
         count(length - 1, [text[end] for end in ends])
     for length in range(1, min(TABLE_LENGTH, len(text)) + 1):
         wholes = [([*prompt[-TABLE_LENGTH:], *answer], len(answer)) for prompt, answer in documents]
-        told = [
+        known = [
             whole[end]
             for whole, size in wholes
             for end in range(max(length, len(whole) - size), len(whole))
             if whole[end - length : end] == text[-length:]
         ]
-        count(LONGEST + length - 1, told)
+        count(LONGEST + length - 1, known)
     found = {token: counts for token, *counts in drafter.features(()).tolist()}
     assert found == {token: [*counts, *seen] for token, counts in followed.items()}
 
@@ -221,11 +221,11 @@ def test_a_text_that_goes_on_keeps_its_counts_and_another_has_its_own():
 
 def test_tokens_are_the_targets_own_and_fewer_passes_make_them():
     prompt = [1, 2, 3]
-    told = plain_decode(wandering_target, prompt, 60)
-    for table in (None, Table.of([(prompt, told)])):
+    known = plain_decode(wandering_target, prompt, 60)
+    for table in (None, Table.of([(prompt, known)])):
         drafter = StatisticsDrafter(NGramScorer.default(with_table=table is not None), table)
         decoded = decode(drafter, wandering_target, prompt, 60, new_tree())
-        assert decoded.tokens == told
+        assert decoded.tokens == known
         assert decoded.num_iterations < (50 if table is None else 30)
 
 

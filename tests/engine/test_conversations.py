@@ -135,7 +135,7 @@ def test_keeping_ahead_pushes_no_other_text_out(pair):
     first, second = list(OPENINGS[0]), list(OPENINGS[1])
     for text in (first, second):
         turn(decoder, conversations, text, {})
-    # Beside the present text there is room for either copy, not for both.
+    # Beside the present text there is memory for either copy, not for both.
     tight = Conversations(decoder.assembly, conversations.num_bytes * 3 // 2 + held_bytes(decoder, 36))
     decoder.forget()
     for text in (list(OPENINGS[0]), list(OPENINGS[1])):
@@ -151,8 +151,8 @@ def test_the_present_text_counts_too_once_its_answer_has_ended(pair):
     for text in (OPENINGS[0], OPENINGS[1]):
         turn(decoder, conversations, list(text), {})
     held = held_bytes(decoder, decoder.assembly.target.text.num_rows)
-    for room, count in ((0, 1), (-1, 0)):
-        bounded = Conversations(decoder.assembly, held + conversations.num_bytes + room)
+    for spare_bytes, count in ((0, 1), (-1, 0)):
+        bounded = Conversations(decoder.assembly, held + conversations.num_bytes + spare_bytes)
         bounded._kept = list(conversations._kept)
         bounded.release_unused()
         assert len(bounded) == count
@@ -221,7 +221,7 @@ def test_returned_slots_are_written_anew(pair, monkeypatch):
 
 
 def test_any_turns_under_any_bound_give_what_a_fresh_decoder_does(pair):
-    """Texts go on, part, and come back in any order, with requests of every kind and whatever room there is."""
+    """Texts go on, part, and come back in any order, with requests of every kind and whatever memory there is."""
     chosen = random.Random(4)
     kinds = [SETTINGS[name][1] for name in ("tree", "off", "sampling", "drawn")]
     for bound in (30_000, PLENTY):

@@ -144,7 +144,7 @@ def test_a_full_context_ends_the_text_at_its_last_place(perfect_pair, policy, nu
 @pytest.mark.parametrize("role", ["target", "drafter"])
 def test_the_models_own_context_is_a_limit_too(perfect_pair, policy, role):
     model = getattr(perfect_pair, role)
-    short = perfect_pair._replace(**{role: replace(model, outline=replace(model.outline, max_context=33))})
+    short = perfect_pair._replace(**{role: replace(model, sizes=replace(model.sizes, max_context=33))})
 
     assert run(short.decoder(policy), max_new_tokens=100)[::2] == (perfect_pair.reference(PROMPT, 13), "context")
 
@@ -156,11 +156,11 @@ def test_prompts_around_the_prefill_widths(perfect_pair, policy):
     )
     decoder = perfect_pair.decoder(policy, shapes)
     for length in (1, 3, 4, 5, 15, 16, 17, 32, 33, 59):
-        prompt, room = TEXT[:length], 60 - length
+        prompt, longest = TEXT[:length], 60 - length
         tokens, _, reason = run(decoder, prompt, max_new_tokens=6)
 
-        assert tokens == perfect_pair.reference(prompt, min(6, room))
-        assert reason == ("length" if room >= 6 else "context")
+        assert tokens == perfect_pair.reference(prompt, min(6, longest))
+        assert reason == ("length" if longest >= 6 else "context")
 
 
 def test_a_request_never_started_was_cancelled(pair):

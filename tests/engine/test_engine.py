@@ -295,16 +295,16 @@ def test_any_costs_give_the_same_tokens(pair, legal, prompt_length, draft_ms, ve
 
 @pytest.mark.parametrize("options", [{}, {"sampling": SamplingParams(temperature=1.0, seed=1)}], ids=["best", "drawn"])
 def test_the_cache_lies_on_huge_pages_from_the_first_request_on_whose_text_may_be_long(pair, monkeypatch, options):
-    decoder, asked = pair.decoder(FixedPolicy(TreeShape(2, 2, 4))), []
+    decoder, huge_page_calls = pair.decoder(FixedPolicy(TreeShape(2, 2, 4))), []
     runner = decoder.assembly.target
-    monkeypatch.setattr(runner.cache.arena, "use_huge_pages", lambda: asked.append(True))
+    monkeypatch.setattr(runner.cache.arena, "use_huge_pages", lambda: huge_page_calls.append(True))
     row_bytes = runner.cache.num_bytes / runner.cache.capacity
     share = (len(PROMPT) + 8) * row_bytes / sum(weight.nbytes for weight in runner.weights)
     monkeypatch.setattr("yggdrasil.runtime.runner._SMALL_SHARE", share)
     decoder.generate(PROMPT, max_new_tokens=8, **options)
-    assert not asked
+    assert not huge_page_calls
     decoder.generate(PROMPT, max_new_tokens=9, **options)
-    assert asked
+    assert huge_page_calls
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -93,9 +93,9 @@ def test_plain_steps_of_a_spent_budget_call_neither_predictor_nor_drafter(pair, 
     trace, stream = Trace(), TextStream(byte_tokenizer(), frozenset(), 61, ())
     list(engine.decode(PROMPT, stream, policy, trace))
 
-    asked = 10 if stages is None else 6  # the first is charged in the end; then 2 of 16 plain steps each, or 4 at most
+    num_calls = 10 if stages is None else 6  # the first is charged in the end; then 2 of 16 plain steps, or at most 4
     assert trace.plain_steps == trace.iterations == 60
-    assert predictor.calls == asked
-    assert len(heads) == (asked if stages is not None else 0)
+    assert predictor.calls == num_calls
+    assert len(heads) == (num_calls if stages is not None else 0)
     assert set(trace.stage_ns) >= {"plain", "commit"}
     assert stream.tokens == pair.reference(PROMPT, 61)

@@ -48,11 +48,11 @@ def uneven() -> Decoder:
 def test_more_tokens_than_the_context_holds_are_refused():
     """A pass behind its end is a fault of an operator, or of memory."""
     decoder = make_pair().decoder(EGT)
-    room = decoder.assembly.engine.max_length - len(TEXTS[1].tokens)
+    longest = decoder.assembly.engine.max_length - len(TEXTS[1].tokens)
 
-    measure_parity(decoder.assembly, TEXTS[1:], room)
-    with pytest.raises(YggdrasilError, match=rf"^--max-new-tokens {room + 1} does not fit behind a prompt of 9 tokens"):
-        measure_parity(decoder.assembly, TEXTS[1:], room + 1)
+    measure_parity(decoder.assembly, TEXTS[1:], longest)
+    with pytest.raises(YggdrasilError, match=rf"^--max-new-tokens {longest + 1} does not fit behind a prompt of 9"):
+        measure_parity(decoder.assembly, TEXTS[1:], longest + 1)
 
 
 def test_row_invariant_kernels_have_tolerance_zero():

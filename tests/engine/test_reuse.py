@@ -190,15 +190,15 @@ def test_an_ngram_pool_goes_on_where_the_text_does(pair, is_keep_all):
     first = decoder.generate(PROMPT, max_new_tokens=30)
     positions = drafter._pool._positions
     prompt = [*PROMPT, *first.tokens, *TEXT[:9]]
-    for asked in (prompt, [*prompt[:30], 3, *TEXT[:9]]):
-        found = decoder.generate(asked, max_new_tokens=20)
+    for changed in (prompt, [*prompt[:30], 3, *TEXT[:9]]):
+        found = decoder.generate(changed, max_new_tokens=20)
         twin = NGramDrafter(options)
-        fresh = pair.decoder(TREE, drafter=twin).generate(asked, max_new_tokens=20)
+        fresh = pair.decoder(TREE, drafter=twin).generate(changed, max_new_tokens=20)
 
-        assert found.tokens == fresh.tokens == pair.reference(asked, 20)
+        assert found.tokens == fresh.tokens == pair.reference(changed, 20)
         assert found.metrics.accepted == fresh.metrics.accepted
         assert state_of(drafter) == state_of(twin)
-        assert (drafter._pool._positions is positions) == (asked is prompt)  # kept, or begun anew
+        assert (drafter._pool._positions is positions) == (changed is prompt)  # kept, or begun anew
 
 
 def test_what_repeats_is_remembered(pair):

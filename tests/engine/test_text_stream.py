@@ -1,4 +1,4 @@
-"""Text is told as it becomes final, and with the prompt before it, it is one text."""
+"""Text is streamed as it becomes final, and with the prompt before it, it is one text."""
 
 import pytest
 from examples import examples
@@ -15,7 +15,7 @@ from yggdrasil.policy.fixed import PLAIN_POLICY
 BYTES = ("😀", "é", "<0xF0>", "<0x9F>", "<0xFF>", "<0x41>")
 
 
-def told(tokens, before=(), stop=(), block=1):
+def streamed(tokens, before=(), stop=(), block=1):
     """The text of all pieces; it is the stream's, too."""
     stream = TextStream(fallback_tokenizer(), frozenset(), len(tokens), stop, before=before)
     pieces = ""
@@ -39,17 +39,17 @@ def decoded(tokens):
 def test_prompt_and_text_are_one_text(prompt, stop, block):
     before, tokens = tokens_of(*prompt), tokens_of("▁tree", "s", "é", "▁the", "😀", "\n")
 
-    assert decoded(before) + told(tokens, before, stop, block) == decoded([*before, *tokens])
+    assert decoded(before) + streamed(tokens, before, stop, block) == decoded([*before, *tokens])
 
 
 def test_a_text_with_nothing_before_begins_without_a_space():
     tokens = tokens_of("▁the", "▁tree")
 
-    assert told(tokens) == told(tokens, tokens_of("<s>")) == "the tree"
+    assert streamed(tokens) == streamed(tokens, tokens_of("<s>")) == "the tree"
 
 
 def test_a_prompt_that_ends_within_a_character_is_not_told_again():
-    assert told(tokens_of("▁the"), tokens_of("the", "<0xF0>")) == "the"
+    assert streamed(tokens_of("▁the"), tokens_of("the", "<0xF0>")) == "the"
 
 
 @pytest.mark.parametrize("stop", [(), ("never this",)])
@@ -64,7 +64,7 @@ def test_a_prompt_that_ends_within_a_character_is_not_told_again():
     ],
 )
 def test_bytes_that_are_no_character_are_replaced_and_the_text_goes_on(names, text, stop):
-    assert told(tokens_of(*names), stop=stop) == text
+    assert streamed(tokens_of(*names), stop=stop) == text
 
 
 def test_a_stop_string_behind_such_bytes_is_found():
@@ -88,7 +88,7 @@ def test_a_stop_string_is_cut_off_where_a_special_token_has_taken_the_first_spac
 def test_no_tokens_end_a_text_before_its_end(names, prompt, data):
     """Whatever they are; where all are whole characters the text is what they decode to."""
     tokens, before = tokens_of(*names), tokens_of(*prompt)
-    text = told(tokens, before, block=data.draw(st.integers(1, 5)))
+    text = streamed(tokens, before, block=data.draw(st.integers(1, 5)))
 
     assert text.endswith(decoded(tokens)[-1:])
     if "�" not in decoded(before) + decoded([*before, *tokens]):

@@ -1,4 +1,4 @@
-"""What is asked of a llama-server and made of its times: a stand-in answers, whose costs are known."""
+"""Requests to a llama-server and what is computed from its times; a stand-in with known costs answers."""
 
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,9 +28,9 @@ class StandIn(BaseHTTPRequestHandler):
         }[self.path])  # fmt: skip
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt, tokens = asked["prompt"], asked["n_predict"]
-        known = self.server.cached if asked["cache_prompt"] else []
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt, tokens = request["prompt"], request["n_predict"]
+        known = self.server.cached if request["cache_prompt"] else []
         both = zip(prompt, known, strict=False)
         same = len(list(takewhile(lambda pair: pair[0] == pair[1], both)))
         read = len(prompt) - min(same, len(prompt) - 1)

@@ -154,7 +154,7 @@ def _decode_checkpoint(
         max_length=64, draft_widths=(1, 2), max_depth=2, candidates=4, verify_widths=(1, 4), prefill_widths=(8,)
     )
     assembly = assemble(model, NGramDrafter(), shapes=shapes, backend="eager")
-    ends = end_tokens(str(Source.find(source).folder), model.outline.eos, tokenizer)
+    ends = end_tokens(str(Source.find(source).folder), model.sizes.eos, tokenizer)
     decoder = Decoder(assembly, tokenizer, FixedPolicy(TreeShape(2, 2, 4)), ends)
     made = decoder.generate("hello there, tin", max_new_tokens=NEW_TOKENS, ignore_eos=True)
     try:

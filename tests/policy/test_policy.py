@@ -21,10 +21,10 @@ LEVELS = np.tril(np.ones((MAX_DEPTH, MAX_DEPTH)))[:, :, None]  # of each depth b
 
 
 class GivenFeatures:
-    """A hidden state at a context length; counts what it is asked for."""
+    """A hidden state at a context length; counts its requests."""
 
     def __init__(self, context, hidden=None, head=None):
-        self.context, self.asked = context, []
+        self.context, self.requested = context, []
         self._values = {"hidden": hidden, "repetition": np.zeros(6, dtype=np.float32), "head": head}
 
     def hidden(self):
@@ -37,7 +37,7 @@ class GivenFeatures:
         return self._give("head")
 
     def _give(self, name):
-        self.asked.append(name)
+        self.requested.append(name)
         return self._values[name]
 
 
@@ -235,12 +235,12 @@ def test_features_are_read_until_that_has_cost_the_budget():
     """A head draft that is always refused costs a plain step each time."""
     ratios, survival = made_up_tables(0)
     policy = new_policy({10: flat_costs(0.01)}, ratios, survival, SURE, is_head_first=True)
-    asked = 0
+    requested = 0
     for _ in range(1000):
         decision = choose(policy, 10, HERE)
-        asked += decision.is_drafting
+        requested += decision.is_drafting
         policy.observe(decision, 1, 0.02 if decision.is_drafting else 0.01)
-    assert RegretBudget.GRANT <= asked <= RegretBudget.GRANT + 1000 * RegretBudget.EARNED + 2
+    assert RegretBudget.GRANT <= requested <= RegretBudget.GRANT + 1000 * RegretBudget.EARNED + 2
 
 
 @examples(40)
@@ -388,5 +388,5 @@ def test_what_was_learned_is_plain_data_to_go_on_from():
         policy.observe(decision, 2, 1.3 * decision.milliseconds)
     other.restore(json.loads(json.dumps(policy.state())))
     assert other.state() == policy.state()
-    asked = 100, ModelFree([1.0, 1.5, 1.8, 2.0], 8)
-    assert other.choose(*asked) == policy.choose(*asked)
+    requested = 100, ModelFree([1.0, 1.5, 1.8, 2.0], 8)
+    assert other.choose(*requested) == policy.choose(*requested)

@@ -40,8 +40,8 @@ def both(counts, bound, depth):
     grown = []
     for each in (bound, UNBOUNDED):
         tree = TokenTree.on_host(WIDTHS[-1])
-        aside = ShadowTree(counts, tree, WIDTHS, shares_tree=True)
-        grown.append((aside.grow(depth, each), tree, aside))
+        shadow = ShadowTree(counts, tree, WIDTHS, shares_tree=True)
+        grown.append((shadow.grow(depth, each), tree, shadow))
     return grown
 
 
@@ -58,14 +58,14 @@ def test_early_stopping_decides_as_full_growth(objective):
         for _ in range(generator.integers(0, 4)):  # more or less is accepted than was estimated
             decision = Decision(TreeShape(0, 8, 8), estimated=generator.uniform(1, 6), milliseconds=1.0)
             policy.observe(decision, int(generator.integers(1, 9)), 1.0)
-        (few, small, aside), (all_, whole, full) = both(counts, policy.bound(0), depth)
+        (few, small, shadow), (all_, whole, full) = both(counts, policy.bound(0), depth)
         assert (few[-1] > 1.0) == (all_[-1] > 1.0)
         decided = policy.best_model_free(ModelFree(all_, depth))
         assert policy.best_model_free(ModelFree(few, depth)) == decided
         size = small.size
         if decided is not None:
             width = decided.shape.verify_width
-            assert aside.use(width) == full.use(width)
+            assert shadow.use(width) == full.use(width)
             assert size == whole.size or size >= width
         assert torch.equal(small.tokens[:size], whole.tokens[:size])
         assert torch.equal(small.scores[:size], whole.scores[:size])

@@ -196,15 +196,15 @@ def test_what_is_predicted_says_how_much_of_its_text_repeats_itself(facts, tmp_p
     from yggdrasil.cli.calibrate import _print_plan
     from yggdrasil.reports.page import build_page
 
-    told = replace(facts, plan=replace(facts.plan, predicted=replace(facts.plan.predicted, repeats=0.625)))
-    told.plan.save(tmp_path / "plan.yaml")
+    repeated = replace(facts, plan=replace(facts.plan, predicted=replace(facts.plan.predicted, repeats=0.625)))
+    repeated.plan.save(tmp_path / "plan.yaml")
     _print_plan(tmp_path / "plan.yaml")
-    for given, is_told in ((told, True), (facts, False)):
+    for given, is_repeated in ((repeated, True), (facts, False)):
         console = Console(record=True, width=200, file=(tmp_path / "text").open("w"))
         show(given, console)
-        texts = [console.export_text(), build_page(given), *([capsys.readouterr().out] if is_told else [])]
+        texts = [console.export_text(), build_page(given), *([capsys.readouterr().out] if is_repeated else [])]
         for text in texts:
-            assert ("62% repeats itself" in text or "62% of whose text repeats itself" in text) == is_told
+            assert ("62% repeats itself" in text or "62% of whose text repeats itself" in text) == is_repeated
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

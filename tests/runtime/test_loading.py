@@ -29,7 +29,7 @@ from yggdrasil.checkpoints.facts import (
     refuse_unverifiable,
 )
 from yggdrasil.checkpoints.families import cache_name
-from yggdrasil.checkpoints.outline import Outline, longest_text
+from yggdrasil.checkpoints.model_sizes import ModelSizes, longest_text
 from yggdrasil.checkpoints.packing import PackedLinear
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime import loading
@@ -380,7 +380,7 @@ def test_longrope_reaches_as_far_as_it_was_first_trained(tmp_path):
              "intermediate_size": 64, "vocab_size": 96, "pad_token_id": 0}  # fmt: skip
     config = Phi3Config(**sizes, max_position_embeddings=512, original_max_position_embeddings=64, rope_parameters=rope)
 
-    assert Outline.of(config).max_context == longest_text(config) == 64
+    assert ModelSizes.of(config).max_context == longest_text(config) == 64
     assert longest_text(Phi3Config(**sizes, max_position_embeddings=512)) == 512
 
 

@@ -10,42 +10,42 @@ from tiny_pair import make_pair
 import yggdrasil
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime import room
+from yggdrasil.runtime import memory_limits
 from yggdrasil.runtime.cache import StaticCache
-from yggdrasil.runtime.room import cache_bytes, check_card, check_room
+from yggdrasil.runtime.memory_limits import cache_bytes, check_gpu_memory, check_cache_memory
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.token_tree import TokenTree
 
 
 def test_the_models_limit_is_named():
     pair = make_pair()
-    check_room([pair.target, pair.drafter], 256, 400)
+    check_cache_memory([pair.target, pair.drafter], 256, 400)
     with pytest.raises(YggdrasilError, match="max_length is 257, but tiny target was built for 256 tokens; give no mo"):
-        check_room([pair.target, pair.drafter], 257, 400)
+        check_cache_memory([pair.target, pair.drafter], 257, 400)
 
 
 def test_memory_that_is_not_there_is_named(monkeypatch):
     pair = make_pair()
     needed = cache_bytes(pair.target, 400) + cache_bytes(pair.drafter, 400)
-    monkeypatch.setattr(room, "available_bytes", lambda: needed)
-    check_room([pair.target, pair.drafter], 200, 400)
-    monkeypatch.setattr(room, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(memory_limits, "available_bytes", lambda: needed)
+    check_cache_memory([pair.target, pair.drafter], 200, 400)
+    monkeypatch.setattr(memory_limits, "available_bytes", lambda: needed - 1)
     with pytest.raises(YggdrasilError, match=r"200, whose caches take .* GB, but .* GB of memory are left"):
-        check_room([pair.target, pair.drafter], 200, 400)
+        check_cache_memory([pair.target, pair.drafter], 200, 400)
 
 
 def test_a_card_that_is_too_small_is_named_before_weights_go_there(monkeypatch):
     model, card = make_pair().target.model, torch.device("cuda")
     needed = sum(each.nbytes for each in model.parameters())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed, 2 * needed))
-    check_card(model, "tiny", card)
+    check_gpu_memory(model, "tiny", card)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 1, 2 * needed))
-    check_card(model, "tiny", torch.device("cpu"))
+    check_gpu_memory(model, "tiny", torch.device("cpu"))
     with pytest.raises(YggdrasilError, match=r"weights of tiny take .* GB, but .* GB of the GPU's memory are free"):
-        check_card(model, "tiny", card)
+        check_gpu_memory(model, "tiny", card)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)  # held for later tensors, one byte in none
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 9)
-    check_card(model, "tiny", card)
+    check_gpu_memory(model, "tiny", card)
 
 
 def test_caches_that_a_card_cannot_hold_are_named_before_they_are_made(monkeypatch):
@@ -61,14 +61,14 @@ def test_caches_that_a_card_cannot_hold_are_named_before_they_are_made(monkeypat
 
 def test_caches_take_what_is_said():
     target = make_pair().target
-    cache = StaticCache.allocate(target.outline, 400, target.dtype, target.device)
+    cache = StaticCache.allocate(target.sizes, 400, target.dtype, target.device)
 
     assert cache_bytes(target, 400) == cache.num_bytes
 
 
 def test_slots_behind_a_text_hold_no_memory_once_returned():
     target = make_pair().target
-    cache = StaticCache.allocate(target.outline, 4096, target.dtype, target.device, is_sparse=True)
+    cache = StaticCache.allocate(target.sizes, 4096, target.dtype, target.device, is_sparse=True)
     for each in cache.rows():
         each.fill_(1)
     cache.release_slots_from(1000)
@@ -87,7 +87,7 @@ def test_slots_behind_a_text_hold_no_memory_once_returned():
 
 
 def test_the_system_says_what_is_left():
-    left = room.available_bytes()
+    left = memory_limits.available_bytes()
     assert left is None or left > 1 << 20
 
 
@@ -97,14 +97,14 @@ def test_the_system_says_what_is_left():
 def test_a_containers_limit_counts_too(monkeypatch, tmp_path, limit, left):
     """Pages of files are dropped before memory is refused; a model's file alone would fill a container's."""
     (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 8 kB\n")
-    monkeypatch.setattr(room, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(room, "_CONTAINER", tmp_path)
+    monkeypatch.setattr(memory_limits, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory_limits, "_CONTAINER", tmp_path)
     if limit is not None:
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         (tmp_path / "memory.current").write_text("3000\n")
         (tmp_path / "memory.stat").write_text("anon 2250\nactive_file 50\ninactive_file 700\nshmem 0\n")
 
-    assert room.available_bytes() == left
+    assert memory_limits.available_bytes() == left
 
 
 def test_a_plan_decodes_within_another_length():

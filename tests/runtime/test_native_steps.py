@@ -185,10 +185,10 @@ def test_logits_stay_near_those_of_the_models_own_code(family, dtype, weights):
     for step in (lambda runner: read(runner, 0, CONTEXT), verify):
         found, expected = step(native), step(eager)
         scale = float(expected.logits.amax() - expected.logits.amin())
-        apart = (found.logits - expected.logits).abs().amax(1)
+        distances = (found.logits - expected.logits).abs().amax(1)
         if leads and dtype == torch.bfloat16:  # where two experts are nearly equal, rounding decides which one runs
-            apart = apart[torch.stack(leads).amin(0) >= NEAR_TIE]
-        assert float(apart.max()) <= BOUNDS[dtype, weights] * scale
+            distances = distances[torch.stack(leads).amin(0) >= NEAR_TIE]
+        assert float(distances.max()) <= BOUNDS[dtype, weights] * scale
         leads.clear()
 
 
@@ -302,7 +302,7 @@ def test_rotary_rows_are_those_of_a_whole_table_however_far_was_read_before(dtyp
     table = RotaryTable(rope, size, positions, dtype)
 
     for first in (0, 700, 512, 4990, 3):  # within the first rows, beyond them, and back
-        asked = torch.arange(first, first + 10)
-        cosines, sines = table.rows(asked, first + 9)
-        assert torch.equal(cosines, angles[asked].cos().to(dtype))
-        assert torch.equal(sines, angles[asked].sin().to(dtype))
+        wanted_rows = torch.arange(first, first + 10)
+        cosines, sines = table.rows(wanted_rows, first + 9)
+        assert torch.equal(cosines, angles[wanted_rows].cos().to(dtype))
+        assert torch.equal(sines, angles[wanted_rows].sin().to(dtype))

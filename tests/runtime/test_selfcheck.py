@@ -145,10 +145,10 @@ def test_a_layer_that_attends_twice_in_a_pass_is_found():
 
 def test_key_heads_that_the_configuration_does_not_say_are_found():
     loaded = prepare_model(tiny_model("llama"), "llama", 1)
-    other = dataclasses.replace(loaded.outline, key_heads=((4, 16),) * 2)
+    other = dataclasses.replace(loaded.sizes, key_heads=((4, 16),) * 2)
 
     with pytest.raises(YggdrasilError, match=r"layer 0 has 2 key heads of 16 numbers where .* says 4 of 16"):
-        check_tree_attention(dataclasses.replace(loaded, outline=other))
+        check_tree_attention(dataclasses.replace(loaded, sizes=other))
 
 
 def test_layers_that_pass_no_arguments_on_are_named(monkeypatch):

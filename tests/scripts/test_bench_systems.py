@@ -16,15 +16,15 @@ COUNT = 24
 
 
 class Scripted:
-    """A system whose tokens and times are given; it notes when it was asked."""
+    """A system whose tokens and times are given; it records its calls."""
 
-    def __init__(self, name, family, is_plain, tpot_ms, tokens=(1, 2, 3), asked=None):
+    def __init__(self, name, family, is_plain, tpot_ms, tokens=(1, 2, 3), calls=None):
         self.name, self.family, self.is_plain = name, family, is_plain
         self._answer = Continuation(list(tokens), 1.0, tpot_ms, 6, 3)
-        self._asked = asked if asked is not None else []
+        self._calls = calls if calls is not None else []
 
     def decode(self, prompt, max_new_tokens):
-        self._asked.append((self.name, tuple(prompt), max_new_tokens))
+        self._calls.append((self.name, tuple(prompt), max_new_tokens))
         return self._answer
 
 
@@ -34,21 +34,21 @@ def _no_pause(monkeypatch):
 
 
 def test_every_system_sees_every_prompt_behind_a_short_run_of_its_own():
-    asked, seen = [], []
-    systems = [Scripted(name, "one", False, 1.0, asked=asked) for name in "xyz"]
+    calls, seen = [], []
+    systems = [Scripted(name, "one", False, 1.0, calls=calls) for name in "xyz"]
 
     run_systems(systems, PROMPTS, COUNT, lambda prompt, samples: seen.append((prompt, [s.system for s in samples])))
 
-    backwards = tuple(reversed(PROMPTS["a"]))  # what is asked later is not to be remembered
-    assert asked[:3] == [(name, backwards, COUNT) for name in "xyz"]  # warm-up, uncounted
+    backwards = tuple(reversed(PROMPTS["a"]))  # later calls must not find it cached
+    assert calls[:3] == [(name, backwards, COUNT) for name in "xyz"]  # warm-up, uncounted
     assert [(prompt, sorted(names)) for prompt, names in seen] == [(prompt, ["x", "y", "z"]) for prompt in PROMPTS]
     timed = [(name, PROMPTS[prompt], count) for prompt, names in seen for name in names for count in (8, COUNT)]
-    assert asked[3:] == [(name, tuple(prompt), count) for name, prompt, count in timed]
+    assert calls[3:] == [(name, tuple(prompt), count) for name, prompt, count in timed]
 
 
 def test_no_system_has_a_place_of_its_own():
     """Else one is always decoded behind the heaviest. The order is the same in every run, also of one that goes on."""
-    systems = [Scripted(str(i), "one", False, 1.0, asked=[]) for i in range(12)]
+    systems = [Scripted(str(i), "one", False, 1.0, calls=[]) for i in range(12)]
     prompts = {str(i): TEXT[i : i + 5] for i in range(30)}
 
     def orders(some):
@@ -66,10 +66,10 @@ def test_no_system_has_a_place_of_its_own():
 
 def test_untimed_runs_are_not_warmed_up(monkeypatch):
     monkeypatch.setattr("bench_systems.sleep", lambda _: pytest.fail("there is nothing to settle for"))
-    asked = []
-    run_systems([Scripted("x", "one", False, 1.0, asked=asked)], PROMPTS, 3, lambda *_: None, is_timed=False)
+    calls = []
+    run_systems([Scripted("x", "one", False, 1.0, calls=calls)], PROMPTS, 3, lambda *_: None, is_timed=False)
 
-    assert [prompt for _, prompt, _ in asked] == list(PROMPTS.values())
+    assert [prompt for _, prompt, _ in calls] == list(PROMPTS.values())
 
 
 def test_figures_of_a_comparison():
@@ -201,4 +201,4 @@ def test_a_time_in_which_a_step_was_built_does_not_count(monkeypatch, num_built,
     run_systems([system], {"a": [1]}, 4, lambda _, found: samples.extend(found))
 
     assert len(samples) == 1
-    assert len(system._asked) == num_asked
+    assert len(system._calls) == num_asked

@@ -1,4 +1,4 @@
-"""What llama.cpp's tests send is asked of our server as it is, but for its own completions and its model's name."""
+"""Requests of llama.cpp's tests are sent to our server unchanged, but for its own completions and its model's name."""
 
 import re
 from types import SimpleNamespace
@@ -7,26 +7,26 @@ SERVER = SimpleNamespace(temperature=0.8, seed=42, n_predict=64, model_alias="ti
 
 
 def answered(reply):
-    """A ``make_request`` that notes what it was asked."""
-    asked = []
+    """A ``make_request`` that records its requests."""
+    requests = []
 
     def ask(server, method, path, data=None):
-        asked.append((method, path, data))
+        requests.append((method, path, data))
         return SimpleNamespace(status_code=200, body=reply, headers={"content-type": "application/json"})
 
-    return ask, asked
+    return ask, requests
 
 
 def test_their_completion_is_ours_under_another_name():
     from llama_server_tests import TIMES, _asked_of_ours
 
     reply = {"choices": [{"text": "two\nlines"}], "timings": dict.fromkeys(TIMES, 1.0)}
-    ask, asked = answered(reply)
+    ask, requests = answered(reply)
 
     found = _asked_of_ours(ask)(SERVER, "POST", "/completion", {"prompt": "a", "n_predict": 8})
 
     body = {"prompt": "a", "max_tokens": 8, "temperature": 0.8, "seed": 42}
-    assert asked == [("POST", "/v1/completions", body)]
+    assert requests == [("POST", "/v1/completions", body)]
     assert found.body["content"] == "two\nlines"
     assert found.body["has_new_line"]
 
@@ -43,12 +43,12 @@ def test_an_answer_that_is_long_by_luck_goes_on(monkeypatch):
 def test_everything_else_is_sent_and_given_back_untouched():
     from llama_server_tests import _asked_of_ours
 
-    ask, asked = answered({"object": "list"})
+    ask, requests = answered({"object": "list"})
     body = {"messages": [1], "model": "x", "max_tokens": 3}
 
     found = _asked_of_ours(ask)(SERVER, "POST", "/chat/completions", body)
 
-    assert asked == [("POST", "/chat/completions", {"messages": [1], "max_tokens": 3})]
+    assert requests == [("POST", "/chat/completions", {"messages": [1], "max_tokens": 3})]
     assert found.body == {"object": "list"}
     assert found.headers == {"Content-Type": "application/json"}
 

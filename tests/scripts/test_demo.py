@@ -78,17 +78,19 @@ def test_the_questions_are_held_out(demo):
 
 
 def test_the_head_that_it_asks_for_guesses(demo, pair, monkeypatch, tmp_path):
-    asked = {}
+    given_options = {}
     decoder = pair.decoder(FixedPolicy(TreeShape(2, 2, 4)))
     monkeypatch.setattr(demo, "fetch_model", lambda name: tmp_path / "model.gguf")
-    opened = SimpleNamespace(from_pretrained=lambda file, **options: asked.update(options, file=file) or decoder)
+    opened = SimpleNamespace(
+        from_pretrained=lambda file, **options: given_options.update(options, file=file) or decoder
+    )
     monkeypatch.setattr(demo, "Decoder", opened)
     said = []
     monkeypatch.setattr(demo, "say", said.append)
 
     assert demo.open_model()[0] is decoder
-    assert asked["file"] == tmp_path / "model.gguf"
-    assert asked["drafter"] == demo.DRAFTERS
+    assert given_options["file"] == tmp_path / "model.gguf"
+    assert given_options["drafter"] == demo.DRAFTERS
     assert said == [f"Drafts come from {drafter_names(decoder.assembly.engine)}"]
 
 

@@ -64,8 +64,8 @@ def test_plans_of_other_drafters_are_made_once_and_decoded_beside_the_models_own
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("YGGDRASIL_CACHE", raising=False)
     monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: Namespace(returncode=1))
-    asked = ["smollm2=text", "smollm2=ngram", "smollm2=yggdrasil:mine,table"]
-    models = ["--models", "smollm2=models/x", "--prompts", str(prompts), "--beside", *asked]
+    besides = ["smollm2=text", "smollm2=ngram", "smollm2=yggdrasil:mine,table"]
+    models = ["--models", "smollm2=models/x", "--prompts", str(prompts), "--beside", *besides]
     monkeypatch.setattr(sys, "argv", ["measure_results", *models])
     with pytest.raises(SystemExit) as ended:
         script.main()

@@ -46,10 +46,11 @@ def test_a_sequence_takes_first_candidates():
 
 
 @pytest.mark.parametrize(
-    ("room", "depth", "num_nodes"), [(7, 9, 6), (15, 9, 14), (31, 9, 30), (63, 9, 62), (63, 2, 6), (1, 9, 1)]
+    ("most", "depth", "num_nodes"),
+    [(7, 9, 6), (15, 9, 14), (31, 9, 30), (63, 9, 62), (63, 2, 6), (1, 9, 1)],
 )
-def test_binary_trees_fill_the_room(room, depth, num_nodes):
-    assert k_ary(2, room, depth).tree.num_nodes - 1 == num_nodes
+def test_binary_trees_use_the_whole_budget(most, depth, num_nodes):
+    assert k_ary(2, most, depth).tree.num_nodes - 1 == num_nodes
 
 
 def test_specinfers_expansion():

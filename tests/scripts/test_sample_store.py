@@ -19,12 +19,12 @@ class Counting:
     family, is_plain = "one", True
 
     def __init__(self, name, fails_at=None):
-        self.name, self.asked, self._fails_at = name, [], fails_at
+        self.name, self.read_prompts, self._fails_at = name, [], fails_at
 
     def decode(self, prompt, max_new_tokens):
         if prompt == self._fails_at:
             raise KeyboardInterrupt
-        self.asked.append(prompt)
+        self.read_prompts.append(prompt)
         return Continuation([7] * max_new_tokens, 1.0, 2.0, 3, 2)
 
 
@@ -44,7 +44,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     samples = measure(systems, PROMPTS, 4, file, reported.append)
     file.save([{"system": "x"}])
 
-    assert systems[0].asked == [[2], [2], [2], [3], [3]]  # what is left: the first once more, each to warm up
+    assert systems[0].read_prompts == [[2], [2], [2], [3], [3]]  # what is left: the first once more, each to warm up
     assert sorted((s.prompt, s.system) for s in samples) == [(p, s) for p in "abc" for s in "xy"]
     record = json.loads(path.read_text())
     assert len(record["samples"]) == 6
@@ -52,7 +52,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     assert {"machine", "python", "versions", "commit", "settings"} <= set(record)
     again = [Counting("x"), Counting("y")]
     assert measure(again, PROMPTS, 4, SampleFile(path, SETTINGS), reported.append) == samples
-    assert again[0].asked == []
+    assert again[0].read_prompts == []
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path):
@@ -92,11 +92,11 @@ def test_samples_of_other_texts_under_the_same_names_are_refused(tmp_path):
     again = Counting("x")
     with pytest.raises(YggdrasilError, match=r"was measured on other prompts \(b is not what it was\); remove it"):
         measure([again], {"a": [1], "b": [3], "c": [2]}, 4, SampleFile(path, SETTINGS), [].append)
-    assert again.asked == []
+    assert again.read_prompts == []
     assert path.read_bytes() == before
     measure([again], {"a": [1], "c": [3]}, 4, SampleFile(path, SETTINGS), [].append)
-    assert [3] in again.asked
-    assert [1] not in again.asked
+    assert [3] in again.read_prompts
+    assert [1] not in again.read_prompts
 
 
 def test_another_calibration_under_a_plans_name_is_another_setting(tmp_path):

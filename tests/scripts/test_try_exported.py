@@ -25,8 +25,8 @@ def canned(text, metrics=METRICS):
             self.reply(metrics if self.path == "/metrics" else json.dumps({"data": [{"id": "m"}]}))
 
         def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert (asked["model"], asked["temperature"]) == ("m", 0)
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert (request["model"], request["temperature"]) == ("m", 0)
             self.reply(json.dumps({"choices": [{"text": text, "message": {"content": text}}]}))
 
         def reply(self, body):

@@ -84,15 +84,15 @@ class Running(NamedTuple):
         return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
 
     @contextmanager
-    def slow_stream(self, version=b"1.1", room=None, **body):
-        """A connection that has asked for a streamed chat and read nothing; ``room``: bytes that the server's holds."""
+    def slow_stream(self, version=b"1.1", buffer_bytes=None, **body):
+        """A connection with an unread streamed chat; ``buffer_bytes``: size of the server's socket buffer."""
         (listener,) = self.uvicorn.servers[0].sockets
         usual = listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         data = json.dumps({**body, "stream": True}).encode()
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            if room:  # those that are accepted from now on have the same
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+            if buffer_bytes:  # those that are accepted from now on have the same
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
             client.connect(listener.getsockname())
             head = b"POST /v1/chat/completions HTTP/%b\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             client.sendall(b"%bContent-Length: %d\r\n\r\n%b" % (head % version, len(data), data))

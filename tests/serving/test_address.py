@@ -26,8 +26,8 @@ def can_listen(host):
     ],
 )
 def test_the_address_has_the_port_that_is_listened_on(monkeypatch, host, shown):
-    """Also where the system chose it; told once there is a decoder."""
-    told, ports = [], []
+    """Also a port that the system chose; it is printed once there is a decoder."""
+    lines, ports = [], []
 
     def run(server, sockets):
         ports.extend(listener.getsockname()[1] for listener in sockets)
@@ -35,7 +35,7 @@ def test_the_address_has_the_port_that_is_listened_on(monkeypatch, host, shown):
 
     monkeypatch.setattr(process._Server, "run", run)
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    process.run_server(lambda: told.append("opened"), ServerSettings(), "tiny", host, 0, told.append)
+    process.run_server(lambda: lines.append("opened"), ServerSettings(), "tiny", host, 0, lines.append)
 
     assert ports[0] > 0
-    assert told == ["opened", f"http://{shown}:{ports[0]}"]
+    assert lines == ["opened", f"http://{shown}:{ports[0]}"]

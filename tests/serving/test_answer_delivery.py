@@ -1,4 +1,4 @@
-"""What is told of an answer while it grows: all of it, in order, the first text with the beginning where it can be."""
+"""A growing answer is delivered completely and in order, the first text together with the beginning if possible."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ def rests(monkeypatch):
     return taken
 
 
-def told(texts, *, is_streamed=True, whole=None, logprobs=(), scored=()):
+def delivered(texts, *, is_streamed=True, whole=None, logprobs=(), scored=()):
     """The pieces of an answer whose iterations gave ``texts``."""
     events, known = [], []
     options = {"sampling": SamplingParams(logprobs=0)} if logprobs else {}
@@ -35,27 +35,27 @@ def told(texts, *, is_streamed=True, whole=None, logprobs=(), scored=()):
 
 
 def test_a_long_prompt_is_told_of_before_there_is_text(rests):
-    pieces = told(["", "", "", "a", "", "b"])
+    pieces = delivered(["", "", "", "a", "", "b"])
 
     assert [piece.text for piece in pieces] == ["", "a", "b"]
     assert len(rests) == 1
 
 
 def test_a_prompt_that_is_read_at_once_is_told_with_its_first_text():
-    assert [piece.text for piece in told(["", "a", "b"])] == ["a", "b"]
+    assert [piece.text for piece in delivered(["", "a", "b"])] == ["a", "b"]
 
 
 def test_what_is_scored_comes_first_and_each_log_probability_once():
-    pieces = told(["a"] * 7, logprobs=[f"of {i}" for i in range(7)], scored=["scored"])
+    pieces = delivered(["a"] * 7, logprobs=[f"of {i}" for i in range(7)], scored=["scored"])
 
     assert [entry for piece in pieces for entry in piece.logprobs] == ["scored", *(f"of {i}" for i in range(7))]
 
 
 def test_what_the_end_brings_to_light_is_told():
     """Half a character that the last token left, or an answer that was cut."""
-    assert "".join(piece.text for piece in told(["a", "b"], whole="abc\ufffd")) == "abc\ufffd"
+    assert "".join(piece.text for piece in delivered(["a", "b"], whole="abc\ufffd")) == "abc\ufffd"
 
 
 def test_without_a_stream_only_the_whole_is_told(rests):
-    assert told(["a", "b"], is_streamed=False) == []
+    assert delivered(["a", "b"], is_streamed=False) == []
     assert rests == []

@@ -27,17 +27,17 @@ def test_the_answer_is_the_librarys(server, alone):
 
 
 def test_an_answer_begins_a_turn_and_a_completion_does_not(server, monkeypatch):
-    told, start = [], server.worker.decoder.start
+    begins_turn_of, start = [], server.worker.decoder.start
 
     def listening(prompt, **options):
-        told.append(options["begins_turn"])
+        begins_turn_of.append(options["begins_turn"])
         return start(prompt, **options)
 
     monkeypatch.setattr(server.worker.decoder, "start", listening)
     server.post("/v1/chat/completions", messages=CHAT, max_tokens=2)
     server.post("/v1/completions", prompt="Write", max_tokens=2)
 
-    assert told == [True, False]
+    assert begins_turn_of == [True, False]
 
 
 def test_the_stream_says_the_same(server, alone):

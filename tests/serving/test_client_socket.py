@@ -72,7 +72,7 @@ def test_what_a_full_socket_does_not_take_is_sent_later(server, sends, monkeypat
     body = {**LONG, "max_tokens": 480}
     whole = server.post("/v1/chat/completions", **body)["choices"][0]["message"]["content"]
     before = done.get()
-    with server.slow_stream(room=4096, **body) as client:
+    with server.slow_stream(buffer_bytes=4096, **body) as client:
         wait_until(lambda: done.get() == before + 1)
         reply = until_done(client)
 

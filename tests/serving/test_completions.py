@@ -32,11 +32,11 @@ def test_no_limit_may_be_said_by_minus_one(server):
 
     assert usual <= 16 < endless["usage"]["completion_tokens"]
     assert endless["choices"][0]["finish_reason"] == "length"
-    told = [
+    answers = [
         server.post("/v1/chat/completions", **chat, **given)["choices"][0]["message"]["content"]
         for given in ({}, {"top_k": -1}, {"max_tokens": -1}, {"max_completion_tokens": -1})
     ]
-    assert told == told[:1] * 4
+    assert answers == answers[:1] * 4
     for given in ({"top_k": -2}, {"max_tokens": -2}, {"max_tokens": -1.5}):
         assert next(iter(given)) in server.post("/v1/chat/completions", 400, **chat, **given)["error"]["message"]
 

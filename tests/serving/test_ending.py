@@ -1,4 +1,4 @@
-"""A server process that is told to end: what runs is finished, what waits is refused, and it has a limit."""
+"""A server process that gets a signal: running requests finish within a limit, waiting ones are refused."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from bundled_server import wait_until
 
 from yggdrasil.serving.process import _Server
 
-# The bundled pair, held in an iteration until it is let go, or told to give up: a signal finds it amid an answer.
+# The bundled pair, held in an iteration until it is released or gives up, so that a signal arrives during an answer.
 PROGRAM = """
 import os, sys
 from threading import Event, Thread
@@ -70,7 +70,7 @@ def is_up(client):
     return health(client) == 200
 
 
-@pytest.mark.parametrize(("tokens", "signals"), [(60, 1), (400, 2)], ids=["in time", "told again"])
+@pytest.mark.parametrize(("tokens", "signals"), [(60, 1), (400, 2)], ids=["in time", "second signal"])
 def test_sigterm_lets_an_answer_end_within_the_limit(tokens, signals):
     """Where it may not, the stream ends as one that failed, and the log has nothing to tell."""
     process, client = start(30)
@@ -155,15 +155,15 @@ def test_two_signals_at_once_end_an_idle_server_in_silence():
 
 def test_a_third_signal_waits_for_no_client():
     """As one that does not read what it is sent."""
-    told = []
-    worker = SimpleNamespace(drain=lambda: told.append("drain"), give_up=lambda: told.append("give up"))
+    calls = []
+    worker = SimpleNamespace(drain=lambda: calls.append("drain"), give_up=lambda: calls.append("give up"))
     server = _Server(uvicorn.Config("none"), worker, 60.0)
     states = []
     for _ in range(3):
         server.handle_exit(signal.SIGINT, None)
         states.append((server.should_exit, server.force_exit))
 
-    assert told == ["drain", "give up", "give up"]
+    assert calls == ["drain", "give up", "give up"]
     assert states == [(True, False), (True, False), (True, True)]
 
 

@@ -19,10 +19,10 @@ def streamed(server, question, **body):
 
 def test_answers_under_load_are_those_given_alone(server):
     ways = [{}, {"temperature": 0.9, "seed": 4}, {"speculation": False}]
-    asked = [(question, way) for question in QUESTIONS[:2] for way in ways]
-    alone = [answer(server, question, **way) for question, way in asked]
+    questions = [(question, way) for question in QUESTIONS[:2] for way in ways]
+    alone = [answer(server, question, **way) for question, way in questions]
     with ThreadPoolExecutor(8) as pool:
-        found = [pool.submit(get, server, question, **way) for question, way in asked for get in (answer, streamed)]
+        found = [pool.submit(get, server, question, **way) for question, way in questions for get in (answer, streamed)]
         assert [each.result() for each in found] == [text for text in alone for _ in range(2)]
 
 
@@ -45,7 +45,7 @@ def test_who_reads_nothing_holds_nobody(server):
     done = server.worker.meters.answers.labels("length")._value
     before, messages = done.get(), [{"role": "user", "content": "Count"}]
     body = {"messages": messages, "max_tokens": 100, "logprobs": True, "top_logprobs": 20, "n": 2}
-    with server.slow_stream(room=4096, **body) as slow:
+    with server.slow_stream(buffer_bytes=4096, **body) as slow:
         wait_until(lambda: done.get() == before + 2)  # both of its answers are whole, and it has read none
         assert server.chat(max_tokens=4)["usage"]["completion_tokens"] == 4
         read = until_done(slow)

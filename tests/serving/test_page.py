@@ -14,7 +14,7 @@ def test_an_answer_with_its_trees(server, browser, tmp_path, width, scheme):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
     browser.get(server.url)
     wait_until(lambda: browser.find_element("id", "model").text == "tiny")
-    if width < 600:  # a phone's panel is folded until it is asked for
+    if width < 600:  # a phone's panel is folded until it is opened
         assert not browser.find_element("id", "tree").is_displayed()
         browser.find_element("id", "panel").click()
     browser.find_element("id", "text").send_keys("Write a function\n")
@@ -126,12 +126,12 @@ def test_a_question_during_an_answer_waits_and_chats_are_kept(server, browser):
         $("ask").requestSubmit();
     """)
     wait_until(lambda: browser.execute_script("return messages.length === 4 && running === null"))
-    asked = browser.execute_script("return messages.map(each => each.content)")
-    assert asked[::2] == ["Write a function", "And another"]
+    contents = browser.execute_script("return messages.map(each => each.content)")
+    assert contents[::2] == ["Write a function", "And another"]
     browser.find_element("id", "new").click()
     browser.find_element("id", "history").click()
     browser.find_element("css selector", "#list .name").click()
-    assert browser.execute_script("return messages.map(each => each.content)") == asked
+    assert browser.execute_script("return messages.map(each => each.content)") == contents
     browser.find_elements("css selector", ".user button")[1].click()  # edit the second question
     assert browser.find_element("id", "text").get_attribute("value") == "And another"
     assert len(browser.find_elements("css selector", ".turn")) == 2

@@ -16,8 +16,8 @@ def answer(server, messages, **given):
     "given", [{}, {"continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": False}]
 )
 def test_an_answer_that_is_begun_is_gone_on_with(server, alone, given):
-    asked = alone.tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    prompt = alone.tokenizer(asked + BEGUN[1]["content"], add_special_tokens=False)["input_ids"]
+    rendered = alone.tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    prompt = alone.tokenizer(rendered + BEGUN[1]["content"], add_special_tokens=False)["input_ids"]
     expected = alone.generate(prompt, max_new_tokens=8)
     reply = answer(server, BEGUN, **given)
 

@@ -51,7 +51,7 @@ def test_who_leaves_makes_room():
 
 def test_what_has_begun_goes_on_behind_a_closed_line_unless_it_ends_too():
     line = RequestQueue(4)
-    (begun, told), (waiting, refused) = ask("a", 1, 2, 3), ask("b", 4)
+    (begun, later_events), (waiting, refused) = ask("a", 1, 2, 3), ask("b", 4)
     for each in (begun, waiting):
         line.join(each, 1.0)
     assert taken(line) == 1
@@ -59,9 +59,9 @@ def test_what_has_begun_goes_on_behind_a_closed_line_unless_it_ends_too():
     assert [event.error.status for event in refused] == [503]
 
     assert taken(line) == 2
-    assert told == []
+    assert later_events == []
     line.close(ends_begun=True)
-    assert [event.error.status for event in told] == [503]
+    assert [event.error.status for event in later_events] == [503]
     assert line.take() is None
 
 

@@ -48,9 +48,9 @@ def test_structured_answers_are_parsed(sdk):
 def test_tools_are_called_and_their_results_go_back(sdk):
     parameters = {**Weather.model_json_schema(), "additionalProperties": False}
     tool = {"type": "function", "name": "weather", "parameters": parameters, "strict": True}
-    asked = {"model": "tiny", "tools": [tool], "max_output_tokens": 200}
-    (call,) = sdk.responses.create(**asked, input=CHAT, tool_choice="required").output
-    with sdk.responses.stream(**asked, input=CHAT, tool_choice={"type": "function", "name": "weather"}) as events:
+    fields = {"model": "tiny", "tools": [tool], "max_output_tokens": 200}
+    (call,) = sdk.responses.create(**fields, input=CHAT, tool_choice="required").output
+    with sdk.responses.stream(**fields, input=CHAT, tool_choice={"type": "function", "name": "weather"}) as events:
         (streamed,) = events.get_final_response().output
     assert call.type == streamed.type == "function_call"
     assert call.arguments == streamed.arguments

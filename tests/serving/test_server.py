@@ -124,10 +124,10 @@ def test_whoever_only_asks_whether_it_is_there_gets_the_head_of_the_answer_alone
     assert (head.status_code, head.content) == (status, b"")
     assert whole.status_code == status
     assert whole.content
-    told = [dict(reply.headers, date=None) for reply in (head, whole)]
+    headers = [dict(reply.headers, date=None) for reply in (head, whole)]
     if path == "/metrics":  # which tell of more with every request
-        told = [dict(each, **{"content-length": None}) for each in told]
-    assert told[0] == told[1]
+        headers = [dict(each, **{"content-length": None}) for each in headers]
+    assert headers[0] == headers[1]
 
 
 def test_a_full_context_says_both_numbers(server):
@@ -175,15 +175,15 @@ def test_a_client_that_goes_away_frees_the_decoder(server, monkeypatch):
     target, iterations = server.worker.decoder.assembly.engine.target, threading.Semaphore(0)
     verify = target.verify
     monkeypatch.setattr(target, "verify", lambda width: iterations.acquire(timeout=30) and verify(width))
-    submit, asked = server.worker.submit, []
-    monkeypatch.setattr(server.worker, "submit", lambda ask: asked.append(ask) or submit(ask))
+    submit, submitted = server.worker.submit, []
+    monkeypatch.setattr(server.worker, "submit", lambda ask: submitted.append(ask) or submit(ask))
     with server.client.stream("POST", "/v1/chat/completions", json={"messages": CHAT, "stream": True}) as stream:
         next(stream.iter_lines())
         with socket.create_connection(server.uvicorn.servers[0].sockets[0].getsockname()) as waiting:
             waiting.sendall(RAW)
             wait_until(lambda: len(server.worker.line) == 1)
         wait_until(lambda: len(server.worker.line) == 0)
-    wait_until(asked[0].gone.is_set)
+    wait_until(submitted[0].gone.is_set)
     iterations.release()
     wait_until(lambda: metric(server, 'answers_total{reason="cancelled"}') == answered + 1)
     server.chat(max_tokens=1)
@@ -236,8 +236,8 @@ def test_a_page_of_another_site_may_read_every_answer(monkeypatch):
         wait_until(lambda: running.worker.decoder is not None)
         ask = {"Origin": site, "Access-Control-Request-Headers": "authorization"}
         for method in ("GET", "HEAD", "POST"):
-            asked = running.client.options("/v1/models", headers={**ask, "Access-Control-Request-Method": method})
-            assert asked.status_code == 200, asked.text
+            submitted = running.client.options("/v1/models", headers={**ask, "Access-Control-Request-Method": method})
+            assert submitted.status_code == 200, submitted.text
         monkeypatch.setattr(running.worker.meters, "page", lambda: [][0])
         replies = [
             running.client.request(method, path, headers={"Origin": site}, content=body)
@@ -267,15 +267,15 @@ def test_too_many_are_sent_away(server, monkeypatch):
 
 
 def test_a_decoder_that_cannot_be_opened_is_told():
-    told = []
+    errors = []
     from yggdrasil.serving.worker import Worker
 
     def opening():
         raise YggdrasilError("no such model")
 
-    worker = Worker(opening, ServerSettings(), told.append)
+    worker = Worker(opening, ServerSettings(), errors.append)
     worker.start()
-    wait_until(lambda: told)
+    wait_until(lambda: errors)
     worker.stop()
 
-    assert str(told[0]) == "no such model"
+    assert str(errors[0]) == "no such model"

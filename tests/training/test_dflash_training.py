@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import torch
 from block_files import BlockReference, block_shapes
-from own_texts import Told, write_own_text
+from own_texts import RecordedLines, write_own_text
 from tiny_pair import chat_tokenizer, make_pair, random_model
 
 from yggdrasil.calibration.own_text import text_file
@@ -115,9 +115,9 @@ def settings(tmp_path, monkeypatch):
 
 def test_a_trained_head_drafts_more_than_an_untrained_one_and_the_text_is_the_targets(settings):
     untrained = replace(settings, out=settings.out.with_name("untrained"))
-    train(untrained, Told())
-    train(replace(settings, minutes=20.0), told := Told())
-    losses = [float(line.split("loss ")[1].split(",")[0]) for line in told.lines if "loss " in line]
+    train(untrained, RecordedLines())
+    train(replace(settings, minutes=20.0), reporter := RecordedLines())
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in reporter.lines if "loss " in line]
     pair = make_pair_of(settings.target)
     decoders = [
         pair.decoder(FixedPolicy(TreeShape(2, 4, 8)), drafter=load_head(each.out, pair.target, 1))
@@ -143,11 +143,11 @@ def make_pair_of(folder):
 
 
 def test_a_training_goes_on_with_its_own_kind_alone(settings, tmp_path):
-    train(settings, Told())
-    train(settings, Told())
+    train(settings, RecordedLines())
+    train(settings, RecordedLines())
     assert (settings.out / "README.md").read_text().startswith("# DFlash head")
 
     with pytest.raises(YggdrasilError, match="is of a training of --kind dflash; name that kind, or another --out"):
-        train(replace(settings, kind="eagle3"), Told())
+        train(replace(settings, kind="eagle3"), RecordedLines())
     with pytest.raises(YggdrasilError, match="--start names an EAGLE-3 head, not one of --kind dflash"):
-        train(replace(settings, start=tmp_path), Told())
+        train(replace(settings, start=tmp_path), RecordedLines())

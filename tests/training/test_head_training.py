@@ -16,7 +16,7 @@ import torch
 import typer
 from full_disk import full_disk
 from head_files import Reference, eagle_config, published_tensors, write_head
-from own_texts import Told, write_own_text
+from own_texts import RecordedLines, write_own_text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tiny_pair import chat_tokenizer, random_model
@@ -293,18 +293,18 @@ def progress_of(settings):
 
 def test_a_training_goes_on_and_writes_a_head_that_loads(written):
     """Without time a run makes one step; the second begins where the first stopped, in the same vocabulary."""
-    told = Told()
-    train(written, told)
+    reporter = RecordedLines()
+    train(written, reporter)
     first = progress_of(written)
-    train(written, told)
+    train(written, reporter)
     second = progress_of(written)
 
     assert (first.steps, second.steps) == (1, 2)
     assert first.tokens == 2 * (1 + 5), "of each of two texts the prompt's third token and the answer's"
     assert second.tokens > first.tokens
     assert [look.tokens for look in second.looks] == [first.tokens, second.tokens]
-    assert len(told.lines) == 4
-    assert ["no plan says what passes of" in line for line in told.lines] == [True, False] * 2
+    assert len(reporter.lines) == 4
+    assert ["no plan says what passes of" in line for line in reporter.lines] == [True, False] * 2
     head, embedding = open_head(written.out, torch.bfloat16)
     assert embedding is None
     assert head.settings.readings(6) == [(1, 2, 2)], "as it was trained: nobody has to guess"
@@ -319,10 +319,10 @@ def test_what_a_head_would_save_is_told_at_every_look_and_on_its_card(written, t
     asked = []
     estimate = Estimate("mine", StepCosts(1.0, {1: 1.0}, {1: 4.0, 8: 5.0}, 0.0, 4.0), is_reckoned=False)
     monkeypatch.setattr(run, "estimate_from_plans", lambda *given: asked.append(given) or estimate)
-    told = Told()
-    train(written, told)
+    reporter = RecordedLines()
+    train(written, reporter)
 
-    look, said = told.lines
+    look, said = reporter.lines
     assert "agreement" in look
     assert re.fullmatch(r" +\d\.\d\d x plain decoding with .* a pass, alone \(by the costs of plan mine\)", said)
     assert f"| estimated | {said.strip()} |" in (written.out / "README.md").read_text()
@@ -355,19 +355,19 @@ def test_what_a_pass_of_a_drafter_reads_is_told_by_its_weights(tmp_path, device,
 
 def test_a_training_begins_as_another_head(written, tmp_path):
     """Its weights and its vocabulary, whatever the texts say; and goes on with its own from then on."""
-    train(written, Told())
+    train(written, RecordedLines())
     trained, _ = open_head(written.out, torch.float32)
     later = replace(written, out=tmp_path / "later", start=written.out)
     text = text_file(Source.find(written.target).fingerprint(), "full")
     text.write_text(text.read_text().replace("10, 11, 12", "20, 21, 22"))
-    train(later, Told())
+    train(later, RecordedLines())
     kept = KeptTraining.read(later.work, Source.find(written.target).fingerprint(), print)
 
     assert kept.progress.steps == 1
     for name, tensor in trained.state_dict().items():
         moved = (kept.tensors[f"head.{name}"] - tensor).abs().max()
         assert moved == 0 if name == "d2t" else moved < 1e-3, f"{name}: one step of the first rate"
-    train(replace(later, start=None), Told())
+    train(replace(later, start=None), RecordedLines())
     assert progress_of(later).steps == 2
     assert "| began as | head; the mean " in (later.out / "README.md").read_text()
 
@@ -399,7 +399,7 @@ def test_another_process_that_writes_takes_no_time_of_a_training(written, second
         return documents, 3600.0
 
     monkeypatch.setattr(training, "_own_text", late)
-    train(replace(written, minutes=3.0), Told())
+    train(replace(written, minutes=3.0), RecordedLines())
     assert progress_of(written).steps > 3
 
 
@@ -408,7 +408,7 @@ def test_another_process_that_writes_takes_no_time_of_a_training(written, second
 )
 def test_text_leaves_time_to_learn_it(written, seconds, monkeypatch, tokens, minutes):
     """A run wrote text for as long as that took, and then a head that had learned nothing."""
-    train(written, Told())
+    train(written, RecordedLines())
     file = written.work / "state.safetensors"
     kept = KeptTraining.read(written.work, Source.find(written.target).fingerprint(), print)
     kept.progress.seconds = 3600.0
@@ -416,7 +416,7 @@ def test_text_leaves_time_to_learn_it(written, seconds, monkeypatch, tokens, min
     save_file(kept.tensors, file, {"progress": said, "digest": _digest(said, kept.tensors)})
     monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(seconds)))
     began = next(seconds)
-    train(replace(written, minutes=minutes, tokens=tokens), Told())
+    train(replace(written, minutes=minutes, tokens=tokens), RecordedLines())
 
     assert next(seconds) - began < 60 * minutes + 10
     assert progress_of(written).steps > 5
@@ -425,21 +425,21 @@ def test_text_leaves_time_to_learn_it(written, seconds, monkeypatch, tokens, min
 @pytest.mark.usefixtures("seconds")
 def test_what_is_written_is_the_mean_with_the_head_that_it_began_as(written, tmp_path):
     """Of a training that goes on, too."""
-    train(written, Told())
+    train(written, RecordedLines())
     begun, _ = open_head(written.out, torch.float32)
     later = replace(written, out=tmp_path / "later", start=written.out, minutes=3.0)
-    train(later, Told())
-    train(replace(later, start=None), Told())
+    train(later, RecordedLines())
+    train(replace(later, start=None), RecordedLines())
     learned = KeptTraining.read(later.work, Source.find(written.target).fingerprint(), print).tensors
     result, _ = open_head(later.out, torch.float32)
 
-    apart = []
+    has_moved = []
     for name, tensor in begun.named_parameters():
         average = learned[f"average.{name}"]
         mean, rounding = (tensor + average) / 2, 0.005 * average.abs().max()
         assert (result.state_dict()[name] - mean).abs().max() <= rounding, f"{name}: written in bfloat16"
-        apart.append((average - mean).abs().max() > 2 * rounding)
-    assert any(apart), "it learned enough for the mean to be another head"
+        has_moved.append((average - mean).abs().max() > 2 * rounding)
+    assert any(has_moved), "it learned enough for the mean to be another head"
 
 
 def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(written, target, tmp_path):
@@ -447,9 +447,9 @@ def test_a_head_that_does_not_fit_is_refused_before_anything_is_written(written,
     with pytest.raises(
         YggdrasilError, match=r"other is not as heads are .*\(other .*vocab_size.*\); leave --start out"
     ):
-        train(replace(written, start=other, tokens=10**9), Told())
+        train(replace(written, start=other, tokens=10**9), RecordedLines())
     with pytest.raises(YggdrasilError, match="is no folder of an EAGLE-3 head"):
-        train(replace(written, start=target), Told())
+        train(replace(written, start=target), RecordedLines())
     assert not written.out.exists()
     assert not written.work.exists()
 
@@ -478,7 +478,7 @@ def rates(monkeypatch):
 
 @pytest.mark.usefixtures("seconds")
 def test_the_rate_rises_at_first_and_falls_to_nothing_at_a_runs_end(written, rates):
-    train(replace(written, minutes=3.0), Told())
+    train(replace(written, minutes=3.0), RecordedLines())
 
     highest = rates.index(max(rates))
     assert 2 < highest < len(rates) - 2
@@ -491,11 +491,11 @@ def test_a_training_that_nothing_improves_lets_its_rate_fall_before_it_ends(writ
     """By its own looks: what an earlier run reached says nothing of a rate that has begun anew."""
     asked = []
     monkeypatch.setattr("yggdrasil.training.run._has_settled", lambda looks: asked.append(len(looks)) or len(looks) > 1)
-    train(replace(written, minutes=60.0), Told())
+    train(replace(written, minutes=60.0), RecordedLines())
     assert next(seconds) < 60 * 60 / 2
     assert rates[-1] < 0.3 * max(rates)
     asked.clear()
-    train(replace(written, minutes=60.0), Told())
+    train(replace(written, minutes=60.0), RecordedLines())
     assert min(asked) == 0
 
 
@@ -510,20 +510,20 @@ def test_slow_evaluations_are_rare(written, seconds, monkeypatch):
 
     monkeypatch.setattr("yggdrasil.training.run.publish", slow)
     monkeypatch.setattr("yggdrasil.training.run._has_settled", lambda looks: False)
-    train(replace(written, minutes=60.0), Told())
+    train(replace(written, minutes=60.0), RecordedLines())
     *during, _ = began  # the last one ends the run
     assert 2 <= len(during) <= 3
     assert all(np.diff(during) >= 1_500)
 
 
 def test_a_trained_head_drafts_the_same_elsewhere(written, target, tmp_path, monkeypatch, capsys):
-    """A plain forward of the published format, apart from our code; the head has learned enough to be different."""
+    """A plain forward of the published format, independent of our code; the head has learned enough to be different."""
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "scripts"), *sys.path])
     import check_head
 
     monkeypatch.setattr("yggdrasil.drafters.heads.convention._LEAST", 0.0)
     monkeypatch.setattr("yggdrasil.drafters.heads.convention._CLEAR", float("inf"))  # a shaken head guesses nothing
-    train(written, Told())
+    train(written, RecordedLines())
     shaken = read_tensors(written.out)
     torch.manual_seed(0)
     for name, tensor in shaken.items():
@@ -547,7 +547,7 @@ def test_a_folder_of_something_else_is_left_alone(written):
     (written.out / "thesis.txt").write_text("mine")
 
     with pytest.raises(YggdrasilError, match="holds other files"):
-        train(written, Told())
+        train(written, RecordedLines())
     assert (written.out / "thesis.txt").read_text() == "mine"
 
 
@@ -592,19 +592,19 @@ def test_why_nothing_can_be_trained_is_said(written, tmp_path):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("YGGDRASIL_CACHE", str(tmp_path / "empty"))
             with pytest.raises(YggdrasilError, match=reason):
-                train(replace(written, texts=(file,), tokens=None, prompts=()), Told())
+                train(replace(written, texts=(file,), tokens=None, prompts=()), RecordedLines())
 
 
 def test_answers_by_which_calibrations_judge_a_drafter_are_not_learned(written, target):
     """However much of their prompts was kept."""
-    train(written, Told())
+    train(written, RecordedLines())
     learned = card_of(written)["answers' tokens there are"]
     asked = [encode_chat(load_tokenizer(target), prompt.as_chat().messages) for prompt in read_prompts(CHAT_PROMPTS)]
     file = text_file(Source.find(target).fingerprint(), "full")
     with file.open("a") as lines:
         for prompt in asked:
             lines.write(json.dumps({"prompt": prompt[-200:], "answer": [10, 11, 12]}) + "\n")
-    train(written, Told())
+    train(written, RecordedLines())
 
     assert len(asked) == 48
     assert card_of(written)["answers' tokens there are"] == learned
@@ -671,13 +671,13 @@ def damage(file, how):
 
 @pytest.mark.parametrize("how", ["a bit", "an end", "a folder", "an older one"])
 def test_a_damaged_state_is_said_and_begun_anew_where_nothing_was_written(written, how):
-    train(written, Told())
+    train(written, RecordedLines())
     damage(written.work / "state.safetensors", how)
     shutil.rmtree(written.out)
-    told = Told()
-    train(written, told)
+    reporter = RecordedLines()
+    train(written, reporter)
 
-    assert "is damaged" in told.lines[0]
+    assert "is damaged" in reporter.lines[0]
     assert progress_of(written).steps == 1
 
 
@@ -704,22 +704,22 @@ def rewritten(file, change):
 )
 def test_a_state_of_another_version_is_said_and_stays(written, change, reason):
     """It holds hours of training, which that version can go on with."""
-    train(written, Told())
+    train(written, RecordedLines())
     file = written.work / "state.safetensors"
     rewritten(file, change)
     content = file.read_bytes()
     with pytest.raises(YggdrasilError, match=rf"state.safetensors was written by another version .*{reason}.*--out"):
-        train(written, Told())
+        train(written, RecordedLines())
 
     assert file.read_bytes() == content
 
 
 @pytest.mark.parametrize("size", [0, 1000])
 def test_states_that_were_cut_short_are_made_again(written, size):
-    train(written, Told())
+    train(written, RecordedLines())
     for file in (written.work / "states").iterdir():
         os.truncate(file, size)
-    train(written, Told())
+    train(written, RecordedLines())
 
     assert progress_of(written).steps == 2
 
@@ -730,7 +730,7 @@ def test_states_on_another_disk_go_with_their_training(written, tmp_path):
     (disk / "old").touch()
     written.work.mkdir()
     (written.work / "states").symlink_to(disk)
-    train(written, Told())
+    train(written, RecordedLines())
 
     assert "old" not in {file.name for file in disk.iterdir()}
     assert (written.work / "states").is_symlink()
@@ -743,9 +743,9 @@ def test_interrupted_in_its_last_look_a_training_keeps_what_it_learned(written, 
     with monkeypatch.context() as broken:
         broken.setattr("yggdrasil.training.run.count_hits", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            train(written, Told())
+            train(written, RecordedLines())
     assert progress_of(written).steps == 1
-    train(written, Told())
+    train(written, RecordedLines())
     assert progress_of(written).steps == 2
 
 
@@ -769,11 +769,11 @@ def no_state(settings, target, tmp_path):
 def other_start(settings, target, tmp_path):
     """Of the same name as the one that it began as."""
     first = replace(settings, out=tmp_path / "one" / "head")
-    train(first, Told())
+    train(first, RecordedLines())
     shutil.rmtree(settings.out)
     shutil.rmtree(settings.work)
-    train(replace(settings, start=first.out), Told())
-    train(replace(settings, start=first.out), Told())
+    train(replace(settings, start=first.out), RecordedLines())
+    train(replace(settings, start=first.out), RecordedLines())
     assert progress_of(settings).steps == 2, "it did begin as that one"
     tensors = read_tensors(first.out)
     write_head(
@@ -791,11 +791,11 @@ def other_start(settings, target, tmp_path):
 @pytest.mark.parametrize("change", [other_target, damaged_state, no_state, other_start])
 def test_a_drafter_is_replaced_by_none_but_the_training_that_made_it(written, target, tmp_path, change):
     """It may have taken hours, and the first look of another one would take its place."""
-    train(written, Told())
+    train(written, RecordedLines())
     settings, sentence = change(written, target, tmp_path)
     files = {file.name: file.read_bytes() for file in written.out.iterdir()}
     with pytest.raises(YggdrasilError, match=sentence):
-        train(settings, Told())
+        train(settings, RecordedLines())
 
     assert {file.name: file.read_bytes() for file in written.out.iterdir()} == files
 
@@ -806,4 +806,4 @@ def test_a_full_disk_is_a_sentence_that_names_the_drafter(written, monkeypatch):
 
     monkeypatch.setattr("yggdrasil.training.eagle.save_file", full)
     with pytest.raises(YggdrasilError, match=f"cannot write {written.out} .*No space left"):
-        train(written, Told())
+        train(written, RecordedLines())

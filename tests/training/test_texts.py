@@ -96,10 +96,10 @@ def test_a_head_learns_existing_text_and_the_target_generates_none(settings, mon
     assert "sums.jsonl" in (settings.out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("asked", [{"tokens": 5}, {"prompts": True}])
-def test_the_target_generates_beside_texts_where_it_is_asked_to(settings, tmp_path, asked):
-    prompts = (lines(tmp_path / "prompts.jsonl", [{"prompt": "x"}]),) if "prompts" in asked else ()
-    own = TrainSettings(settings.target, settings.out, "eagle3", prompts, settings.texts, tokens=asked.get("tokens"))
+@pytest.mark.parametrize("options", [{"tokens": 5}, {"prompts": True}])
+def test_the_target_generates_beside_texts_where_it_is_asked_to(settings, tmp_path, options):
+    prompts = (lines(tmp_path / "prompts.jsonl", [{"prompt": "x"}]),) if "prompts" in options else ()
+    own = TrainSettings(settings.target, settings.out, "eagle3", prompts, settings.texts, tokens=options.get("tokens"))
 
     assert own.generates
     assert not settings.generates

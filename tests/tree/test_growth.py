@@ -96,10 +96,10 @@ def slow_grow(drafter, root, width, steps, candidates, knots):
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 def test_growth_takes_the_best_of_all_candidates(seed, width):
     rng = random.Random(seed)
-    steps, candidates, room = rng.randint(1, 5), width + rng.randint(0, 3), rng.randint(0, 4)
+    steps, candidates, spare = rng.randint(1, 5), width + rng.randint(0, 3), rng.randint(0, 4)
     knots = rng.choice([curved_knots(), torch.linspace(-12.0, -1e-4, 128)])
     drafter = TableDrafter(seed)
-    tree, attached = grow(drafter, 3, width, steps, candidates, 1 + steps * width + room, knots)
+    tree, attached = grow(drafter, 3, width, steps, candidates, 1 + steps * width + spare, knots)
     expected = slow_grow(drafter, 3, width, steps, candidates, knots.tolist())
 
     check_tree(tree)
@@ -150,8 +150,8 @@ def test_calibration_is_linear_between_knots(log_probability, num_knots):
 def test_every_prefix_of_the_ranking_is_the_best_subtree(seed):
     """It is connected, and no set of as many nodes, connected or not, has a higher value."""
     rng = random.Random(seed)
-    width, steps, room = rng.randint(1, 4), rng.randint(1, 4), rng.randint(0, 3)
-    tree, _ = grow(TableDrafter(seed), 3, width, steps, 6, 1 + steps * width + room, curved_knots())
+    width, steps, spare = rng.randint(1, 4), rng.randint(1, 4), rng.randint(0, 3)
+    tree, _ = grow(TableDrafter(seed), 3, width, steps, 6, 1 + steps * width + spare, curved_knots())
     order, expected_tokens = rank_nodes(tree)
     size = tree.size
     values = tree.scores[:size].exp().tolist()
@@ -163,4 +163,4 @@ def test_every_prefix_of_the_ranking_is_the_best_subtree(seed):
         assert all(int(tree.parents[node]) in chosen for node in chosen)
         assert expected_tokens[count - 1].item() == pytest.approx(best[count - 1], rel=1e-5)
         assert expected_tokens[count - 1].item() == pytest.approx(sum(values[node] for node in chosen), rel=1e-5)
-    assert expected_tokens[size:].tolist() == pytest.approx([best[-1]] * room, rel=1e-5)  # absent nodes add none
+    assert expected_tokens[size:].tolist() == pytest.approx([best[-1]] * spare, rel=1e-5)  # absent nodes add none

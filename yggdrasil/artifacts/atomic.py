@@ -140,14 +140,14 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 def _tidy(destination: Path) -> None:
     """Clean up after a process that was killed while it wrote the folder ``destination``."""
     remove_leftovers(destination.parent, destination.name)
-    for aside in _moved_aside(destination):
+    for backup in _backups(destination):
         if destination.exists():
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(backup, ignore_errors=True)
         else:
-            aside.rename(destination)
+            backup.rename(destination)
 
 
-def _moved_aside(destination: Path) -> list[Path]:
+def _backups(destination: Path) -> list[Path]:
     """Return old versions of ``destination`` that an interrupted replacement left."""
     pattern = temporary_name_pattern(destination.name, _ASIDE)
     with contextlib.suppress(OSError):
@@ -157,18 +157,18 @@ def _moved_aside(destination: Path) -> list[Path]:
 
 def _exchange(new: Path, destination: Path) -> None:
     """Rename ``new`` to ``destination``; an existing folder is renamed first, and back if the second step fails."""
-    aside = new.with_suffix(_ASIDE)
+    backup = new.with_suffix(_ASIDE)
     had_old = destination.exists()
     if had_old:
-        destination.rename(aside)
+        destination.rename(backup)
     try:
         new.rename(destination)
     except BaseException:
         if had_old:
-            aside.rename(destination)
+            backup.rename(destination)
         raise
     _fsync_directory(destination.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(backup, ignore_errors=True)
 
 
 def _temporary_sibling(path: Path) -> Path:

@@ -98,16 +98,16 @@ def in_fork(work: Callable[[], str]) -> str:
     """
     if not CAN_FORK:
         return work()
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     try:
-        fork = Fork(lambda: _answer(work, tell), is_silent=False)
+        fork = Fork(lambda: _answer(work, write_end), is_silent=False)
     except OSError:  # the system cannot create another process
-        os.close(tell)
-        os.close(told)
+        os.close(write_end)
+        os.close(read_end)
         return work()
-    os.close(tell)
+    os.close(write_end)
     try:
-        with open(told, "rb") as answers:  # noqa: PTH123  (a pipe has no path)
+        with open(read_end, "rb") as answers:  # noqa: PTH123  (a pipe has no path)
             answer = json.loads(answers.read() or b"{}")
         fork.wait()
     except BaseException:
@@ -167,8 +167,8 @@ def _limit(cpu_seconds: int, megabytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
 
 
-def _answer(work: Callable[[], str], tell: int) -> None:
-    """Run ``work`` and write its result or YggdrasilError as JSON to the pipe ``tell``."""
+def _answer(work: Callable[[], str], write_end: int) -> None:
+    """Run ``work`` and write its result or YggdrasilError as JSON to the pipe ``write_end``."""
     answer = {}
     try:
         answer = {"text": work()}
@@ -176,8 +176,8 @@ def _answer(work: Callable[[], str], tell: int) -> None:
         kind = ArtifactError if isinstance(error, ArtifactError) else YggdrasilError
         answer = {"fault": kind.__name__, "text": str(error)}
     finally:
-        os.write(tell, json.dumps(answer).encode())
-        os.close(tell)
+        os.write(write_end, json.dumps(answer).encode())
+        os.close(write_end)
 
 
 def _live(work: Callable[[], object], caller: int, *, is_silent: bool) -> None:

@@ -122,8 +122,8 @@ def compare(
     def start(by: Decoder, number: int, *, speculates: bool) -> Request:
         by.forget()  # so that each reads the whole prompt
         text = texts[number]
-        room = min(max_new_tokens, _context(shortest) - len(text))
-        return by.start(text, max_new_tokens=room, ignore_eos=ignore_eos, speculation=speculates)
+        limit = min(max_new_tokens, _context(shortest) - len(text))
+        return by.start(text, max_new_tokens=limit, ignore_eos=ignore_eos, speculation=speculates)
 
     def plainly(number: int) -> Generation:
         return start(decoder, number, speculates=False).finished()

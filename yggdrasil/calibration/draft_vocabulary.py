@@ -58,8 +58,8 @@ def restrict_vocabulary(job: Job) -> Job:
 
 def _chosen(job: Job, vocab_size: int) -> Vocabulary:
     """Choose the vocabulary from the target's text, without answers to prompts that the head is evaluated on."""
-    asked = {prompt_key(text) for text in job.texts}
-    documents = [document for document in own_text(job) if document.prompt_key not in asked]
+    prompt_keys = {prompt_key(text) for text in job.texts}
+    documents = [document for document in own_text(job) if document.prompt_key not in prompt_keys]
     found = Frequent(documents, vocab_size, DRAFT_VOCABULARY)
     known = f"{found.coverage:.0%} of what the target writes"
     if found.is_enough:

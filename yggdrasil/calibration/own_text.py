@@ -102,7 +102,7 @@ class OwnText:
         self._loaded, self._tokenizer, self._prompts, self._file = loaded, tokenizer, prompts, file
         self.waited = 0.0  # seconds spent waiting for another process that writes the file
         self._most = min(ANSWER, max(1, loaded.max_context // 2))  # maximum tokens of an answer
-        self._ends = end_tokens(str(Source.find(loaded.name).folder), loaded.outline.eos, tokenizer)
+        self._ends = end_tokens(str(Source.find(loaded.name).folder), loaded.sizes.eos, tokenizer)
 
     def write(self, budget: TextBudget, spent: Path, phase: Callable[[str], Callable[[float], None]]) -> list[Document]:
         """Generate text of the target until the budget is used up, and return all documents of the file.

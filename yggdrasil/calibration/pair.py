@@ -25,8 +25,8 @@ from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_
 from yggdrasil.engine.loading import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.native_steps.loading import outline_of, refuse_uncovered
-from yggdrasil.runtime.room import total_card_bytes
+from yggdrasil.runtime.native_steps.loading import sizes_of, refuse_uncovered
+from yggdrasil.runtime.memory_limits import total_card_bytes
 from yggdrasil.scheduling.plan import DeviceName
 
 _LEAST_LENGTH = 2048  # tokens, whatever the memory, unless a model's context is shorter
@@ -53,7 +53,7 @@ def check_pair(source: "PairSource", tokenizer: Tokenizer | None = None) -> Toke
         names.append(source.drafter)
     found = [Source.find(name) for name in names]
     for model in found:
-        context = outline_of(model).max_context
+        context = sizes_of(model).max_context
         if model.gguf is None:
             check_weights(model.folder)
         if source.backend == "native":
@@ -99,12 +99,12 @@ def default_max_length(target: str, drafter: str | None, device: DeviceName = "c
         YggdrasilError: a model is missing or unsupported.
     """
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
-    outlines = [outline_of(Source.find(model)) for model in models]
-    slot = sum(2 * heads * size * _BYTES for each in outlines for heads, size in each.key_heads)  # keys and values
+    models = [sizes_of(Source.find(model)) for model in models]
+    slot = sum(2 * heads * size * _BYTES for each in models for heads, size in each.key_heads)  # keys and values
     memory = total_card_bytes() if device == "cuda" else None
     room = int((memory or current_machine().memory_gib * 2**30) * _CACHE_SHARE / slot)
     allowed = max(_LEAST_LENGTH, 1 << max(room, 1).bit_length() - 1)
-    return min(allowed, *(each.max_context for each in outlines))
+    return min(allowed, *(each.max_context for each in models))
 
 
 def default_drafter_weights(drafter: str | None, dtype: str, device: str) -> Weights:

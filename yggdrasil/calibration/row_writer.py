@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.room import available_bytes, cache_bytes
+from yggdrasil.runtime.memory_limits import available_bytes, cache_bytes
 from yggdrasil.runtime.side_by_side import allocate_rows
 
 ROWS = 64  # maximum batch size: with more rows, matrix products are compute-bound
@@ -77,8 +77,8 @@ class Written:
 def rows_that_fit(loaded: LoadedModel, capacity: int) -> int:
     """Return the batch size, 1 to 64: KV caches of ``capacity`` tokens that fit 2 GiB and 1/4 of the free memory."""
     left = available_bytes() if loaded.device.type == "cpu" else None
-    room = _MOST_BYTES if left is None else min(_MOST_BYTES, left // _ROOM_SHARE)
-    return max(1, min(ROWS, room // cache_bytes(loaded, capacity)))
+    available = _MOST_BYTES if left is None else min(_MOST_BYTES, left // _ROOM_SHARE)
+    return max(1, min(ROWS, available // cache_bytes(loaded, capacity)))
 
 
 class RowWriter:

@@ -173,13 +173,13 @@ def _set_up(subject: _Subject, settings: SearchSettings, reporter: Reporter) -> 
     schedules = tuple(schedule.labels for schedule in measured_schedules(subject.named))
     source = replace(PairSource.of_plan(plan, subject.predictor), schedules=schedules)
     tokenizer = load_tokenizer(source.target)
-    room = min(settings.context, plan.shapes.max_length - settings.tokens - plan.shapes.max_depth - 1)
-    if room < 1:
+    longest = min(settings.context, plan.shapes.max_length - settings.tokens - plan.shapes.max_depth - 1)
+    if longest < 1:
         raise YggdrasilError(
             f"--max-new-tokens {settings.tokens} leaves no room for a prompt in the context of "
             f"{plan.shapes.max_length} tokens; give less"
         )
-    texts = [text[-room:] for text in encode_prompts(tokenizer, spread_over(found, settings.limit))]
+    texts = [text[-longest:] for text in encode_prompts(tokenizer, spread_over(found, settings.limit))]
     texts = [text for text in texts if text]
     if not texts:
         raise YggdrasilError(f"{prompts} has no usable prompts; give JSON lines with a prompt field")

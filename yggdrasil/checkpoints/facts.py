@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from yggdrasil.checkpoints.families import register_family
 from yggdrasil.checkpoints.kept_tokenizer import open_tokenizer
-from yggdrasil.checkpoints.outline import layer_configs
+from yggdrasil.checkpoints.model_sizes import layer_configs
 from yggdrasil.checkpoints.recurrent import Recurrence, layer_types
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer

@@ -49,7 +49,7 @@ def _key_heads(layer: Any) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Outline:
+class ModelSizes:
     """Sizes and end-of-text token of a model."""
 
     max_context: int  # positions, see ``longest_text``
@@ -72,7 +72,7 @@ class Outline:
         return attending if self.recurrence is None else attending | set(self.recurrence.layers)
 
     @classmethod
-    def of(cls, config: "PretrainedConfig") -> "Outline":
+    def of(cls, config: "PretrainedConfig") -> "ModelSizes":
         """Return the sizes of the model with this transformers configuration."""
         text = config.get_text_config()
         layers = layer_configs(text)
@@ -89,7 +89,7 @@ class Outline:
     @classmethod
     def of_facts(
         cls, facts: Mapping[str, Any], rope: Mapping[str, Any], attends: Sequence[bool], recurrence: Recurrence | None
-    ) -> "Outline":
+    ) -> "ModelSizes":
         """Return the sizes of a model from its configuration as a mapping, without transformers.
 
         Args:
@@ -109,7 +109,7 @@ class Outline:
         )  # fmt: skip
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "Outline":
+    def from_record(cls, record: dict[str, Any]) -> "ModelSizes":
         """Return the sizes of a model from a JSON record of them, as ``dataclasses.asdict`` makes it."""
         recurrence = Recurrence.from_record(record["recurrence"])
         return cls(**record | {"key_heads": tuple(map(tuple, record["key_heads"])), "recurrence": recurrence})

@@ -210,8 +210,8 @@ class Conversation:
 
     def _drop(self) -> None:
         """Drop the oldest turns until half of the context is free, then answer the question that was too long."""
-        total, room = len(self._exchanges), self._decoder.assembly.engine.max_length // 2
-        while self._exchanges and self._size(self._unanswered or "a") > room:
+        total, limit = len(self._exchanges), self._decoder.assembly.engine.max_length // 2
+        while self._exchanges and self._size(self._unanswered or "a") > limit:
             del self._exchanges[0]
         say(f"{total - len(self._exchanges)} of {total} questions are forgotten")
         question, self._unanswered = self._unanswered, None

@@ -29,7 +29,7 @@ from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.passes import HEAD_INPUT
-from yggdrasil.runtime.room import check_caches
+from yggdrasil.runtime.memory_limits import check_caches
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
@@ -271,7 +271,7 @@ def assemble(
 
 def _refuse_recurrent(drafter: object) -> None:
     """Raise YggdrasilError if ``drafter`` is a model with recurrent layers."""
-    if isinstance(drafter, LoadedModel) and drafter.outline.recurrence is not None:
+    if isinstance(drafter, LoadedModel) and drafter.sizes.recurrence is not None:
         raise YggdrasilError(
             f"{drafter.name} has recurrent layers, and a draft model must attend in all of its layers; take another, a "
             "head, or --drafter none"

@@ -41,9 +41,9 @@ def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes, width: int | N
         shapes: limits of nodes and depth.
         width: rows of the pass; None: the widest of ``shapes``.
     """
-    room = min(width or shapes.verify_widths[-1], shapes.num_nodes)
+    capacity = min(width or shapes.verify_widths[-1], shapes.num_nodes)
     sizes = accumulate(accumulate(expansion[: shapes.max_depth], mul), initial=1)  # nodes per level
-    return expansion[: max(1, sum(size <= room for size in sizes) - 1)]
+    return expansion[: max(1, sum(size <= capacity for size in sizes) - 1)]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class SamplerFactory:
     def recording(self, prompt: Sequence[int], sampling: SamplingParams, eos: frozenset[int]) -> Sampler | None:
         """Return a sampler that chooses nothing, for a request whose tokens are chosen on the device.
 
-        It is told each committed token, keeps the log-probabilities, and tracks which tokens the request's constraint
+        It receives each committed token, keeps the log-probabilities, and tracks which tokens the request's constraint
         and bad words allow next. None if the request has no ``logprobs``, no constraint and no bad words.
 
         Args:

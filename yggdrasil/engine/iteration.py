@@ -282,10 +282,10 @@ class ShapeChoice:
         decision = state.next_decision if self._predicts_late else self._ask(None)
         if decision is None or decision.kind != "drafted":
             return None
-        return decision.shape if decision.shape.depth <= self.room - state.shape.verify_width else None
+        return decision.shape if decision.shape.depth <= self.max_tree_depth - state.shape.verify_width else None
 
     @property
-    def room(self) -> int:
+    def max_tree_depth(self) -> int:
         """The most levels that a tree may have to fit in the remaining context with the root and the bonus token.
 
         Below 1 there is no room for a tree.
@@ -294,7 +294,7 @@ class ShapeChoice:
 
     def _ask(self, model_free: ModelFree | None) -> Decision | None:
         """Return the policy's decision; ``NO_TREE`` if the context is full or the decision needs a missing drafter."""
-        if self.room < 1:
+        if self.max_tree_depth < 1:
             return NO_TREE
         decision = self._policy.choose(self._target.length, model_free)
         is_drafting = decision is None or decision.kind == "drafted"
@@ -310,7 +310,7 @@ class ShapeChoice:
         if self._free is None or not self._policy.wants_model_free:
             return None
         waiting = len(state.previous.tokens) if state.previous is not None and self._keeps_books_late else 0
-        depth = min(self.room, self._stream.remaining - waiting - 1, self._max_depth)
+        depth = min(self.max_tree_depth, self._stream.remaining - waiting - 1, self._max_depth)
         if depth < 1:
             return None
         return ModelFree(self._free.alone.grow(depth, self._policy.bound(self._target.length)), depth)
@@ -318,6 +318,6 @@ class ShapeChoice:
     def _fitted(self, decision: Decision) -> TreeShape:
         """Return the decision's shape, its depth limited by the remaining context."""
         shape = decision.shape
-        if not self._has_drafter or self.room < 1:
+        if not self._has_drafter or self.max_tree_depth < 1:
             return PLAIN_STEP
-        return shape if shape.depth <= self.room else shape._replace(depth=self.room)
+        return shape if shape.depth <= self.max_tree_depth else shape._replace(depth=self.max_tree_depth)

@@ -28,8 +28,8 @@ from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilErr
 from yggdrasil.policy.fixed import Policy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.runtime.loaded import LoadedModel
+from yggdrasil.runtime.memory_limits import check_cache_memory
 from yggdrasil.runtime.native_steps.loading import refuse_uncovered
-from yggdrasil.runtime.room import check_room
 from yggdrasil.runtime.shared import shared_model
 from yggdrasil.scheduling.plan import Plan
 
@@ -95,12 +95,12 @@ def load_parts(
     shapes = plan.shapes if max_length is None else replace(plan.shapes, max_length=max_length)
     if shapes.max_length > plan.shapes.max_length:
         models = [target, *([second] if isinstance(second, LoadedModel) else [])]
-        check_room(models, shapes.max_length, shapes.cache_capacity)
+        check_cache_memory(models, shapes.max_length, shapes.cache_capacity)
     knots = None if learned is None else torch.from_numpy(np.asarray(learned.acceptance.knots))
     assembly = assemble(
         target, second, shapes, backend, knots=knots, stages=plan.stages, model_free=group_of(model_free)
     )
-    return DecoderParts(assembly, tokenizer, policy, end_tokens(str(source.folder), target.outline.eos, tokenizer))
+    return DecoderParts(assembly, tokenizer, policy, end_tokens(str(source.folder), target.sizes.eos, tokenizer))
 
 
 def check_opening(plan: object, dtype: object, drafter: object, target: object) -> None:

@@ -74,21 +74,21 @@ def measure_parity(
         raise YggdrasilError("captured steps, which a GPU runs, are not probed for parity; probe on the CPU")
     logits = assembly.logit_target
     probe = _Probe(logits, engine.target, engine.tree)
-    apart: dict[int, list[Tensor]] = {width: [] for width in widths}
+    distances: dict[int, list[Tensor]] = {width: [] for width in widths}
     flips: dict[int, list[Mismatch]] = {width: [] for width in widths}
     worst: Worst | None = None
     for count, text in enumerate(texts):
         reference, continuation = probe.decode(text.tokens, num_tokens)
         for step, width in enumerate(widths):
             found = probe.verify(text.tokens, continuation, width)
-            apart[width].append(differences(reference, found))
+            distances[width].append(differences(reference, found))
             flips[width] += mismatches(text.id, width, reference, found)
-            position = int(apart[width][-1].argmax())
-            difference = float(apart[width][-1][position])
+            position = int(distances[width][-1].argmax())
+            difference = float(distances[width][-1][position])
             if worst is None or difference > worst.difference:
                 worst = Worst(difference, text, continuation, width, position)
             on_progress((count + (step + 1) / len(widths)) / len(texts))
-    figures = [summarise_width(width, torch.cat(apart[width]), flips[width]) for width in widths]
+    figures = [summarise_width(width, torch.cat(distances[width]), flips[width]) for width in widths]
     loaded = assembly.target.loaded
     is_apart = worst is not None and worst.difference > 0
     report = ParityReport(
@@ -162,8 +162,8 @@ class _Probe:
         found = []
         for layer in layers:
             expected = narrow[layer][0].float()
-            apart = float((wide[layer][path[place]].float() - expected).abs().max())
-            found.append(LayerDivergence(layer, apart, apart / float(expected.abs().max())))
+            distance = float((wide[layer][path[place]].float() - expected).abs().max())
+            found.append(LayerDivergence(layer, distance, distance / float(expected.abs().max())))
         return found
 
     def _read(self, prompt: Sequence[int]) -> None:

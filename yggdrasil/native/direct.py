@@ -168,14 +168,14 @@ class NativeStatistics(NativeObject):
         """
         function = getattr(_library(), "yggdrasil_counts_features")  # noqa: B009
         function.restype = ctypes.c_int64
-        room = 1 << 12
+        capacity = 1 << 12
         while True:
-            rows = torch.empty(room, dtype=torch.int64)
-            count = function(self.address, *_integers(path), ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(room))
+            rows = torch.empty(capacity, dtype=torch.int64)
+            count = function(self.address, *_integers(path), ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(capacity))
             check(count)
-            if count <= room:
+            if count <= capacity:
                 return rows[:count].view(-1, FEATURE_COLUMNS)
-            room = count
+            capacity = count
 
     def set_grow_buffers(self, *buffers: Tensor) -> None:
         """Register the buffers of the C function "grow", which appends new tokens to the text and drafts a new tree.

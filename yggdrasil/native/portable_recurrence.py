@@ -107,8 +107,8 @@ def _updates(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the rows' updates [Hv, W, Dv], and their decays since the text [Hv, W, 1] and ancestors [Hv, W, W]."""
     total = path @ decay  # [W, Hv]: cumulative decay since the text
-    apart = (total[:, None] - total[None]).permute(2, 0, 1)  # [Hv, W, W]
-    factor = torch.where(path.bool(), apart, -torch.inf).exp()
+    log_decay = (total[:, None] - total[None]).permute(2, 0, 1)  # [Hv, W, W]
+    factor = torch.where(path.bool(), log_decay, -torch.inf).exp()
     faded, strong = total.t()[:, :, None].exp(), strength.t()[:, :, None]  # [Hv, W, 1]
     update = strong * value.transpose(0, 1)  # [Hv, W, Dv]
     if is_delta:

@@ -35,11 +35,11 @@ def calibrate_outputs(predictor: DepthPredictor, features: Float32Array, lengths
     logits = predictor.conditional_logits(features)  # [n, D]
     slopes, shifts = np.ones(predictor.max_depth), np.zeros(predictor.max_depth)
     for depth in range(1, predictor.max_depth + 1):
-        asked = lengths >= depth - 1
-        reached = lengths[asked] >= depth
+        is_reached_parent = lengths >= depth - 1
+        reached = lengths[is_reached_parent] >= depth
         if len(reached) < MIN_POSITIONS or reached.all() or not reached.any():
             continue
-        slopes[depth - 1], shifts[depth - 1] = fit_platt(logits[asked, depth - 1], reached)
+        slopes[depth - 1], shifts[depth - 1] = fit_platt(logits[is_reached_parent, depth - 1], reached)
     return replace(
         predictor,
         head_weight=(predictor.head_weight * slopes).astype(np.float32),

@@ -178,9 +178,11 @@ def _length_loss(logits: Tensor, lengths: Tensor) -> Tensor:
     from torch.nn import functional
 
     depths = torch.arange(1, logits.shape[1] + 1)
-    asked = lengths[:, None] >= depths - 1  # [n, D]
+    has_parent = lengths[:, None] >= depths - 1  # [n, D]
     reached = (lengths[:, None] >= depths).to(logits.dtype)
-    return functional.binary_cross_entropy_with_logits(logits, reached, weight=asked, reduction="sum") / len(lengths)
+    return functional.binary_cross_entropy_with_logits(logits, reached, weight=has_parent, reduction="sum") / len(
+        lengths
+    )
 
 
 def _train_epoch(model: nn.Sequential, optimizer: Optimizer, data: _Data) -> None:

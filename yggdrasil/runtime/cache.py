@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import yggdrasil.native  # noqa: F401  (registers torch.ops.yggdrasil)
-from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.model_sizes import ModelSizes
 from yggdrasil.checkpoints.packable import release
 from yggdrasil.native.arena import Arena
 from yggdrasil.runtime.states.buffers import StateBuffers
@@ -32,7 +32,7 @@ class StaticCache:
     @classmethod
     def allocate(
         cls,
-        outline: Outline,
+        sizes: ModelSizes,
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -43,11 +43,11 @@ class StaticCache:
         """Allocate a KV cache of zeros for ``capacity`` positions, and buffers for the states of recurrent layers.
 
         Args:
-            outline: the model's sizes.
+            sizes: the model's sizes.
             widest: the most rows of a pass over recurrent layers; None: ``capacity``.
             is_sparse: use small memory pages until ``use_huge_pages`` is called; only on a CPU.
         """
-        shapes = [(heads, capacity, size) for heads, size in outline.key_heads]
+        shapes = [(heads, capacity, size) for heads, size in sizes.key_heads]
         arena = Arena(is_sparse=is_sparse)
 
         def zeros(shape: tuple[int, int, int]) -> Tensor:
@@ -55,7 +55,7 @@ class StaticCache:
                 return torch.zeros(shape, dtype=dtype, device=device)
             return arena.zeros(shape, dtype)
 
-        recurrence = outline.recurrence
+        recurrence = sizes.recurrence
         states = None if recurrence is None else StateBuffers.allocate(recurrence, widest or capacity, dtype, device)
         return cls([zeros(shape) for shape in shapes], [zeros(shape) for shape in shapes], states, arena)
 

@@ -23,7 +23,7 @@ from yggdrasil.artifacts.fork import in_fork
 from yggdrasil.artifacts.memory import drop_reserved, trim_heap
 from yggdrasil.checkpoints.formats.names import Weights
 from yggdrasil.checkpoints.gguf.packing import drop_begun
-from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.model_sizes import ModelSizes
 from yggdrasil.checkpoints.prepared import is_whole, prepare, prepared_root
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import ArtifactError
@@ -93,9 +93,9 @@ def open_model(
     if kept is None:
         return load()
     tensors, record = kept
-    outline = Outline.from_record(record["outline"])
+    sizes = ModelSizes.from_record(record["sizes"])
     return LoadedModel(
-        found.given, outline, num_threads, dtype, device, tensors, record["formats"],
+        found.given, sizes, num_threads, dtype, device, tensors, record["formats"],
         record["facts"], record["config"], lambda: load().model,
     )  # fmt: skip
 
@@ -168,7 +168,7 @@ def _write(loaded: LoadedModel, file: Path) -> None:
     """Write the tensors and their record to ``file``, without a second copy in memory."""
     record = {
         "config": loaded.described, "formats": loaded.formats, "facts": dict(loaded.config),
-        "outline": asdict(loaded.outline),
+        "sizes": asdict(loaded.sizes),
         "layout": _layout(), "sums": _sums(loaded.tensors),
     }  # fmt: skip
     header: dict[str, Any] = {"__metadata__": {"record": json.dumps(record)}}

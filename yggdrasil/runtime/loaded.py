@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.model_sizes import ModelSizes
 
 if TYPE_CHECKING:  # native steps never import transformers' models
     from transformers import PreTrainedModel
@@ -19,7 +19,7 @@ class LoadedModel:
     """A model with packed weights and tree attention, from which steps are built."""
 
     name: str  # as the user gave it, for messages; of a draft head its folder
-    outline: Outline
+    sizes: ModelSizes
     num_threads: int  # CPU threads of its kernels
     dtype: torch.dtype
     device: torch.device
@@ -38,19 +38,19 @@ class LoadedModel:
     @property
     def max_context(self) -> int:
         """Largest number of positions, in tokens, that the model supports."""
-        return self.outline.max_context
+        return self.sizes.max_context
 
     @property
     def vocab_size(self) -> int:
         """Number of rows of the embedding: at least the tokenizer's tokens, often padded."""
-        return self.outline.vocab_size
+        return self.sizes.vocab_size
 
     @property
     def num_layers(self) -> int:
         """Number of decoder layers."""
-        return len(self.outline.key_heads)
+        return len(self.sizes.key_heads)
 
     @property
     def hidden_size(self) -> int:
         """Size of the hidden states."""
-        return self.outline.hidden_size
+        return self.sizes.hidden_size

@@ -21,8 +21,8 @@ from yggdrasil.checkpoints.formats.rows import Quantise
 from yggdrasil.checkpoints.fused import fuse_linears
 from yggdrasil.checkpoints.gaps import is_ignored, refuse_gaps
 from yggdrasil.checkpoints.gguf.rows import rows_of_file
+from yggdrasil.checkpoints.model_sizes import ModelSizes
 from yggdrasil.checkpoints.mxfp4 import Mxfp4Experts, holds_mxfp4
-from yggdrasil.checkpoints.outline import Outline
 from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.checkpoints.placeholders import check_no_placeholders, load_with_placeholders
 from yggdrasil.checkpoints.recurrent import Recurrence
@@ -31,7 +31,7 @@ from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.native import has_triton, is_native
 from yggdrasil.runtime.attention import ATTENTION_NAME
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.room import check_card
+from yggdrasil.runtime.memory_limits import check_gpu_memory
 from yggdrasil.runtime.states.operators import serve_recurrent_layers
 
 
@@ -85,7 +85,7 @@ def load_model(
     quantise = _quantise(model, found, weights, experts)
     if pack and quantise is not None and device.type != "cpu":
         pack_linears(model, num_threads, quantise, device)
-    check_card(model, found.given, device)
+    check_gpu_memory(model, found.given, device)
     loaded = prepare_model(model.to(device), found.given, num_threads, pack=pack, quantise=quantise)
     check_no_placeholders(model)
     return loaded
@@ -171,6 +171,6 @@ def prepare_model(
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     described = model.config.to_json_string()
     return LoadedModel(
-        name, Outline.of(model.config), num_threads, model.dtype, model.device, tensors, formats_of(model),
+        name, ModelSizes.of(model.config), num_threads, model.dtype, model.device, tensors, formats_of(model),
         model.config.get_text_config().to_dict(), described, lambda: model,
     )  # fmt: skip

@@ -16,7 +16,7 @@ _STATM = Path("/proc/self/statm")
 _CONTAINER = Path("/sys/fs/cgroup")
 
 
-def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
+def check_cache_memory(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
     """Check that all ``models`` support ``max_length`` tokens, and that their KV caches fit in free memory.
 
     Args:
@@ -35,7 +35,7 @@ def check_room(models: Sequence[LoadedModel], max_length: int, capacity: int) ->
 
 
 def check_caches(models: Sequence[LoadedModel], max_length: int, capacity: int) -> None:
-    """Check that the KV caches of all ``models`` fit in free memory. The arguments are those of ``check_room``.
+    """Check that the KV caches of all ``models`` fit in free memory. The arguments are those of ``check_cache_memory``.
 
     Raises:
         YggdrasilError: they do not.
@@ -49,7 +49,7 @@ def check_caches(models: Sequence[LoadedModel], max_length: int, capacity: int) 
         )
 
 
-def check_card(model: nn.Module, name: str, device: torch.device) -> None:
+def check_gpu_memory(model: nn.Module, name: str, device: torch.device) -> None:
     """Check that the weights of ``model`` that are still on the host fit in the free memory of ``device``, a GPU.
 
     On a CPU nothing is checked.
@@ -86,9 +86,9 @@ def total_card_bytes() -> int | None:
 
 def cache_bytes(model: LoadedModel, capacity: int) -> int:
     """Return the bytes of a model's KV cache of ``capacity`` slots, and of its recurrent states with their copies."""
-    outline = model.outline
-    elements = sum(2 * heads * size * capacity for heads, size in outline.key_heads)
-    recurrence = outline.recurrence
+    sizes = model.sizes
+    elements = sum(2 * heads * size * capacity for heads, size in sizes.key_heads)
+    recurrence = sizes.recurrence
     states = 0 if recurrence is None else 4 * recurrence.state_size * len(recurrence.layers)  # float32
     return elements * model.dtype.itemsize + NUM_STATES * states
 

@@ -139,15 +139,15 @@ def mismatches(prompt: str, width: int, reference: Tensor, found: Tensor) -> lis
     ]
 
 
-def summarise_width(width: int, apart: Tensor, flips: Sequence[Mismatch]) -> WidthParity:
+def summarise_width(width: int, distances: Tensor, flips: Sequence[Mismatch]) -> WidthParity:
     """Return the summary of the comparison of passes of ``width`` rows with width-1 passes.
 
     Args:
-        apart: [P], at least one, the result of ``differences``.
+        distances: [P], at least one, the result of ``differences``.
         flips: the result of ``mismatches``.
     """
     lost = max((max(flip.expected_margin, flip.found_margin) for flip in flips), default=0.0)
-    return WidthParity(width, apart.shape[0], len(flips), lost, float(apart.max()), float(apart.mean()))
+    return WidthParity(width, distances.shape[0], len(flips), lost, float(distances.max()), float(distances.mean()))
 
 
 def tolerance_of(widths: Sequence[WidthParity]) -> float:

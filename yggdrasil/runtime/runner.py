@@ -57,7 +57,7 @@ class ModelRunner:
         self.recorder = recorder
         self.weights = list(loaded.tensors.values())
         self.cache = StaticCache.allocate(
-            loaded.outline, capacity, loaded.dtype, loaded.device, widest, is_sparse=is_sparse
+            loaded.sizes, capacity, loaded.dtype, loaded.device, widest, is_sparse=is_sparse
         )
         is_built = backend in ("native", "uncompiled")
         native = native_call(loaded, self.cache, vocab_size, hidden_layers) if is_built else None

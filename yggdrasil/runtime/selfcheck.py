@@ -178,10 +178,10 @@ def _watched_layers(record: _Record) -> Iterator[None]:
 def _read_in_parts(ids: Tensor, record: _Record, expected: Tensor) -> None:
     """Run pass 2 on the text ``ids`` [T], and compare its logits with ``expected`` [T, V]."""
     loaded = record.loaded
-    cache = StaticCache.allocate(loaded.outline, 2 * len(ids), loaded.dtype, loaded.device)
+    cache = StaticCache.allocate(loaded.sizes, 2 * len(ids), loaded.dtype, loaded.device)
     if cache.states is not None:
         cache.states.read_weights(loaded.tensors)
-    num_attending = sum(heads > 0 for heads, _ in loaded.outline.key_heads)
+    num_attending = sum(heads > 0 for heads, _ in loaded.sizes.key_heads)
     for part in record.parts:
         if len(part.rows) == 0:
             continue
@@ -200,7 +200,7 @@ def _run(tokens: Tensor, cache: StaticCache, record: _Record) -> Tensor:
     loaded, part = record.loaded, record.part
     assert part is not None
     offsets = torch.full((2,), part.start, device=loaded.device)
-    step = StepCache.over(cache.tensors(), loaded.outline, offsets, part.mask)
+    step = StepCache.over(cache.tensors(), loaded.sizes, offsets, part.mask)
     logits: Tensor = loaded.model(
         input_ids=tokens[None], position_ids=part.rows[None], attention_mask=part.mask[None, None],
         use_cache=True, step_cache=step, num_threads=loaded.num_threads, selfcheck=record,

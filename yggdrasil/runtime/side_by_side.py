@@ -36,7 +36,7 @@ class Rows:
     """KV caches [R, Hkv, S, D] of a batch of R texts ("rows"), and the layout of the current pass."""
 
     def __init__(self, loaded: LoadedModel, num_rows: int, capacity: int) -> None:
-        shapes = [(num_rows, heads, capacity, size) for heads, size in loaded.outline.key_heads]
+        shapes = [(num_rows, heads, capacity, size) for heads, size in loaded.sizes.key_heads]
         self._caches = [  # zeros: masked values enter sums with weight 0 and must be finite
             tuple(torch.zeros(shape, dtype=loaded.dtype, device=loaded.device) for _ in range(2)) for shape in shapes
         ]
@@ -176,7 +176,7 @@ def allocate_rows(loaded: LoadedModel, num_rows: int, capacity: int) -> "Rows | 
     If the model does not support batching, a cache of one text is returned (``OneRow``, whose ``num_rows`` is 1).
     Before this call and while passes run, the model's attention implementation must be ``SIDE_BY_SIDE``.
     """
-    if loaded.outline.recurrence is not None:
+    if loaded.sizes.recurrence is not None:
         return OneRow(loaded, capacity)
     rows = Rows(loaded, num_rows, capacity)
     return rows if rows.can_read() else OneRow(loaded, capacity)

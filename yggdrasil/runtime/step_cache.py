@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.model_sizes import ModelSizes
 from yggdrasil.runtime.states.buffers import parents_of
 
 
@@ -41,17 +41,17 @@ class StepCache(Cache):
         self.layers_read: set[int] = set()
 
     @classmethod
-    def over(cls, tensors: Sequence[Tensor], outline: Outline, offsets: Tensor, tree_mask: Tensor) -> "StepCache":
+    def over(cls, tensors: Sequence[Tensor], sizes: ModelSizes, offsets: Tensor, tree_mask: Tensor) -> "StepCache":
         """Return the cache object of a step over ``tensors``, which begin with those of ``StaticCache.tensors``.
 
         Args:
-            outline: the model's sizes.
+            sizes: the model's sizes.
             offsets: [2] int64: the context length and the first slot written.
             tree_mask: [W, T] bool, which gives the parents of the step's rows; T must be W with recurrent layers.
         """
-        count = len(outline.key_heads)
+        count = len(sizes.key_heads)
         keys, values = dict(enumerate(tensors[:count])), dict(enumerate(tensors[count : 2 * count]))
-        recurrence = outline.recurrence
+        recurrence = sizes.recurrence
         if recurrence is None:
             return cls(keys, values, offsets)
         each = recurrence.num_buffers

@@ -64,7 +64,7 @@ class TracedCall:
         self._loaded = loaded
         self._names = list(loaded.tensors)
         self._num_threads = loaded.num_threads
-        self._remembering = loaded.outline.remembering_layers
+        self._remembering = loaded.sizes.remembering_layers
         self.vocab_size = vocab_size
         self._last_position = loaded.max_context - 1
         self._last_token = loaded.vocab_size - 1
@@ -81,7 +81,7 @@ class TracedCall:
     ) -> Forward:
         from yggdrasil.runtime.step_cache import StepCache  # imported late: it imports transformers
 
-        cache = StepCache.over(caches, self._loaded.outline, offsets, tree_mask)
+        cache = StepCache.over(caches, self._loaded.sizes, offsets, tree_mask)
         captured: dict[int, Tensor] = {}
         with self.tracing(), ExitStack() as hooks:
             self._capture(captured, hooks, rows)

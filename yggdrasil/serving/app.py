@@ -56,8 +56,8 @@ def _routed(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
         responses=_ERRORS,  # type: ignore[arg-type]
     )  # fmt: skip
     app.state.service = Service(worker, settings, model)
-    for room in (chat, completions, responses, ollama, general):
-        app.include_router(room.router)
+    for routes in (chat, completions, responses, ollama, general):
+        app.include_router(routes.router)
     app.add_middleware(
         Guard, api_key=settings.api_key, host_names=settings.host_names, body_bytes=settings.limits.body_bytes
     )

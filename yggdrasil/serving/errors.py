@@ -128,7 +128,7 @@ def as_if_sent(kind: type[Sent], fields: dict[str, Any]) -> Sent:
     """Build a request model of class ``kind`` from ``fields`` that were translated from another API.
 
     Raises:
-        RequestValidationError: a field is invalid; the client is told as if it had sent ``fields``.
+        RequestValidationError: a field is invalid; the message is as if the client had sent ``fields``.
     """
     try:
         return kind.model_validate(fields)

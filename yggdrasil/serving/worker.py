@@ -12,7 +12,7 @@ from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.request import Generation
 from yggdrasil.engine.request_options import RequestOptions
 from yggdrasil.errors import first_line
-from yggdrasil.runtime.room import process_bytes
+from yggdrasil.runtime.memory_limits import process_bytes
 from yggdrasil.serving.answer_delivery import AnswerDelivery
 from yggdrasil.serving.errors import Fault, fault_of
 from yggdrasil.serving.jobs import Failed, Job, QueuedRequest

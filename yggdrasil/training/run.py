@@ -127,7 +127,7 @@ class TrainingRun:
         if self._estimate is None:
             target = self._settings.target
             self._teller.tell(
-                f"no plan says what passes of {target} take here, so no speed-up is told; make one with `yggdrasil "
+                f"no plan says what passes of {target} take here, so no speed-up is given; make one with `yggdrasil "
                 f"calibrate {target} --name NAME`"
             )
         self._began = self._looked = monotonic()

@@ -35,12 +35,12 @@ def settings_for(loaded: LoadedModel, draft_vocab_size: int) -> HeadSettings:
         draft_vocab_size: number of tokens that the head drafts.
     """
     text = loaded.model.config.get_text_config()
-    key_heads, head_size = loaded.outline.attention
+    key_heads, head_size = loaded.sizes.attention
     activation = getattr(text, "hidden_act", None)
     return HeadSettings(
         hidden_size=loaded.hidden_size,
         intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * loaded.hidden_size),
-        query_heads=loaded.outline.query_heads,
+        query_heads=loaded.sizes.query_heads,
         key_heads=key_heads,
         head_size=head_size,
         norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),

@@ -150,9 +150,9 @@ def _target_steps(assembly: Assembly, context: int, token: int) -> list[TimedSte
         engine.target.text.pretend([token] * context, context)
         engine.tree.plant(token)
         # Equal tokens choose the same experts, which would make a mixture's wide passes look cheap.
-        engine.tree.tokens.copy_(token + apart * torch.arange(engine.tree.num_nodes))
+        engine.tree.tokens.copy_(token + stride * torch.arange(engine.tree.num_nodes))
 
-    apart = max(1, (assembly.target.loaded.vocab_size - 1 - token) // engine.tree.num_nodes)
+    stride = max(1, (assembly.target.loaded.vocab_size - 1 - token) // engine.tree.num_nodes)
     target = engine.target
     plain = target.launch_plain if isinstance(target, CapturedTarget) else target.plain  # nothing that is timed waits
     runs: dict[str, Callable[[int], object]] = {

@@ -42,8 +42,8 @@ class LearnedStatistics(NamedTuple):
 
         The table of shipped text stays as it is.
         """
-        asked = {document.prompt_key for document in documents}
-        others = [document for document in self.documents if document.prompt_key not in asked]
+        prompt_keys = {document.prompt_key for document in documents}
+        others = [document for document in self.documents if document.prompt_key not in prompt_keys]
         return StatisticsDrafter(self.scorer, None if self.table is None else count_documents(others, self.base))
 
     def save(self, folder: Path) -> None:

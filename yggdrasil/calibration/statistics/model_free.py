@@ -59,8 +59,8 @@ def own_text(job: Job) -> list[Document]:
     file = text_file(Source.find(job.pair.target).fingerprint(), job.pair.weights)
     if not _writes(job.pair):
         return read_documents(file, target.vocab_size)
-    asked = read_prompts(job.settings.prompts, chat=job.settings.chat)
-    prompts = encode_prompts(job.tokenizer, asked)
+    found = read_prompts(job.settings.prompts, chat=job.settings.chat)
+    prompts = encode_prompts(job.tokenizer, found)
     writer = OwnText(target, job.tokenizer, prompts, file)
     return writer.write(job.settings.text_budget, job.work / OWN_TEXT, job.reporter.phase)
 

@@ -59,10 +59,10 @@ def fit_scorer(documents: Sequence[Document], *, with_table: bool, base: BaseTab
     usual = NGramScorer.default(with_table=with_table) if base is None else base.scorer
     if sum(len(document.answer) for document in documents) < _LEAST_TOKENS:
         return usual
-    told, held_out = gather_candidates(documents, with_table=with_table, base=base).split(_HELD_OUT)
-    if not len(told.position) or not len(held_out.position):
+    training, held_out = gather_candidates(documents, with_table=with_table, base=base).split(_HELD_OUT)
+    if not len(training.position) or not len(held_out.position):
         return usual
-    fitted = fit(told, usual)
+    fitted = fit(training, usual)
     return fitted if mean_loss(fitted, held_out) < mean_loss(usual, held_out) else usual
 
 
@@ -79,14 +79,14 @@ def gather_candidates(documents: Sequence[Document], *, with_table: bool, base: 
             documents; else these are unused.
         base: table of other text to which these counts are added; None: no other text.
     """
-    asked = documents[::_EVERY]
+    sampled = documents[::_EVERY]
     known = [document for i, document in enumerate(documents) if i % _EVERY]
     table = count_documents(known, base) if with_table else None
     drafter = StatisticsDrafter(NGramScorer.none(), table)
     found: list[npt.NDArray[np.int64]] = []
     right: list[npt.NDArray[np.bool_]] = []
     num_candidates = 0
-    for document in asked:
+    for document in sampled:
         drafter.begin(document.prompt)
         for token in document.answer:
             rows = drafter.features(()).numpy()

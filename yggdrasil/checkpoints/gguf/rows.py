@@ -20,8 +20,8 @@ _HEAD, _TABLE = "lm_head.weight", "token_embd.weight"
 def blocks_of(header: GgufHeader, config: PretrainedConfig) -> dict[str, list[GgufTensor]]:
     """Return the tensors of a GGUF file whose quantised blocks the kernels read, by transformers' weight name.
 
-    A weight has several tensors where the model fuses layers that the file has apart: their rows follow each other. A
-    tied LM head has the embedding's tensor.
+    A weight has several tensors where the model fuses layers that the file stores separately: their rows follow each
+    other. A tied LM head has the embedding's tensor.
 
     Raises:
         YggdrasilError: the file lacks a weight of the model or has an unknown one.

@@ -11,7 +11,7 @@ from torch import nn
 from yggdrasil.artifacts import shown
 from yggdrasil.checkpoints.formats.layers import formats_of
 from yggdrasil.checkpoints.formats.rounding import quantised_to_q4_1
-from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.model_sizes import ModelSizes
 from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.drafters.heads.block.config import BlockSettings
 from yggdrasil.drafters.heads.block.module import BlockHead
@@ -89,9 +89,9 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
     settings = head.settings
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     query_heads, rows = _attention_of(settings)
-    outline = Outline(_ANY_LENGTH, settings.vocab_size, settings.hidden_size, query_heads, rows, None)
+    sizes = ModelSizes(_ANY_LENGTH, settings.vocab_size, settings.hidden_size, query_heads, rows, None)
     loaded = LoadedModel(
-        str(folder), outline, num_threads, target.dtype, target.device, tensors, formats_of(module), {},
+        str(folder), sizes, num_threads, target.dtype, target.device, tensors, formats_of(module), {},
         json.dumps(asdict(settings), sort_keys=True), lambda: cast("PreTrainedModel", module),
     )  # fmt: skip
     readings = settings.readings(target.num_layers)

@@ -16,7 +16,7 @@ from yggdrasil.checkpoints.formats.rows import PackedRows
 from yggdrasil.checkpoints.gguf.mapped import MappedGguf
 from yggdrasil.checkpoints.head_copy import copy_in_8_bits, is_copy_faster
 from yggdrasil.checkpoints.mapped import MappedSafetensors
-from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.model_sizes import ModelSizes
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
@@ -44,7 +44,7 @@ def description_of(source: Source) -> tuple[Config, Description] | None:
     return None if described is None or not _fits(described) else (config, described)
 
 
-def outline_of(source: Source) -> Outline:
+def sizes_of(source: Source) -> ModelSizes:
     """Return the sizes of the model in ``source``. Imports transformers only if native steps do not cover its family.
 
     Raises:
@@ -54,15 +54,15 @@ def outline_of(source: Source) -> Outline:
     if found is None:
         config = load_config(source)
         refuse_unverifiable(config, source.given)
-        return Outline.of(config)
-    return _outline(*found)
+        return ModelSizes.of(config)
+    return _sizes(*found)
 
 
-def _outline(config: Config, described: Description) -> Outline:
+def _sizes(config: Config, described: Description) -> ModelSizes:
     full = with_defaults(config)
     assert full is not None, "it was described"
     attends = [shape.kind in (FULL, SLIDING, BOTH) for shape in described.layers]
-    return Outline.of_facts(full, described.ropes[FULL], attends, described.recurrence)
+    return ModelSizes.of_facts(full, described.ropes[FULL], attends, described.recurrence)
 
 
 def refuse_uncovered(source: Source) -> None:
@@ -118,7 +118,7 @@ def load_described(
             packer.add(name, is_linear=len(shape) == 2)
     packer.finish()
     return LoadedModel(
-        source.given, _outline(config, described), num_threads, dtype, torch.device("cpu"), packer.tensors,
+        source.given, _sizes(config, described), num_threads, dtype, torch.device("cpu"), packer.tensors,
         packer.formats, config, json.dumps(config, sort_keys=True), build, is_described=True,
     )  # fmt: skip
 

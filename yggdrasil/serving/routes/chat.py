@@ -118,11 +118,11 @@ class Chat:
         These are unknown fields that may change the answer (at most 16), and earlier tool calls if the chat template
         leaves them out.
         """
-        told = self.body.warnings
+        warnings = self.body.warnings
         template = str(self.service.decoder.tokenizer.chat_template)
         if any(message.tool_calls for message in self.body.messages) and "tool_calls" not in template:
-            told.append("the model's chat template leaves out earlier tool calls")
-        return told
+            warnings.append("the model's chat template leaves out earlier tool calls")
+        return warnings
 
     def parse(self, text: str) -> Parsed:
         """Split the text of a finished answer into content and tool calls.
@@ -140,13 +140,13 @@ class Chat:
         writer, streams = self._chunks(), [AnswerStream(self, i) for i in range(len(self.jobs))]
         results: list[Generation] = []
         async for index, event in exchange.events():
-            told = [writer.chunk([delta]) for delta in streams[index].deltas(event)]
+            chunks = [writer.chunk([delta]) for delta in streams[index].deltas(event)]
             if isinstance(event, Piece) and event.trees:
-                told.append(writer.chunk([], trees=[shown_tree(self.service.texts, tree) for tree in event.trees]))
+                chunks.append(writer.chunk([], trees=[shown_tree(self.service.texts, tree) for tree in event.trees]))
             if isinstance(event, Finished):
                 results.append(event.result)
-                told.append(writer.end(streams[index].end(event.result), results, len(self.jobs)))
-            yield told
+                chunks.append(writer.end(streams[index].end(event.result), results, len(self.jobs)))
+            yield chunks
         if writer.shows_usage:
             yield [writer.usage(results, len(self.jobs))]
 
@@ -184,12 +184,12 @@ class AnswerStream:
             return
         self._text += event.text
         tools, logprobs = self._chat.tools, None
-        told = self._text if tools is None else tools.decided(self._text)
+        text = self._text if tools is None else tools.decided(self._text)
         if event.logprobs:
             logprobs = chat_logprobs(self._chat.service.texts, event.logprobs).model_dump()
-        if len(told) > self._sent or logprobs:
-            yield _choice(self._index, {"content": told[self._sent :]}, logprobs=logprobs)
-            self._sent = max(len(told), self._sent)
+        if len(text) > self._sent or logprobs:
+            yield _choice(self._index, {"content": text[self._sent :]}, logprobs=logprobs)
+            self._sent = max(len(text), self._sent)
 
     def end(self, result: Generation) -> dict[str, Any]:
         """Return the last choice of a streamed answer: tool calls or text that was held back, and the finish reason."""

@@ -51,7 +51,7 @@ class _Completion:
         limits = service.settings.limits
         count = _num_prompts(body) * (body.n or 1)  # checked first: tokenizing a million prompts takes half a minute
         if count > limits.answers:
-            raise Fault(400, f"{count} answers are asked for; at most {limits.answers} are given", param="n")
+            raise Fault(400, f"{count} answers are requested; at most {limits.answers} are given", param="n")
         longest = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
         longest = service.texts.limit if longest == NO_LIMIT else longest
         if longest == 0 and (not body.echo or body.stream):
@@ -85,12 +85,12 @@ class _Completion:
     @property
     def warnings(self) -> list[str]:
         """Sentences on ignored unknown fields that may change the answer (at most 16), and on a repeated BOS token."""
-        told = self.body.warnings
+        warnings = self.body.warnings
         begin = self.service.decoder.tokenizer.bos_token_id
         if begin is not None and any(list(job.prompt[:2]) == [begin] * 2 for job in self.jobs):
             name = self.service.texts.token_text(begin)
-            told.append(f"the prompt begins with {name}, which the tokenizer writes too; leave it out")
-        return told
+            warnings.append(f"the prompt begins with {name}, which the tokenizer writes too; leave it out")
+        return warnings
 
     def _choice(self, index: int, finished: Finished) -> CompletionChoice:
         result = self._kept(finished.result)

@@ -120,8 +120,8 @@ async def _answer(body: OllamaRequest, request: Request, fields: dict[str, Any],
     service = service_of(request)
     name = body.model.removesuffix(_LATEST)
     identity = service.identify("ollama", name)
-    asked = as_if_sent(ChatRequest, {**fields, **_options(body.options or {}), **_format(body.format)})
-    wanted = await run_in_threadpool(Chat.of, asked, service, identity)
+    request = as_if_sent(ChatRequest, {**fields, **_options(body.options or {}), **_format(body.format)})
+    wanted = await run_in_threadpool(Chat.of, request, service, identity)
     exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=body.stream)
 
     def whole(found: list[Finished]) -> dict[str, Any]:
@@ -149,12 +149,12 @@ async def _lines(
 
 def _line(body: OllamaRequest, said: dict[str, Any], wanted: Chat, result: Generation | None = None) -> dict[str, Any]:
     """Return one object of the reply. With ``result`` it is the last, with the reason and durations in nanoseconds."""
-    told = {"model": body.model, "created_at": _when(None), **said, "done": result is not None}
+    reply = {"model": body.model, "created_at": _when(None), **said, "done": result is not None}
     if result is None:
-        return told
+        return reply
     timings = timings_of([result], wanted.service.decoder.plan)
     read, written = round(1e6 * timings.prompt_ms), round(1e6 * timings.predicted_ms)
-    return told | {
+    return reply | {
         "done_reason": finish_reason(result), "total_duration": read + written, "load_duration": 0,
         "prompt_eval_count": result.prompt_tokens, "prompt_eval_duration": read, "eval_count": len(result.tokens),
         "eval_duration": written,
@@ -181,10 +181,10 @@ def _turn(turn: OllamaMessage) -> dict[str, Any]:
         {"function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}}
         for call in turn.tool_calls or ()
     ]
-    told: dict[str, Any] = {"role": turn.role, "content": turn.content or ""}
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content or ""}
     if turn.tool_name is not None:
-        told["name"] = turn.tool_name
-    return {**told, "tool_calls": calls} if calls else told
+        message["name"] = turn.tool_name
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _refuse_images(images: list[str] | None) -> None:

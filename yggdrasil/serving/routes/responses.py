@@ -49,7 +49,7 @@ class _Writer:
 
     def _object(self, result: Generation | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the response object; without ``result`` its status is ``in_progress``."""
-        identity, asked = self._chat.identity, self._chat.body
+        identity, body = self._chat.identity, self._chat.body
         is_cut = result is not None and finish_reason(result) == "length"
         status = "in_progress" if result is None else "incomplete" if is_cut else "completed"
         body = self._body
@@ -58,7 +58,7 @@ class _Writer:
             "status": status, "error": None, "output": output, "instructions": body.instructions,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "max_output_tokens": body.max_output_tokens, "metadata": body.metadata or {}, "parallel_tool_calls": True,
-            "previous_response_id": None, "store": False, "temperature": asked.temperature, "top_p": asked.top_p,
+            "previous_response_id": None, "store": False, "temperature": body.temperature, "top_p": body.top_p,
             "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
             "tool_choice": body.tool_choice or "auto", "tools": [{"strict": None, **tool} for tool in body.tools or ()],
             **({} if result is None else self._figures(result)),
@@ -83,7 +83,7 @@ class _Writer:
 
     async def events(self, exchange: Exchange) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield the events of a streamed answer in the order of OpenAI's responses API."""
-        answer, told = AnswerStream(self._chat, 0), ""
+        answer, text = AnswerStream(self._chat, 0), ""
         begun = self._object(None, [])
         yield [self._event("created", response=begun), self._event("in_progress", response=begun)]
         async for _, event in exchange.events():
@@ -91,22 +91,22 @@ class _Writer:
             if isinstance(event, Finished):
                 deltas.append(answer.end(event.result))
             said = "".join(delta["delta"].get("content") or "" for delta in deltas)
-            events = [*self._opened(), self._text("delta", delta=said)] if said and not told else []
-            events = [self._text("delta", delta=said)] if said and told else events
-            told += said
+            events = [*self._opened(), self._text("delta", delta=said)] if said and not text else []
+            events = [self._text("delta", delta=said)] if said and text else events
+            text += said
             if isinstance(event, Finished):
-                events += self._ending(event.result, told, deltas[-1]["delta"])
+                events += self._ending(event.result, text, deltas[-1]["delta"])
             yield events
 
-    def _ending(self, result: Generation, told: str, last: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _ending(self, result: Generation, text: str, last: dict[str, Any]) -> Iterator[dict[str, Any]]:
         calls = [ToolCallReply.model_validate(call) for call in last.get("tool_calls", ())]
         output = []
-        if told or not calls:
-            if not told:
+        if text or not calls:
+            if not text:
                 yield from self._opened()
-            yield self._text("done", text=told)
-            yield self._event("content_part.done", **self._place, part=_part(told))
-            output.append(self._message(told))
+            yield self._text("done", text=text)
+            yield self._event("content_part.done", **self._place, part=_part(text))
+            output.append(self._message(text))
             yield self._event("output_item.done", output_index=0, item=output[0])
         for call in calls:
             item, place = _call(call), len(output)

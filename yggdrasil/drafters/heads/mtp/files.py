@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from yggdrasil.checkpoints.facts import load_config
-from yggdrasil.checkpoints.outline import Outline
+from yggdrasil.checkpoints.model_sizes import ModelSizes
 from yggdrasil.drafters.heads.eagle.config import HeadSettings
 from yggdrasil.drafters.heads.mtp.gguf import has_mtp, mtp_tensors
 from yggdrasil.drafters.heads.mtp.module import MtpHead
@@ -99,19 +99,19 @@ def open_mtp(folder: Path, dtype: torch.dtype) -> MtpHead:
 
 def empty_mtp(config: "PretrainedConfig") -> MtpHead:
     """Return an MTP module on the meta device (without weights) for the target with text configuration ``config``."""
-    outline = Outline.of(config)
-    key_heads, head_size = outline.attention
+    sizes = ModelSizes.of(config)
+    key_heads, head_size = sizes.attention
     settings = HeadSettings(
-        hidden_size=outline.hidden_size,
+        hidden_size=sizes.hidden_size,
         intermediate_size=getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
-        query_heads=outline.query_heads,
+        query_heads=sizes.query_heads,
         key_heads=key_heads,
         head_size=head_size,
         norm_eps=config.rms_norm_eps,
         activation=config.hidden_act,
-        vocab_size=outline.vocab_size,
-        draft_vocab_size=outline.vocab_size,
-        target_hidden_size=outline.hidden_size,
+        vocab_size=sizes.vocab_size,
+        draft_vocab_size=sizes.vocab_size,
+        target_hidden_size=sizes.hidden_size,
         rope={},
         is_first=True,
         layer_of=config.to_json_string(),
