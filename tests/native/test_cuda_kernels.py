@@ -141,7 +141,7 @@ def test_a_step_that_asks_for_few_of_its_rows_gets_the_portable_operator():
 
     attend = cuda.with_fallback(vars(portable))["tree_attention"]
     for seed in range(100, 104):
-        case = AttentionCase(seed, torch.float32, asks_few=True)
+        case = AttentionCase(seed, torch.float32, has_fewer_queries=True)
         torch.testing.assert_close(case.run(attend), case.run(portable.tree_attention))
 
 

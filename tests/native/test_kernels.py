@@ -26,7 +26,7 @@ def test_portable_attention_equals_a_loop_over_keys(dtype, window, softcap):
     """With sinks, one more score of each head whose weight meets no value, and without."""
     for seed in range(6):
         case = AttentionCase(
-            seed, dtype, head_dim=8, num_context=[0, 1, 3, 9][seed % 4], width=1 + seed, asks_few=seed % 2 == 1
+            seed, dtype, head_dim=8, num_context=[0, 1, 3, 9][seed % 4], width=1 + seed, has_fewer_queries=seed % 2 == 1
         )
         sinks = case.sinks if seed >= 3 else None
         output, keys, values = case.run(portable.tree_attention, window, softcap, sinks=sinks)
@@ -43,7 +43,7 @@ def test_portable_attention_equals_a_loop_over_keys(dtype, window, softcap):
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_native_attention_equals_the_portable_one(dtype, window, softcap):
     for seed in range(100, 130):
-        case = AttentionCase(seed, dtype, asks_few=seed % 3 == 0)
+        case = AttentionCase(seed, dtype, has_fewer_queries=seed % 3 == 0)
         behind = (window, softcap, seed % 4, case.sinks if seed % 2 else None)  # 0 threads: not measured yet
         output, *caches = case.run(ops.tree_attention, *behind)
         expected, *expected_caches = case.run(portable.tree_attention, *behind)
