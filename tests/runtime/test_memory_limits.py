@@ -12,7 +12,7 @@ from yggdrasil.engine.assembly import assemble
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime import memory_limits
 from yggdrasil.runtime.cache import StaticCache
-from yggdrasil.runtime.memory_limits import cache_bytes, check_gpu_memory, check_cache_memory
+from yggdrasil.runtime.memory_limits import cache_bytes, check_cache_memory, check_gpu_memory
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.token_tree import TokenTree
 

@@ -25,8 +25,8 @@ from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_
 from yggdrasil.engine.loading import DTYPES
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.native_steps.loading import sizes_of, refuse_uncovered
 from yggdrasil.runtime.memory_limits import total_card_bytes
+from yggdrasil.runtime.native_steps.loading import refuse_uncovered, sizes_of
 from yggdrasil.scheduling.plan import DeviceName
 
 _LEAST_LENGTH = 2048  # tokens, whatever the memory, unless a model's context is shorter
@@ -99,12 +99,12 @@ def default_max_length(target: str, drafter: str | None, device: DeviceName = "c
         YggdrasilError: a model is missing or unsupported.
     """
     models = [target] if drafter is None or is_head(drafter) else [target, drafter]
-    models = [sizes_of(Source.find(model)) for model in models]
-    slot = sum(2 * heads * size * _BYTES for each in models for heads, size in each.key_heads)  # keys and values
+    sizes = [sizes_of(Source.find(model)) for model in models]
+    slot = sum(2 * heads * size * _BYTES for each in sizes for heads, size in each.key_heads)  # keys and values
     memory = total_card_bytes() if device == "cuda" else None
-    room = int((memory or current_machine().memory_gib * 2**30) * _CACHE_SHARE / slot)
-    allowed = max(_LEAST_LENGTH, 1 << max(room, 1).bit_length() - 1)
-    return min(allowed, *(each.max_context for each in models))
+    affordable = int((memory or current_machine().memory_gib * 2**30) * _CACHE_SHARE / slot)
+    allowed = max(_LEAST_LENGTH, 1 << max(affordable, 1).bit_length() - 1)
+    return min(allowed, *(each.max_context for each in sizes))
 
 
 def default_drafter_weights(drafter: str | None, dtype: str, device: str) -> Weights:

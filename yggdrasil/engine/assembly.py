@@ -28,8 +28,8 @@ from yggdrasil.engine.targets.target import TargetModel
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.graphs import Capture, Recorder
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.passes import HEAD_INPUT
 from yggdrasil.runtime.memory_limits import check_caches
+from yggdrasil.runtime.passes import HEAD_INPUT
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.plan import DeviceName, Shapes
 from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
