@@ -12,11 +12,19 @@ from yggdrasil.artifacts.columns import pack_column, unpack_column
     "values", [[], [0], [255, 256], [0, 1, 2**62], list(range(1000)), [2**32, 0, 7]], ids=lambda each: str(len(each))
 )
 def test_numbers_come_back(values):
-    numbers = np.array(values, dtype=np.int64)
-    back = unpack_column(pack_column(numbers))
+    packed = pack_column(np.array(values, dtype=np.int64))
+    back = unpack_column(packed, np.int64)
 
     assert back.dtype == np.int64
     assert back.tolist() == values
+    if max(values, default=0) < 2**31:
+        narrow = unpack_column(packed, np.int32)
+        assert narrow.dtype == np.int32
+        assert narrow.tolist() == values
+        assert pack_column(narrow).tobytes() == packed.tobytes()
+    else:
+        with pytest.raises(ValueError, match="too large"):
+            unpack_column(packed, np.int32)
     assert pack_column(np.arange(100_000) % 7).nbytes < 1000
 
 
@@ -37,4 +45,4 @@ def header(count, width):
 )  # fmt: skip
 def test_damage_is_refused(data):
     with pytest.raises(ValueError, match="packed column"):
-        unpack_column(np.frombuffer(data, dtype=np.uint8))
+        unpack_column(np.frombuffer(data, dtype=np.uint8), np.int64)

@@ -298,7 +298,7 @@ def test_what_was_learned_survives_the_disk_and_damage_is_refused(tmp_path):
 def test_a_table_of_counts_that_cannot_be_is_refused(totals, counts):
     one, starts = np.array([1]), np.array([0, 1])
     with pytest.raises(ValueError, match="that cannot be"):
-        Table(one, np.array(totals), starts, one, np.array(counts))
+        Table.of_columns(one, np.array(totals), starts, one, np.array(counts))
 
 
 def test_keys_tell_contexts_apart():

@@ -6,16 +6,19 @@ deflated byte planes, beginning with the lowest byte of all values.
 
 import struct
 import zlib
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+Number = TypeVar("Number", np.int32, np.int64)
 
 _HEADER = struct.Struct("<QB")
 _MOST_DEFLATED = 1100  # zlib's highest compression ratio; a larger size in the header is invalid
 
 
-def pack_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Compress ``values`` [n] int64, all at least 0, to uint8 bytes: byte planes, deflated by zlib, with a header.
+def pack_column(values: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Compress ``values`` [n], all at least 0, to uint8 bytes: byte planes, deflated by zlib, with a header.
 
     Raises:
         ValueError: a value is negative.
@@ -28,26 +31,42 @@ def pack_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def unpack_column(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return the values, [n] int64, of a column that ``pack_column`` has compressed to uint8 bytes.
+def column_length(packed: npt.NDArray[np.uint8]) -> int:
+    """Return how many values a column claims to have that ``pack_column`` has compressed; ``unpack_column`` checks it.
 
     Raises:
         ValueError: the bytes are not a packed column.
     """
-    data = packed.tobytes()
+    if len(packed) < _HEADER.size or (count := _HEADER.unpack_from(packed)[0]) > _MOST_DEFLATED * len(packed):
+        raise ValueError("a packed column has a header that cannot be")
+    return int(count)
+
+
+def unpack_column(packed: npt.NDArray[np.uint8], dtype: type[Number]) -> npt.NDArray[Number]:
+    """Return the values, [n] in ``dtype``, of a column that ``pack_column`` has compressed to uint8 bytes.
+
+    Args:
+        dtype: of the result, int32 or int64; int32 takes half of the memory.
+
+    Raises:
+        ValueError: the bytes are not a packed column, or its values may not fit ``dtype``.
+    """
+    data = memoryview(packed).cast("B")
     try:
         count, width = _HEADER.unpack_from(data)
-        size = count * width
+        size, most = count * width, np.dtype(dtype).itemsize
         if not 1 <= width <= 8 or size > _MOST_DEFLATED * len(data):
             raise ValueError("a packed column has a header that cannot be")
+        if width > most:
+            raise ValueError("a packed column holds numbers that are too large")
         inflater = zlib.decompressobj()
         planes = inflater.decompress(data[_HEADER.size :], size + 1)
         if len(planes) != size or not inflater.eof:
             raise ValueError("a packed column is shorter or longer than its header says")
     except (struct.error, zlib.error) as error:
         raise ValueError(f"a packed column is damaged: {error}") from error
-    values = np.zeros((count, 8), dtype=np.uint8)
+    values = np.zeros((count, most), dtype=np.uint8)
     for place, plane in enumerate(np.frombuffer(planes, dtype=np.uint8).reshape(width, count)):
         values[:, place] = plane  # one by one: NumPy copies the transpose of all at a third of the speed
-    numbers: npt.NDArray[np.int64] = values.view("<i8").reshape(count).astype(np.int64, copy=False)
+    numbers: npt.NDArray[Number] = values.view(f"<i{most}").reshape(count).astype(dtype, copy=False)
     return numbers

@@ -21,6 +21,7 @@ from yggdrasil.artifacts import parse_json, write_atomic
 from yggdrasil.artifacts.ahead import Ahead
 from yggdrasil.artifacts.cache import cache_root
 from yggdrasil.artifacts.fork import ends_within
+from yggdrasil.checkpoints.compact_tokenizer import open_compact, write_compact
 from yggdrasil.checkpoints.tokenizer import Tokenizer, render_chat, try_template
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
@@ -80,11 +81,22 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 def _by_record(folder: Path) -> tuple[Tokenizer | None, dict[str, Any] | None]:
     """Return (tokenizer, record in the cache) as far as an earlier opening stored them."""
     built = _read(folder / _BUILT)
-    if built is not None and (ours := _kept_tokenizer(folder, folder / "tokenizer.json", built)) is not None:
+    if built is not None and (ours := _compact(folder, built) or _kept_tokenizer(folder, _written(folder), built)):
         return ours, None
     kept = _kept_file(folder)
     record = _read(kept)
     return (None if record is None else _kept_tokenizer(folder, _rules(kept), record)), record
+
+
+def _written(folder: Path) -> Path:
+    return folder / "tokenizer.json"
+
+
+def _compact(folder: Path, built: Mapping[str, Any]) -> Tokenizer | None:
+    """Open the compact form of a tokenizer that ``write_tokenizer`` has written; None if it has none."""
+    load = partial(tokenizers.Tokenizer.from_file, str(_written(folder)))
+    backend: Any = open_compact(folder, str(built.get("rules")), load)
+    return None if backend is None else Tokenizer(backend, built, lambda: _by_transformers(folder, built))
 
 
 def _kept_file(folder: Path) -> Path:
@@ -106,10 +118,12 @@ def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, facts: Mapping[
             f"the chat template takes more than {_CPU_SECONDS} s or {_TEMPLATE_MEGABYTES} MB for a short chat"
         )
     rules = backend.to_str().encode()
+    digest = hashlib.sha256(rules).hexdigest()
     named = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token")) | facts["special_tokens"]
     settings = {"tokenizer_class": "TokenizersBackend", **named}  # null overrides the class's default token
-    record = {"module": _THEIRS, "name": "", **facts, "rules": hashlib.sha256(rules).hexdigest()}
-    (folder / "tokenizer.json").write_bytes(rules)
+    record = {"module": _THEIRS, "name": "", **facts, "rules": digest}
+    _written(folder).write_bytes(rules)
+    write_compact(folder, rules.decode(), digest)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / _BUILT).write_text(json.dumps(record))
     if facts["chat_template"] is not None:

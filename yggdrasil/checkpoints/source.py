@@ -22,7 +22,7 @@ from yggdrasil.errors import YggdrasilError
 if TYPE_CHECKING:
     import torch
 
-_LAYOUT = 5  # version of the prepared folders
+_LAYOUT = 6  # version of the prepared folders
 _FINGERPRINT = (
     "tokenizer.fingerprint"  # file with the fingerprint of a GGUF file's tokenizer, stored with its configuration
 )

@@ -3,10 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
-from typing import Literal, NamedTuple
-
-import tokenizers
-from tokenizers.decoders import DecodeStream
+from typing import Any, Literal, NamedTuple
 
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 
@@ -20,14 +17,15 @@ class IncrementalDetokenizer:
     decodes consecutive bytes together). Returned pieces then stay, and the bytes become replacement characters.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, *, skip_special: bool, before: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, *, skip_special: bool, before: Sequence[int] = ()) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._before = self._returned = self._last_text(before)  # tokens after which the next piece is decoded
         self._held: list[int] = []  # tokens that no returned piece includes yet
         self._begin()
 
     def _begin(self) -> None:
-        self._stream = DecodeStream(ids=self._returned, skip_special_tokens=self._skip_special)
+        self._ids = list(self._returned)  # the tokens that the next piece is decoded with
+        self._prefix, self._prefix_size = "", 0  # their text before the next piece, and how many of them it is of
 
     def step(self, tokens: list[int]) -> str:
         """Add token ids, and return the text that they complete; "" while the last character is incomplete.
@@ -35,15 +33,29 @@ class IncrementalDetokenizer:
         Tokens of an incomplete character are held until a later call completes it.
         """
         self._held += tokens
-        try:
-            piece = self._stream.step(self._tokenizer, tokens) or ""
-        except Exception:  # noqa: BLE001  (tokenizers has no narrower exception for text that would have to change)
+        piece = self._stream_step(tokens)
+        if piece is None:  # an earlier piece would have to change
             piece = self.held()
             self._returned, self._held = self._held, []
             self._begin()
             return piece
         if piece:
             self._returned, self._held = self._held, []
+        return piece
+
+    def _stream_step(self, tokens: list[int]) -> str | None:
+        """Return what the ``DecodeStream`` of tokenizers does, "" for its None, and None where it raises an error."""
+        if not self._prefix and self._ids and not (text := self._decode(self._ids)).endswith("�"):
+            self._prefix, self._prefix_size = text, len(self._ids)
+        self._ids += tokens
+        text = self._decode(self._ids)
+        if text.endswith("�") or len(text.encode()) <= len(self._prefix.encode()):
+            return ""
+        if not text.startswith(self._prefix):
+            return None
+        piece = text[len(self._prefix) :]
+        self._ids, self._prefix_size = self._ids[self._prefix_size :], len(self._ids) - self._prefix_size
+        self._prefix = self._decode(self._ids)
         return piece
 
     def held(self) -> str:

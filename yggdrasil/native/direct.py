@@ -134,8 +134,8 @@ class NativeStatistics(NativeObject):
         self._buffers: dict[str, Sequence[Tensor]] = {}
 
     def set_table(self, *arrays: Tensor) -> None:
-        """Set the static n-gram table to draft from, given its tensors in the order of ``Table.tensors``."""
-        self._call("set_table", *_pointers([array.contiguous() for array in arrays]))
+        """Set the static n-gram table to draft from, given the tensors ``Table.tensors``, which must not change."""
+        self._keep("set_table", arrays)
 
     def forget(self) -> None:
         """Drop the text and its n-gram counts. The static n-gram table stays."""

@@ -5,6 +5,7 @@
 // object.
 
 #include "common/c_api.h"
+#include "text/byte_pairs.h"
 #include "tree/counts.h"
 #include "tree/drawn_token.h"
 #include "tree/draws.h"
@@ -61,6 +62,16 @@ YGG_API int32_t yggdrasil_rank_nodes(View scores, View order, View expected) {
 
 YGG_API int32_t yggdrasil_move_rows(View caches, int64_t num_caches, const int64_t* sources, int64_t num_sources, int64_t destination) {
   return status_of([&] { move_rows(tensors_of(caches, num_caches), ints(sources, num_sources), destination); });
+}
+
+// Encodes words (UTF-8, one behind another up to `ends`) to at most one token a byte; returns the number of tokens.
+YGG_API int64_t yggdrasil_encode_words(const BytePairs* pairs, const char* words, const int64_t* ends, int64_t num_words, int32_t* tokens) {
+  return count_or_error([&] {
+    WordEncoder encoder(*pairs);
+    int32_t* end = tokens;
+    for (int64_t i = 0, begin = 0; i < num_words; begin = ends[i++]) end = encoder.encode({words + begin, size_t(ends[i] - begin)}, end);
+    return int64_t(end - tokens);
+  });
 }
 
 // ==== rows of a KV cache ==============================================================================================
@@ -122,8 +133,8 @@ YGG_API void* yggdrasil_counts_new(View counts, View totals, View bias, View out
   return create([&] { return new Counts(tensor_of(counts), tensor_of(totals), tensor_of(bias), tensor_of(out), tensor_of(nothing)); });
 }
 YGG_API void yggdrasil_counts_free(void* counts) { delete static_cast<Counts*>(counts); }
-YGG_API int32_t yggdrasil_counts_set_table(void* counts, View keys, View totals, View starts, View tokens, View frequencies) {
-  return status_of([&] { static_cast<Counts*>(counts)->set_table(tensor_of(keys), tensor_of(totals), tensor_of(starts), tensor_of(tokens), tensor_of(frequencies)); });
+YGG_API int32_t yggdrasil_counts_set_table(void* counts, View arrays) {
+  return status_of([&] { static_cast<Counts*>(counts)->set_table(tensor_of(arrays), tensor_of(arrays + 1)); });
 }
 YGG_API int32_t yggdrasil_counts_forget(void* counts) {
   return status_of([&] { static_cast<Counts*>(counts)->forget(); });

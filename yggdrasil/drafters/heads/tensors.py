@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -84,7 +85,7 @@ def _in_full_precision(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Te
         try:
             if packed is None or packed.dtype != torch.uint8:
                 raise ValueError("no packed matrix of that name")
-            steps = torch.from_numpy(unpack_column(packed.numpy()) - _ZERO).view(*scale.shape, _GROUP)
+            steps = torch.from_numpy(unpack_column(packed.numpy(), np.int64) - _ZERO).view(*scale.shape, _GROUP)
         except (ValueError, RuntimeError) as error:
             raise YggdrasilError(f"{shown(folder)} holds {name}, but {first_line(error)}; fetch it again") from error
         tensors[name.removesuffix(_SCALE)] = (steps.float() * scale.float()[:, :, None]).flatten(1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from yggdrasil.artifacts.memory import trim_heap
 from yggdrasil.drafters.model_free_options import StatisticsOptions
 from yggdrasil.drafters.protocol import Budget, Capabilities, Step
 from yggdrasil.drafters.statistics.contexts import LONGEST
@@ -66,7 +67,10 @@ class StatisticsDrafter:
             YggdrasilError: a file is missing or damaged, or the native library is missing.
         """
         table = Table.load(folder / TABLE_FILE) if options.table else None
-        return cls(NGramScorer.load(folder / SCORER_FILE), table)
+        drafter = cls(NGramScorer.load(folder / SCORER_FILE), table)
+        del table  # its arrays take as much memory as what drafting keeps of them
+        trim_heap()
+        return drafter
 
     def set_scorer(self, scorer: NGramScorer, table: Table | None) -> None:
         """Replace the n-gram scorer and the n-gram table (None: no table), and forget the text and the draws."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from yggdrasil.artifacts.atomic import shown
-from yggdrasil.artifacts.columns import pack_column, unpack_column
+from yggdrasil.artifacts.columns import column_length, pack_column, unpack_column
+from yggdrasil.artifacts.memory import new_region, use_huge_pages
 from yggdrasil.artifacts.store import read_tensors, write_tensors
 from yggdrasil.drafters.statistics.contexts import (
     BRANCHES,
@@ -31,33 +32,83 @@ from yggdrasil.drafters.statistics.contexts import (
 )
 from yggdrasil.errors import ArtifactError
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
+Integers: TypeAlias = npt.NDArray[np.signedinteger[Any]]
+Array: TypeAlias = npt.NDArray[Any]
+_CONTEXT = np.dtype([("key", "=i8"), ("total", "=i4"), ("begin", "=i4")])
+_CONTINUATION = np.dtype([("token", "=i4"), ("count", "=i4")])
+_MOST = np.iinfo(np.int32).max
 
 KIND, SCHEMA_VERSION = "table", 3
-_FIELDS = ("keys", "totals", "starts", "tokens", "counts")
 _COLUMNS = ("key_steps", "totals", "lengths", "tokens", "counts")  # in the file
 _ORIGIN = "origin"
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """An n-gram table: the most frequent continuations of each context, sorted by count."""
+    """An n-gram table: the most frequent continuations of each context, sorted by count.
 
-    keys: IntArray  # [C] contexts, ascending; see ``table_key``
-    totals: IntArray  # [C] count of each context
-    starts: IntArray  # [C + 1] index of each context's first continuation
-    tokens: IntArray  # [F] token ids
-    counts: IntArray  # [F]
+    Both arrays are in the layout of the native library (tree/continuations.h), which reads them where they are.
+    """
+
+    contexts: Array  # [C + 1] key, count, index of the first continuation; the last entry only has the index F
+    continuations: Array  # [F] token id, count
     origin: str = ""  # the text that was counted; empty if it is of the table's own calibration alone
 
     def __post_init__(self) -> None:
-        sizes_fit = len(self.totals) == len(self.keys) == len(self.starts) - 1 and len(self.tokens) == len(self.counts)
         lengths = np.diff(self.starts)
-        if not sizes_fit or self.starts[0] != 0 or self.starts[-1] != len(self.tokens) or (lengths < 0).any():
+        if self.starts[0] != 0 or self.starts[-1] != len(self.tokens) or (lengths < 0).any():
             raise ValueError("the parts of a table do not fit together")
         most = np.repeat(self.totals, lengths)
         if (self.totals < 1).any() or (self.counts < 1).any() or (self.counts > most).any() or (self.tokens < 0).any():
             raise ValueError("a table holds tokens or counts that cannot be")
+
+    @classmethod
+    def of_columns(
+        cls, keys: Integers, totals: Integers, starts: Integers, tokens: Integers, counts: Integers, origin: str = ""
+    ) -> Table:
+        """Return the table of these columns, which the properties of the same names describe.
+
+        Counts above the largest int32 are reduced to it.
+
+        Raises:
+            ValueError: they do not fit together, or are no tokens and counts.
+        """
+        if not len(totals) == len(keys) == len(starts) - 1 or len(tokens) != len(counts):
+            raise ValueError("the parts of a table do not fit together")
+        contexts, continuations = _allocated(len(starts), _CONTEXT), _allocated(len(tokens), _CONTINUATION)
+        contexts["key"][:-1], contexts["total"][:-1], contexts["begin"] = keys, np.minimum(totals, _MOST), starts
+        continuations["token"], continuations["count"] = tokens, np.minimum(counts, _MOST)
+        return cls(contexts, continuations, origin)
+
+    @property
+    def keys(self) -> npt.NDArray[np.int64]:
+        """Keys of the contexts, [C] int64, ascending; see ``table_key``."""
+        found: npt.NDArray[np.int64] = self.contexts["key"][:-1]
+        return found
+
+    @property
+    def totals(self) -> npt.NDArray[np.int32]:
+        """Count of each context, [C] int32."""
+        found: npt.NDArray[np.int32] = self.contexts["total"][:-1]
+        return found
+
+    @property
+    def starts(self) -> npt.NDArray[np.int32]:
+        """Index of each context's first continuation, [C + 1] int32; the last is F."""
+        found: npt.NDArray[np.int32] = self.contexts["begin"]
+        return found
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Token ids of the continuations, [F] int32."""
+        found: npt.NDArray[np.int32] = self.continuations["token"]
+        return found
+
+    @property
+    def counts(self) -> npt.NDArray[np.int32]:
+        """Counts of the continuations, [F] int32."""
+        found: npt.NDArray[np.int32] = self.continuations["count"]
+        return found
 
     @classmethod
     def of(cls, documents: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Table:
@@ -107,7 +158,8 @@ class Table:
 
     def times(self, factor: int) -> Table:
         """Return a new n-gram table with every count multiplied by ``factor``."""
-        return replace(self, totals=self.totals * factor, counts=self.counts * factor)
+        totals, counts = (each.astype(np.int64) * factor for each in (self.totals, self.counts))
+        return Table.of_columns(self.keys, totals, self.starts, self.tokens, counts, self.origin)
 
     def halved(self) -> Table:
         """Return a new n-gram table with every count halved and rounded down, and an empty ``origin``.
@@ -137,8 +189,8 @@ class Table:
         return replace(self, origin=origin)
 
     def tensors(self) -> list[Tensor]:
-        """Return int64 tensors that share the table's memory: keys, totals, starts, tokens, counts."""
-        return [torch.from_numpy(getattr(self, name)) for name in _FIELDS]
+        """Return uint8 tensors that share the memory of the contexts and of the continuations."""
+        return [torch.from_numpy(each.view(np.uint8)) for each in (self.contexts, self.continuations)]
 
     def save(self, path: Path) -> None:
         """Write the n-gram table to the safetensors file ``path``, replacing an existing file.
@@ -163,16 +215,39 @@ class Table:
         if not is_ours or any(array.ndim != 1 or array.dtype != np.uint8 for array in arrays.values()):
             raise ArtifactError(f"{shown(path)} is not an n-gram table; calibrate again")
         try:
-            steps, totals, lengths, tokens, counts = (unpack_column(arrays[name]) for name in _COLUMNS)
-            starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-            np.cumsum(lengths, out=starts[1:])
-            np.cumsum(steps, out=steps)
-            return cls(steps, totals, starts, tokens, counts, arrays[_ORIGIN].tobytes().decode())
+            return cls._unpacked([arrays[name] for name in _COLUMNS], arrays[_ORIGIN].tobytes().decode())
         except (ValueError, IndexError) as error:
             raise ArtifactError(f"{shown(path)} is damaged ({error}); calibrate again") from error
 
+    @classmethod
+    def _unpacked(cls, columns: Sequence[npt.NDArray[np.uint8]], origin: str) -> Table:
+        """Return the table of the packed ``_COLUMNS``, of which one at a time is unpacked beside it."""
+        key_steps, totals, lengths, tokens, counts = columns
+        if column_length(tokens) != column_length(counts):
+            raise ValueError("the parts of a table do not fit together")
+        contexts = _allocated(column_length(totals) + 1, _CONTEXT)
+        np.cumsum(unpack_column(key_steps, np.int64), out=contexts["key"][:-1])
+        contexts["total"][:-1] = unpack_column(totals, np.int32)
+        np.cumsum(unpack_column(lengths, np.int32), out=contexts["begin"][1:], dtype=np.int32)
+        continuations = _allocated(column_length(tokens), _CONTINUATION)
+        continuations["token"], continuations["count"] = (
+            unpack_column(tokens, np.int32),
+            unpack_column(counts, np.int32),
+        )
+        return cls(contexts, continuations, origin)
 
-def _ranked(keys: IntArray, totals: IntArray, row: IntArray, tokens: IntArray, counts: IntArray) -> Table:
+
+def _allocated(count: int, dtype: np.dtype[Any]) -> Array:
+    """Return ``count`` zeros of ``dtype`` in memory on huge pages, if the system supports them.
+
+    They are read at random between two passes, when small pages take several times as long.
+    """
+    region = new_region(max(count * dtype.itemsize, 1))
+    use_huge_pages(region)
+    return np.frombuffer(region, dtype, count)
+
+
+def _ranked(keys: Integers, totals: Integers, row: Integers, tokens: Integers, counts: Integers) -> Table:
     """Build the table in which ``tokens[i]`` followed context ``keys[row[i]]`` ``counts[i]`` times.
 
     Only the 8 most frequent continuations of each context are kept.
@@ -182,4 +257,5 @@ def _ranked(keys: IntArray, totals: IntArray, row: IntArray, tokens: IntArray, c
     starts = np.searchsorted(row, np.arange(len(keys) + 1))
     kept = np.arange(len(row)) - starts[row] < BRANCHES
     row, order = row[kept], order[kept]
-    return Table(keys, totals, np.searchsorted(row, np.arange(len(keys) + 1)), tokens[order], counts[order])
+    starts = np.searchsorted(row, np.arange(len(keys) + 1))
+    return Table.of_columns(keys, totals, starts, tokens[order], counts[order])

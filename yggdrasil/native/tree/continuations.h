@@ -109,28 +109,25 @@ class CountedText {
   size_t used_ = 0;
 };
 
-// Continuations of a fixed set of contexts, in arrays: a map of as many contexts takes more than twice the memory.
+// Continuations of a fixed set of contexts, in arrays of the caller: a map of as many contexts takes more than twice the
+// memory.
 class CountedTable {
  public:
-  bool empty() const { return contexts_.empty(); }
+  bool empty() const { return size_ == 0; }
 
-  // Continuations of context i are entries starts[i] .. starts[i + 1] - 1.
-  void set(const Tensor& keys, const Tensor& totals, const Tensor& starts, const Tensor& tokens,
-           const Tensor& counts) {
-    const int64_t size = keys.numel();
-    const auto *key = keys.const_data_ptr<int64_t>(), *total = totals.const_data_ptr<int64_t>();
-    const auto* start = starts.const_data_ptr<int64_t>();
-    contexts_.clear();
-    contexts_.reserve(size);
-    for (int64_t i = 0; i < size; ++i) contexts_.push_back({key[i], int32_t(total[i]), int32_t(start[i]), int32_t(start[i + 1])});
-    continuations_.clear();
-    continuations_.reserve(tokens.numel());
-    const auto *token = tokens.const_data_ptr<int64_t>(), *count = counts.const_data_ptr<int64_t>();
-    for (int64_t i = 0; i < tokens.numel(); ++i) continuations_.push_back({int32_t(token[i]), int32_t(count[i])});
+  // Reads C + 1 contexts, the last of which only ends the one before it, and F continuations, as bytes. The caller keeps
+  // both.
+  void set(const Tensor& contexts, const Tensor& continuations) {
+    YGG_CHECK(contexts.is_contiguous() && continuations.is_contiguous() && contexts.nbytes() >= int64_t(sizeof(Context)),
+              "the arrays of a table must be contiguous, and the contexts have an end");
+    slots_ = {};  // what an earlier table took is given back first
+    contexts_ = static_cast<const Context*>(contexts.const_data_ptr());
+    continuations_ = static_cast<const Continuation*>(continuations.const_data_ptr());
+    size_ = contexts.nbytes() / sizeof(Context) - 1;
     size_t slots = 2;
-    while (slots < 2 * contexts_.size()) slots *= 2;
-    slots_.assign(slots, -1);
-    for (int64_t i = 0; i < size; ++i) slots_[slot(key[i])] = int32_t(i);
+    while (slots < 2 * size_) slots *= 2;
+    slots_ = HugePageVector<int32_t>(slots, -1);
+    for (size_t i = 0; i < size_; ++i) slots_[slot(contexts_[i].key)] = int32_t(i);
   }
 
   // Returns the number of a context, or -1.
@@ -145,21 +142,22 @@ class CountedTable {
   void prefetch_context(int64_t key) const {
     if (empty()) return;
     const int32_t first_context = slots_[hashed(key, slots_.size())];
-    if (first_context >= 0) __builtin_prefetch(&contexts_[first_context]);
+    if (first_context >= 0) __builtin_prefetch(&contexts_[first_context]), __builtin_prefetch(&contexts_[first_context + 1]);
   }
 
   // Prefetches the continuations of a context.
   void prefetch_continuations(int64_t context) const { prefetch_bytes(begin(context), (end(context) - begin(context)) * sizeof(Continuation)); }
 
   int64_t total(int64_t context) const { return contexts_[context].total; }
-  const Continuation* begin(int64_t context) const { return continuations_.data() + contexts_[context].begin; }
-  const Continuation* end(int64_t context) const { return continuations_.data() + contexts_[context].end; }
+  const Continuation* begin(int64_t context) const { return continuations_ + contexts_[context].begin; }
+  const Continuation* end(int64_t context) const { return continuations_ + contexts_[context + 1].begin; }
 
  private:
   struct Context {  // in one struct, so that a context is one cache miss
     int64_t key;
-    int32_t total, begin, end;
+    int32_t total, begin;  // its continuations end where those of the next context begin
   };
+  static_assert(sizeof(Context) == 16 && sizeof(Continuation) == 8, "as Python writes them");
 
   // Returns the index of a key, or the index at which it would be inserted.
   size_t slot(int64_t key) const {
@@ -168,9 +166,10 @@ class CountedTable {
     return index;
   }
 
-  HugePageVector<Context> contexts_;
+  const Context* contexts_ = nullptr;
+  const Continuation* continuations_ = nullptr;
+  size_t size_ = 0;
   HugePageVector<int32_t> slots_;
-  HugePageVector<Continuation> continuations_;
 };
 
 }  // namespace yggdrasil

@@ -30,10 +30,7 @@ class Counts {
   Counts(const Tensor& counts, const Tensor& totals, const Tensor& bias, const Tensor& out, const Tensor& nothing)
       : features_(NGramScorer(counts, totals, bias, out, nothing)) {}
 
-  void set_table(const Tensor& keys, const Tensor& totals, const Tensor& starts, const Tensor& tokens,
-                 const Tensor& counts) {
-    features_.set_table(keys, totals, starts, tokens, counts);
-  }
+  void set_table(const Tensor& contexts, const Tensor& continuations) { features_.set_table(contexts, continuations); }
 
   void forget() { features_.forget(); }
 

@@ -34,12 +34,8 @@ class CountFeatures {
 
   explicit CountFeatures(NGramScorer scorer) : scorer_(std::move(scorer)) {}
 
-  // Contexts of one to three tokens, as keys (`extended_key`); the continuations of context i are entries starts[i] ..
-  // starts[i + 1] - 1, ranked. All int64.
-  void set_table(const Tensor& keys, const Tensor& totals, const Tensor& starts, const Tensor& tokens,
-                 const Tensor& counts) {
-    table_.set(keys, totals, starts, tokens, counts);
-  }
+  // Contexts of one to three tokens, whose keys are `extended_key`, and their ranked continuations; see `CountedTable`.
+  void set_table(const Tensor& contexts, const Tensor& continuations) { table_.set(contexts, continuations); }
 
   void forget() {
     contexts_.forget();
