@@ -37,7 +37,7 @@ def column_length(packed: npt.NDArray[np.uint8]) -> int:
     Raises:
         ValueError: the bytes are not a packed column.
     """
-    if len(packed) < _HEADER.size or (count := _HEADER.unpack_from(packed)[0]) > _MOST_DEFLATED * len(packed):
+    if len(packed) < _HEADER.size or (count := _HEADER.unpack_from(packed.data)[0]) > _MOST_DEFLATED * len(packed):
         raise ValueError("a packed column has a header that cannot be")
     return int(count)
 
@@ -51,7 +51,7 @@ def unpack_column(packed: npt.NDArray[np.uint8], dtype: type[Number]) -> npt.NDA
     Raises:
         ValueError: the bytes are not a packed column, or its values may not fit ``dtype``.
     """
-    data = memoryview(packed).cast("B")
+    data = packed.data
     try:
         count, width = _HEADER.unpack_from(data)
         size, most = count * width, np.dtype(dtype).itemsize

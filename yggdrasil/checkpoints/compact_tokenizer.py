@@ -50,7 +50,7 @@ class CompactTokenizer:
         self, tables: Mapping[str, npt.NDArray[Any]], rules: Mapping[str, Any], load: Callable[[], tokenizers.Tokenizer]
     ) -> None:
         self._tables, self._load = tables, load
-        self._text, self._ends = memoryview(tables["text"]), memoryview(tables["ends"])  # faster than arrays
+        self._text, self._ends = tables["text"].data, tables["ends"].data  # faster than arrays
         self._size = int(rules["size"])
         self._finder = tokenizers.Tokenizer.from_str(json.dumps(rules["finder"]))
         parts = tokenizers.Tokenizer.from_str(json.dumps(rules["parts"]))
@@ -147,7 +147,7 @@ def write_compact(folder: Path, rules: str, digest: str) -> bool:
         return False
     mark = "text"
     words = {"type": "WordLevel", "vocab": {mark: _TEXT, **{each["content"]: each["id"] for each in added}}}
-    empty = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
+    empty: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
     parts = {name: all_rules[name] for name in ("normalizer", "pre_tokenizer", "decoder")}
     facts = {
         "finder": {

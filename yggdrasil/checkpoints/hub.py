@@ -2,8 +2,6 @@
 
 import os
 import re
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from yggdrasil.errors import YggdrasilError, first_line
@@ -60,6 +58,9 @@ def cached_hub_folder(name: str) -> Path | None:
 
 def _is_reachable(endpoint: str) -> bool:
     """Return whether the hub answers within 5 s; its client would retry for a minute."""
+    import urllib.error  # imported late: it takes long
+    import urllib.request
+
     try:
         urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=_PROBE_SECONDS).close()
     except urllib.error.HTTPError:

@@ -83,7 +83,7 @@ class IncrementalDetokenizer:
         return []
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=self._skip_special)
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=self._skip_special))
 
 
 FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
