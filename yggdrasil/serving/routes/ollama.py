@@ -120,8 +120,8 @@ async def _answer(body: OllamaRequest, request: Request, fields: dict[str, Any],
     service = service_of(request)
     name = body.model.removesuffix(_LATEST)
     identity = service.identify("ollama", name)
-    request = as_if_sent(ChatRequest, {**fields, **_options(body.options or {}), **_format(body.format)})
-    wanted = await run_in_threadpool(Chat.of, request, service, identity)
+    chat_request = as_if_sent(ChatRequest, {**fields, **_options(body.options or {}), **_format(body.format)})
+    wanted = await run_in_threadpool(Chat.of, chat_request, service, identity)
     exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=body.stream)
 
     def whole(found: list[Finished]) -> dict[str, Any]:

@@ -49,16 +49,15 @@ class _Writer:
 
     def _object(self, result: Generation | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the response object; without ``result`` its status is ``in_progress``."""
-        identity, body = self._chat.identity, self._chat.body
+        identity, chat, body = self._chat.identity, self._chat.body, self._body
         is_cut = result is not None and finish_reason(result) == "length"
         status = "in_progress" if result is None else "incomplete" if is_cut else "completed"
-        body = self._body
         return {
             "id": identity.id, "object": "response", "created_at": float(identity.created), "model": identity.model,
             "status": status, "error": None, "output": output, "instructions": body.instructions,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "max_output_tokens": body.max_output_tokens, "metadata": body.metadata or {}, "parallel_tool_calls": True,
-            "previous_response_id": None, "store": False, "temperature": body.temperature, "top_p": body.top_p,
+            "previous_response_id": None, "store": False, "temperature": chat.temperature, "top_p": chat.top_p,
             "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
             "tool_choice": body.tool_choice or "auto", "tools": [{"strict": None, **tool} for tool in body.tools or ()],
             **({} if result is None else self._figures(result)),
