@@ -321,8 +321,8 @@ def test_an_open_decoder_keeps_no_vocabulary_of_its_file(tmp_path, user_cache):
 
 def test_a_first_chat_parses_the_tokenizer_once(tmp_path, user_cache, monkeypatch):
     """Two parsed tokenizers of 150,000 tokens would take 45 MB more."""
-    parsed, parse = [], kept_tokenizer._kept_tokenizer
-    monkeypatch.setattr(kept_tokenizer, "_kept_tokenizer", lambda *given: parsed.append(given[0]) or parse(*given))
+    parsed, parse = [], kept_tokenizer._compact
+    monkeypatch.setattr(kept_tokenizer, "_compact", lambda *given: parsed.append(given[0]) or parse(*given))
 
     opened(write_gguf(tmp_path / "model.gguf", tiny_model("llama")), chat=True)
 

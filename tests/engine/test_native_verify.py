@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from yggdrasil.engine.targets.native_verify import NativeVerifyLogitsStep, NativeVerifyStep
 from yggdrasil.engine.targets.steps import VerifyLogitsStep, VerifyStep
+from yggdrasil.engine.targets.target import NativeVerifyLogitsStep, NativeVerifyStep
 from yggdrasil.native import is_native
 from yggdrasil.runtime.passes import Forward
 from yggdrasil.tree.token_tree import TokenTree

@@ -14,7 +14,7 @@ def write_own_text(target, count=70):
     file.write_text("\n".join(lines) + "\n")
 
 
-class Told:
+class RecordedLines:
     """A teller that remembers."""
 
     def __init__(self):

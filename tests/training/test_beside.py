@@ -6,7 +6,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from own_texts import Told
+from own_texts import RecordedLines
 from tiny_pair import SHAPES, chat_tokenizer, make_pair, random_model
 
 from yggdrasil.calibration.own_text import read_documents
@@ -64,7 +64,7 @@ def test_kept_answers_are_learned_and_beside_use_the_shipped_ones(target, tmp_pa
     settings.work.mkdir()
     lines = [json.dumps({"prompt": [5, 6 + i % 7, 8], "answer": [10, 11, 12]}) for i in range(40)]
     settings.answers.write_text("\n".join(lines) + "\n")
-    train(settings, Told())
+    train(settings, RecordedLines())
 
     card = (settings.out / "README.md").read_text()
     tokens = int(card.split("answers' tokens there are | ")[1].split(" |")[0])

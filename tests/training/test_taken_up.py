@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from own_texts import Told, write_own_text
+from own_texts import RecordedLines, write_own_text
 from tiny_pair import chat_tokenizer, random_model
 
 from yggdrasil import pretrained
@@ -32,7 +32,7 @@ def trained(tmp_path, monkeypatch):
     tokenizer.save_pretrained(tmp_path / "target")
     write_own_text(tmp_path / "target")
     settings = TrainSettings(str(tmp_path / "target"), tmp_path / "head", minutes=0.0, tokens=1, threads=1)
-    train(settings, Told())
+    train(settings, RecordedLines())
     return settings
 
 
@@ -53,7 +53,7 @@ def test_the_next_start_has_the_head_and_what_its_training_knows(trained, capsys
     assert first.costs[0].head_ms > 0
     assert opened(trained).plan.drafter is None, "without the option nothing changes"
     assert opened(trained, drafter=str(trained.out)).plan.costs == first.costs, "nothing is timed again"
-    train(replace(trained, minutes=0.05), Told())
+    train(replace(trained, minutes=0.05), RecordedLines())
     capsys.readouterr()
     second = opened(trained, train=trained.out).plan
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from own_texts import Told
+from own_texts import RecordedLines
 from tiny_pair import chat_tokenizer, random_model
 
 from yggdrasil.calibration.own_text import ANSWER, OwnText
@@ -88,7 +88,7 @@ def test_a_head_learns_existing_text_and_the_target_generates_none(settings, mon
         raise AssertionError("the target generates text")
 
     monkeypatch.setattr(OwnText, "write", generate)
-    train(settings, Told())
+    train(settings, RecordedLines())
 
     progress = KeptTraining.read(settings.work, Source.find(settings.target).fingerprint(), print).progress
     assert progress.steps == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from other_device import DEVICE  # before anything that asks PyTorch for what it changes
-from own_texts import Told
+from own_texts import RecordedLines
 
 from yggdrasil.calibration.calibration_settings import TextBudget
 from yggdrasil.calibration.own_text import OwnText
@@ -27,7 +27,7 @@ def texts_written(target: str, folder: Path) -> dict[str, tuple[list[int], int]]
     for name, device in _DEVICES.items():
         loaded = load_model(source, torch.float32, device, 1)
         writer = OwnText(loaded, load_tokenizer(source), [[8, 9]], folder / name)
-        written = writer.write(TextBudget(3600.0, 80), folder / f"{name}.json", Told().phase)
+        written = writer.write(TextBudget(3600.0, 80), folder / f"{name}.json", RecordedLines().phase)
         found[name] = (written[0].answer, len(written))
     return found
 
@@ -63,7 +63,7 @@ def _trained(target: str, device: str, start: Path | None, out: Path) -> dict[st
         patch.setattr(torch, "autocast", no_autocast)
         patch.setattr(run, "loss_of", loss_noted)
         for _ in range(2):
-            train(settings, Told())
+            train(settings, RecordedLines())
     assert set(used) == {_DEVICES[device].type}
     kept = KeptTraining.read(settings.work, Source.find(target).fingerprint(), print)
     assert kept is not None

@@ -23,7 +23,7 @@ from yggdrasil.artifacts.store import read_tensors, write_tensors
 from yggdrasil.errors import ArtifactError
 from yggdrasil.library.build import Native, check
 
-_KIND, _SCHEMA_VERSION, _FILE = "vocabulary", 1, "vocabulary.safetensors"
+_KIND, _SCHEMA_VERSION, _FILE = "vocabulary", 1, "tokenizer.tables"
 _TABLES = ("letters", "letter_tokens", "bytes", "starts", "rights", "ranks", "merged")  # in the order of BytePairs
 _PAIRS = struct.Struct("=7Q3q")  # text/byte_pairs.h: addresses of the tables, L, the unknown token, whether it is fused
 _NONE = -1

@@ -36,7 +36,6 @@ Integers: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 Array: TypeAlias = npt.NDArray[Any]
 _CONTEXT = np.dtype([("key", "=i8"), ("total", "=i4"), ("begin", "=i4")])
 _CONTINUATION = np.dtype([("token", "=i4"), ("count", "=i4")])
-_MOST = np.iinfo(np.int32).max
 
 KIND, SCHEMA_VERSION = "table", 3
 _COLUMNS = ("key_steps", "totals", "lengths", "tokens", "counts")  # in the file
@@ -76,8 +75,9 @@ class Table:
         if not len(totals) == len(keys) == len(starts) - 1 or len(tokens) != len(counts):
             raise ValueError("the parts of a table do not fit together")
         contexts, continuations = _allocated(len(starts), _CONTEXT), _allocated(len(tokens), _CONTINUATION)
-        contexts["key"][:-1], contexts["total"][:-1], contexts["begin"] = keys, np.minimum(totals, _MOST), starts
-        continuations["token"], continuations["count"] = tokens, np.minimum(counts, _MOST)
+        largest = np.iinfo(np.int32).max
+        contexts["key"][:-1], contexts["total"][:-1], contexts["begin"] = keys, np.minimum(totals, largest), starts
+        continuations["token"], continuations["count"] = tokens, np.minimum(counts, largest)
         return cls(contexts, continuations, origin)
 
     @property

@@ -43,18 +43,18 @@ class WordEncoder {
  private:
   struct Symbol {
     int32_t token;  // -1: merged into the one before
-    int32_t before, behind;
+    int32_t previous, next;
   };
   struct Merge {
-    int32_t rank, place, token;
+    int32_t rank, index, token;
     bool operator<(const Merge& other) const {  // the queue's top is the largest
-      return rank != other.rank ? rank > other.rank : place > other.place;
+      return rank != other.rank ? rank > other.rank : index > other.index;
     }
   };
 
   void add(int64_t token) {
-    const auto place = int32_t(symbols_.size());
-    symbols_.push_back({int32_t(token), place - 1, place + 1});
+    const auto index = int32_t(symbols_.size());
+    symbols_.push_back({int32_t(token), index - 1, index + 1});
   }
 
   // Splits a word into symbols: characters that are tokens, else their bytes, else the unknown token.
@@ -80,7 +80,7 @@ class WordEncoder {
       }
     }
     if (is_unknown_open) add(pairs_.unknown);
-    if (!symbols_.empty()) symbols_.back().behind = -1;
+    if (!symbols_.empty()) symbols_.back().next = -1;
   }
 
   // Returns the entry of a pair, -1 if it does not merge.
@@ -90,28 +90,28 @@ class WordEncoder {
     return found == end || *found != right ? -1 : int32_t(found - pairs_.rights);
   }
 
-  void propose(int32_t place) {
-    const Symbol& left = symbols_[place];
-    const int32_t entry = find(left.token, symbols_[left.behind].token);
-    if (entry >= 0) queue_.push({pairs_.ranks[entry], place, pairs_.merged[entry]});
+  void propose(int32_t index) {
+    const Symbol& left = symbols_[index];
+    const int32_t entry = find(left.token, symbols_[left.next].token);
+    if (entry >= 0) queue_.push({pairs_.ranks[entry], index, pairs_.merged[entry]});
   }
 
   void merge_all() {
-    for (int32_t place = 0; place + 1 < int32_t(symbols_.size()); ++place) propose(place);
+    for (int32_t index = 0; index + 1 < int32_t(symbols_.size()); ++index) propose(index);
     while (!queue_.empty()) {
-      const Merge next = queue_.top();
+      const Merge merge = queue_.top();
       queue_.pop();
-      Symbol& left = symbols_[next.place];
-      if (left.token < 0 || left.behind < 0) continue;
-      Symbol& right = symbols_[left.behind];
+      Symbol& left = symbols_[merge.index];
+      if (left.token < 0 || left.next < 0) continue;
+      Symbol& right = symbols_[left.next];
       const int32_t entry = find(left.token, right.token);
-      if (entry < 0 || pairs_.merged[entry] != next.token) continue;  // one of both has changed meanwhile
-      left.token = next.token;
-      left.behind = right.behind;
+      if (entry < 0 || pairs_.merged[entry] != merge.token) continue;  // one of both has changed meanwhile
+      left.token = merge.token;
+      left.next = right.next;
       right.token = -1;
-      if (left.behind >= 0) symbols_[left.behind].before = next.place;
-      if (left.before >= 0) propose(left.before);
-      if (left.behind >= 0) propose(next.place);
+      if (left.next >= 0) symbols_[left.next].previous = merge.index;
+      if (left.previous >= 0) propose(left.previous);
+      if (left.next >= 0) propose(merge.index);
     }
   }
 
