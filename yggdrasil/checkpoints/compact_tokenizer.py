@@ -8,6 +8,7 @@ Dims: V tokens, M merges, L characters that are tokens.
 """
 
 import ctypes
+import gc
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -137,7 +138,16 @@ def write_compact(folder: Path, rules: str, digest: str) -> bool:
     Raises:
         ArtifactError: the file cannot be written.
     """
-    all_rules = json.loads(rules)
+    was_collecting = gc.isenabled()
+    gc.disable()  # it would look through a million new strings again and again, which takes as long as making them
+    try:
+        return _write_compact(folder, json.loads(rules), digest)
+    finally:
+        if was_collecting:
+            gc.enable()
+
+
+def _write_compact(folder: Path, all_rules: Mapping[str, Any], digest: str) -> bool:
     if not _is_covered(all_rules):
         return False
     model, added = all_rules["model"], all_rules["added_tokens"]
@@ -204,17 +214,16 @@ def _is_covered(rules: Mapping[str, Any]) -> bool:
 
 def _merge_tables(vocabulary: Mapping[str, int], merges: Sequence[Sequence[str]]) -> dict[str, npt.NDArray[np.int32]]:
     """Return the merges sorted by their left and then their right token, of equal pairs the last."""
-    entries = {
-        (vocabulary[left], vocabulary[right]): (rank, vocabulary[left + right])
-        for rank, (left, right) in enumerate(merges)
-    }
-    pairs = np.array(list(entries), dtype=np.int32).reshape(-1, 2)
-    order = np.lexsort((pairs[:, 1], pairs[:, 0]))
-    values = np.array(list(entries.values()), dtype=np.int32).reshape(-1, 2)[order]
-    starts = np.searchsorted(pairs[order, 0], np.arange(len(vocabulary) + 1))
+    lefts, rights = (_column([vocabulary[pair[side]] for pair in merges]) for side in (0, 1))
+    merged = _column([vocabulary[left + right] for left, right in merges])
+    order = np.lexsort((np.arange(len(merged)), rights, lefts))
+    last = np.ones(len(order), dtype=np.bool_)
+    last[:-1] = (np.diff(lefts[order]) != 0) | (np.diff(rights[order]) != 0)
+    order = order[last]
+    starts = np.searchsorted(lefts[order], np.arange(len(vocabulary) + 1))
     return {
-        "starts": _column(starts), "rights": _column(pairs[order, 1]),
-        "ranks": _column(values[:, 0]), "merged": _column(values[:, 1]),
+        "starts": _column(starts), "rights": _column(rights[order]),
+        "ranks": _column(order), "merged": _column(merged[order]),
     }  # fmt: skip
 
 
