@@ -1,5 +1,6 @@
 """A compact tokenizer encodes and decodes as the ``tokenizers`` library does with the same rules."""
 
+import gc
 from functools import partial
 
 import pytest
@@ -61,6 +62,7 @@ KINDS = {
 
 def compact(made, folder):
     assert write_compact(folder, made.to_str(), "digest")
+    assert gc.isenabled()
     found = open_compact(folder, "digest", partial(Tokenizer.from_str, made.to_str()))
     assert isinstance(found, CompactTokenizer)
     return found

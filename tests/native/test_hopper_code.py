@@ -51,8 +51,8 @@ def assert_fits(launched, folder):
     for name, kernel in launched:
         code = folder / "kernel.cubin"
         code.write_bytes(kernel.asm["cubin"])
-        told = subprocess.run([program, "-res-usage", code], capture_output=True, text=True, check=True).stdout
-        stack = int(re.search(r"STACK:(\d+)", told)[1])
+        usage = subprocess.run([program, "-res-usage", code], capture_output=True, text=True, check=True).stdout
+        stack = int(re.search(r"STACK:(\d+)", usage)[1])
         assert stack <= MOST_STACK, f"{name} keeps {stack} bytes of a thread out of its registers"
         assert kernel.metadata.shared <= MOST_SHARED, name
 

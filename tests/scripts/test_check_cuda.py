@@ -18,9 +18,9 @@ TOGETHER = """
 import argparse, contextlib, json, sys
 import check_cuda
 
-def process(name, label, arguments, seconds, settings, only, apart=check_cuda._process):
+def process(name, label, arguments, seconds, settings, only, in_own_process=check_cuda._process):
     if name == "machine":
-        return apart(name, label, arguments, seconds, settings, only)
+        return in_own_process(name, label, arguments, seconds, settings, only)
     own = {"section": name, "seconds": seconds, "only": json.dumps([label, *only])}
     with (arguments.out / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
         code = check_cuda._run_here(argparse.Namespace(**{**vars(arguments), **own}))

@@ -142,7 +142,7 @@ class Sampler:
         """Return ``shaped`` [V] as float32 scores after temperature and truncation; not changed in place."""
         scores = (shaped if self.is_shaped else shaped.to(torch.float32, copy=True))[None]
         for process in self._processors.truncating:
-            scores = process(self._ids, scores)  # which read no tokens
+            scores = process(self._ids, scores)  # truncation reads no token ids
         return scores[0]
 
     def distribution(self, row: Tensor, tail: Sequence[int] = ()) -> FloatArray | None:

@@ -32,13 +32,13 @@ def pack_column(values: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> npt.ND
 
 
 def column_length(packed: npt.NDArray[np.uint8]) -> int:
-    """Return how many values a column claims to have that ``pack_column`` has compressed; ``unpack_column`` checks it.
+    """Return the number of values that the header of a packed column states; ``unpack_column`` checks it.
 
     Raises:
         ValueError: the bytes are not a packed column.
     """
     if len(packed) < _HEADER.size or (count := _HEADER.unpack_from(packed.data)[0]) > _MOST_DEFLATED * len(packed):
-        raise ValueError("a packed column has a header that cannot be")
+        raise ValueError("a packed column has an impossible header")
     return int(count)
 
 
@@ -56,7 +56,7 @@ def unpack_column(packed: npt.NDArray[np.uint8], dtype: type[Number]) -> npt.NDA
         count, width = _HEADER.unpack_from(data)
         size, most = count * width, np.dtype(dtype).itemsize
         if not 1 <= width <= 8 or size > _MOST_DEFLATED * len(data):
-            raise ValueError("a packed column has a header that cannot be")
+            raise ValueError("a packed column has an impossible header")
         if width > most:
             raise ValueError("a packed column holds numbers that are too large")
         inflater = zlib.decompressobj()

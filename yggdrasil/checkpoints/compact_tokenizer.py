@@ -121,8 +121,8 @@ class CompactTokenizer:
         assert Native.library is not None
         function = Native.library.yggdrasil_encode_words
         function.restype = ctypes.c_int64
-        places = ctypes.c_void_p(ends.ctypes.data), ctypes.c_int64(len(words)), ctypes.c_void_p(tokens.ctypes.data)
-        size: int = function(self._pairs, b"".join(words), *places)
+        buffers = ctypes.c_void_p(ends.ctypes.data), ctypes.c_int64(len(words)), ctypes.c_void_p(tokens.ctypes.data)
+        size: int = function(self._pairs, b"".join(words), *buffers)
         check(size)
         ids: list[int] = tokens[:size].tolist()
         return ids
@@ -139,7 +139,7 @@ def write_compact(folder: Path, rules: str, digest: str) -> bool:
         ArtifactError: the file cannot be written.
     """
     was_collecting = gc.isenabled()
-    gc.disable()  # it would look through a million new strings again and again, which takes as long as making them
+    gc.disable()  # scanning a million new strings again and again would take as long as parsing them
     try:
         return _write_compact(folder, json.loads(rules), digest)
     finally:
@@ -213,13 +213,10 @@ def _is_covered(rules: Mapping[str, Any]) -> bool:
 
 
 def _merge_tables(vocabulary: Mapping[str, int], merges: Sequence[Sequence[str]]) -> dict[str, npt.NDArray[np.int32]]:
-    """Return the merges sorted by their left and then their right token, of equal pairs the last."""
+    """Return the ``merges``, distinct pairs by rank, sorted by the ids of their left and then of their right token."""
     lefts, rights = (_column([vocabulary[pair[side]] for pair in merges]) for side in (0, 1))
     merged = _column([vocabulary[left + right] for left, right in merges])
-    order = np.lexsort((np.arange(len(merged)), rights, lefts))
-    last = np.ones(len(order), dtype=np.bool_)
-    last[:-1] = (np.diff(lefts[order]) != 0) | (np.diff(rights[order]) != 0)
-    order = order[last]
+    order = np.lexsort((rights, lefts))
     starts = np.searchsorted(lefts[order], np.arange(len(vocabulary) + 1))
     return {
         "starts": _column(starts), "rights": _column(rights[order]),

@@ -24,8 +24,8 @@ class IncrementalDetokenizer:
         self._begin()
 
     def _begin(self) -> None:
-        self._ids = list(self._returned)  # the tokens that the next piece is decoded with
-        self._prefix, self._prefix_size = "", 0  # their text before the next piece, and how many of them it is of
+        self._ids = list(self._returned)  # tokens that are decoded together for the next piece
+        self._prefix, self._prefix_size = "", 0  # text that earlier pieces include, of the first so many of ``_ids``
 
     def step(self, tokens: list[int]) -> str:
         """Add token ids, and return the text that they complete; "" while the last character is incomplete.
@@ -44,7 +44,10 @@ class IncrementalDetokenizer:
         return piece
 
     def _stream_step(self, tokens: list[int]) -> str | None:
-        """Return what the ``DecodeStream`` of tokenizers does, "" for its None, and None where it raises an error."""
+        """Add token ids and return the text that they complete, as ``tokenizers.decoders.DecodeStream`` does.
+
+        The text is "" while the last character is incomplete, and None if text that was returned would have to change.
+        """
         if not self._prefix and self._ids and not (text := self._decode(self._ids)).endswith("�"):
             self._prefix, self._prefix_size = text, len(self._ids)
         self._ids += tokens

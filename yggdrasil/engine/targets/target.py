@@ -302,25 +302,11 @@ class NativeVerifyStep(VerifyStep):
         self._native = _NativeRows(call)
 
     def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        root: Tensor,
-        chosen: Tensor,
-        *tree_buffers: Tensor,
+        self, weights: list[Tensor], caches: list[Tensor], root: Tensor, chosen: Tensor, *tree_buffers: Tensor
     ) -> tuple[Tensor, ...]:
-        """Run nodes of a tree through the target, write their KV entries, and accept the path of argmax tokens.
+        """Do what ``VerifyStep.forward`` does, with the same arguments and results.
 
-        Arguments and results are those of ``VerifyStep.forward``, with fewer calls in between. Every call must pass the
-        same buffers as the first. The next call overwrites the summary.
-
-        Args:
-            root: [1] int64, the root's index in the request, counted from the first prompt token.
-            chosen: [W] int64, node indices in any order.
-            tree_buffers: ``TokenTree.tensors``.
-
-        Returns:
-            (summary [2 + 4W] int64, hidden [W, H] float32, [W, H] of each layer that a drafter reads)
+        Every call must pass the same buffers as the first. The next call overwrites the summary.
         """
         rows, found = self._native.run(weights, caches, root, chosen, tree_buffers)
         best, choices = found.best_tokens()
@@ -338,26 +324,11 @@ class NativeVerifyLogitsStep(VerifyLogitsStep):
         self._native = _NativeRows(call)
 
     def forward(
-        self,
-        weights: list[Tensor],
-        caches: list[Tensor],
-        root: Tensor,
-        chosen: Tensor,
-        *tree_buffers: Tensor,
+        self, weights: list[Tensor], caches: list[Tensor], root: Tensor, chosen: Tensor, *tree_buffers: Tensor
     ) -> tuple[Tensor, ...]:
-        """Run nodes of a tree through the target, write their KV entries, and accept none.
+        """Do what ``VerifyLogitsStep.forward`` does, with the same arguments and results.
 
-        Arguments and results are those of ``VerifyLogitsStep.forward``, with fewer calls in between. Every call must
-        pass the same buffers as the first. The next call overwrites the layout.
-
-        Args:
-            root: [1] int64, the root's index in the request, counted from the first prompt token.
-            chosen: [W] int64, node indices in any order.
-            tree_buffers: ``TokenTree.tensors``.
-
-        Returns:
-            (rows as ``layout_of`` packs them, logits [W, V], hidden [W, H] float32, [W, H] of each layer that a drafter
-                reads)
+        Every call must pass the same buffers as the first. The next call overwrites the layout.
         """
         rows, found = self._native.run(weights, caches, root, chosen, tree_buffers)
         return rows.layout, found.logits, found.hidden.float(), *found.layers
