@@ -23,14 +23,16 @@ class Level(NamedTuple):
 
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
-_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni")
-_BF16 = (*_AVX512, "avx512_bf16")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
+_VNNI = (*_AVX512, "avx512_vnni")
+_BF16 = (*_VNNI, "avx512_bf16")
 PLAIN = Level("plain", (), ())  # the compiler's default for this architecture
 _X86_LEVELS = (
     PLAIN,
     Level("avx2", ("-march=x86-64-v3",), _AVX2),
     Level("avxvnni", ("-march=x86-64-v3", "-mavxvnni"), (*_AVX2, "avx_vnni")),
-    Level("avx512", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512),
+    Level("avx512", ("-march=x86-64-v4",), _AVX512),
+    Level("avx512vnni", ("-march=x86-64-v4", "-mavx512vnni"), _VNNI),
     Level("avx512bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _BF16),
     Level(
         "amx",

@@ -9,7 +9,7 @@
 
 #include "common/input_rows.h"
 #include "common/amx.h"
-#include "quantised/quantised_avx2.h"
+#include "quantised/quantised_vector.h"
 
 namespace yggdrasil {
 

@@ -29,7 +29,7 @@ struct InputChunk {
   // Only for blocks of 256, instead of `counts`: the negated sums of the previous and of this chunk (two int16), valid
   // in odd chunks.
   static int32_t* pair_counts(uint8_t* chunk, int64_t m) { return counts(chunk, m); }
-  // Only for 256-bit vectors and blocks of 256, instead of `sums` and `half_counts`: the negated sums of a half, times
+  // Only in quantised_vector.h and for blocks of 256, instead of `sums` and `half_counts`: the negated sums of a half, times
   // the offset of Q6_K. Without VNNI these and `counts` are two int16, the sums over the even and over the odd pairs of
   // values.
   static int32_t* half_offsets(uint8_t* chunk, int64_t m, int half) { return counts(chunk, m) + (half ? m : -m); }
@@ -39,6 +39,8 @@ struct InputChunk {
 #define YGG_VNNI 1
 #elif defined(YGG_AVX2) && (defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__)))
 #define YGG_SHORT_VNNI 1  // VNNI with 256-bit vectors (AVX-VNNI), as in desktop and laptop processors
+#elif defined(YGG_AVX512)
+#define YGG_WIDE_WORDS 1  // AVX-512 without VNNI, as in Skylake: 512-bit vectors, sums of products in 16 bits
 #endif
 
 #ifdef YGG_SHORT_VNNI

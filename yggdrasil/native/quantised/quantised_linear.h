@@ -6,7 +6,7 @@
 #pragma once
 
 #include "linear/linear_output.h"
-#include "quantised/quantised_avx2.h"
+#include "quantised/quantised_vector.h"
 
 namespace yggdrasil {
 
