@@ -27,7 +27,65 @@ assert torch.compile(lambda x: torch.linalg.cholesky(x @ x.T), backend="aot_eage
 """
 
 
-@pytest.mark.skipif(not torch.__version__.startswith(late_imports._TESTED), reason="another PyTorch")
+_LATER_SCRIPT = """
+from yggdrasil.cli.late_imports import import_late
+
+import_late()
+import sys
+import torch
+
+late = ("torch.export", "torch.nested", "torch.optim", "torch.profiler", "torch.testing", "torch.utils.data",
+        "torchgen.model", "torch.distributed._meta_registrations", "unittest.mock")
+assert all("__yggdrasil_loader__" in vars(sys.modules[name]) for name in late), "executed with PyTorch"
+layer = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+layer(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+assert len(list(torch.utils.data.DataLoader([1, 2]))) == 2
+assert torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]).is_nested
+torch.testing.assert_close(layer.weight, layer.weight.clone())
+with torch.profiler.profile() as profile:
+    torch.ones(2) + 1
+assert profile.key_averages()
+import unittest.mock
+assert unittest.mock.Mock(return_value=3)() == 3
+program = torch.export.export(layer, (torch.ones(1, 2),))
+assert torch.equal(program.module()(torch.ones(1, 2)), layer(torch.ones(1, 2)))
+"""
+
+_SOURCE_SCRIPT = """
+import sys
+from yggdrasil.cli.late_imports import import_late
+
+import_late()
+import torch
+from torch._library import simple_registry
+
+with torch.library._scoped_library("sample", "DEF") as library:
+    library.define("twice(Tensor x) -> Tensor")
+    torch.library.register_fake("sample::twice", lambda x: x, lib=library)
+    print(simple_registry.singleton.find("sample::twice").fake_impl.kernels[-1].source)
+    assert torch.ops.sample.twice(torch.ones(1, device="meta")).shape == (1,)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="another PyTorch")
+def test_modules_that_are_late_in_newer_versions_work_when_used() -> None:
+    subprocess.run([sys.executable, "-W", "error::ImportWarning", "-c", _LATER_SCRIPT], check=True)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(tuple(late_imports._TESTED)), reason="another PyTorch")
+def test_operators_are_registered_with_the_same_source(tmp_path) -> None:
+    outputs = []
+    for script in (_SOURCE_SCRIPT, _SOURCE_SCRIPT.replace("import_late()", "pass", 1)):
+        file = tmp_path / "script.py"
+        file.write_text(script)
+        outputs.append(subprocess.run([sys.executable, file], check=True, capture_output=True, text=True).stdout)
+
+    assert outputs[0] == outputs[1] == f"{tmp_path / 'script.py'}:11\n"
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(tuple(late_imports._TESTED)), reason="another PyTorch")
 def test_late_modules_are_executed_when_they_are_needed() -> None:
     subprocess.run([sys.executable, "-W", "error::ImportWarning", "-c", _SCRIPT], check=True)
 

@@ -1,17 +1,20 @@
 """Shortens the import of PyTorch: modules that only its compiler and quantisation need are executed when used.
 
-PyTorch executes them with its own import, for half of its time. Here they are placeholders, executed at the first
-access to a name of theirs. Those that register something, such as shape functions, are not accessed by name: all are
-executed before a module that may need these is imported.
+PyTorch executes them with its own import, for more than half of its time. Here they are placeholders, executed at the
+first access to a name of theirs. Those that register something, such as shape functions, are not accessed by name: all
+are executed before a module that may need these is imported.
 """
 
+import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 # Not executed by ``import torch``. The order of all other imports stays PyTorch's own: its modules import each other.
@@ -19,7 +22,11 @@ _LATE = frozenset((
     "torch._meta_registrations", "torch.ao", "torch.distributions", "torch.masked", "torch.nn.intrinsic",
     "torch.nn.qat", "torch.nn.quantizable", "torch.nn.quantized", "torch.quantization",
 ))  # fmt: skip
-_TESTED = ("2.12.", "2.13.")  # PyTorch's modules import each other, and the order differs by version
+_LATER = _LATE | {
+    "torch.distributed._meta_registrations", "torch.export", "torch.nested", "torch.optim", "torch.profiler",
+    "torch.testing", "torch.utils.data", "torchgen.model", "unittest.mock",
+}  # fmt: skip
+_INSTEAD = {"torch.nested": "torch.fx"}  # executed in the place of a late module, which imports it first
 _NEEDING = frozenset(("torch._dynamo", "torch._inductor", "torch.export._trace", "transformers"))
 
 
@@ -29,8 +36,10 @@ def import_late() -> None:
     Call this before PyTorch is imported. Does nothing with versions of PyTorch in which it was not tested.
     """
     spec = PathFinder.find_spec("torch")
-    if spec is not None and spec.origin is not None and _version(Path(spec.origin).parent).startswith(_TESTED):
-        sys.meta_path.insert(0, _Finder())
+    version = "" if spec is None or spec.origin is None else _version(Path(spec.origin).parent)
+    finder = next((finder for tested, finder in _TESTED.items() if version.startswith(tested)), None)
+    if finder is not None:
+        sys.meta_path.insert(0, finder())
 
 
 def _version(package: Path) -> str:
@@ -43,9 +52,10 @@ def _version(package: Path) -> str:
 
 
 class _Finder(MetaPathFinder):
-    """Finder of the placeholders."""
+    """Finder of the placeholders for the modules ``late``, and of modules whose names in ``replaced`` are replaced."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: frozenset[str], replaced: Mapping[str, Mapping[str, Any]]) -> None:
+        self._late, self._replaced = late, replaced
         self._found: list[ModuleType] = []
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -53,9 +63,13 @@ class _Finder(MetaPathFinder):
             sys.meta_path.remove(self)
             for module in self._found:
                 _execute(module)
-        spec = PathFinder.find_spec(name, path) if name in _LATE else None
+        is_late = name in self._late
+        spec = PathFinder.find_spec(name, path) if is_late or name in self._replaced else None
         if spec is not None and spec.loader is not None:
-            spec.loader = _Placeholder(spec.loader, self._found)
+            if is_late and name in _INSTEAD:
+                import_module(_INSTEAD[name])
+            loader = spec.loader
+            spec.loader = _Placeholder(loader, self._found) if is_late else _Replacing(loader, self._replaced[name])
         return spec
 
 
@@ -89,3 +103,37 @@ def _execute(module: ModuleType) -> None:
     if loader is not None:
         del module.__dict__["__getattr__"]
         loader.exec_module(module)
+
+
+class _Replacing(Loader):
+    """Loader that executes a module and then replaces some of its names."""
+
+    def __init__(self, loader: Loader, names: Mapping[str, Any]) -> None:
+        self._loader, self._names = loader, names
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        module.__dict__.update(self._names)
+
+
+def _source(stacklevel: int) -> str:
+    """Return file and line of a caller, as PyTorch's ``get_source`` does, but without reading the file."""
+    frame = inspect.getframeinfo(sys._getframe(stacklevel), context=0)
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _module_of(frame: FrameType) -> ModuleType | None:
+    """Return the module whose code ``frame`` executes, as ``inspect.getmodule`` does without searching all modules."""
+    return sys.modules.get(frame.f_globals.get("__name__", ""))
+
+
+# Every registration of a shape function calls these, and ``torch.library`` uses nothing else of ``inspect``.
+_REPLACED: Mapping[str, Mapping[str, Any]] = {
+    "torch._library.utils": {"get_source": _source},
+    "torch.library": {"inspect": SimpleNamespace(getmodule=_module_of)},
+}
+# PyTorch's modules import each other, and the order differs by version.
+_TESTED = {"2.12.": partial(_Finder, _LATE, {}), "2.13.": partial(_Finder, _LATER, _REPLACED)}
