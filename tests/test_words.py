@@ -12,7 +12,6 @@ from documents import PAGES, ROOT
 
 RETIRED = {
     "worth": "value, gain",
-    "stakes": "early-stopping bound",
     "promise": "prediction",
     "promises": "predictions",
     "promised": "predicted",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from yggdrasil.engine.plan_parts import planned_policy
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.fixed import FixedPolicy, Policy
-from yggdrasil.policy.objective import UNBOUNDED, Decision, PassValues, StoppingBound
+from yggdrasil.policy.objective import Decision, PassValues
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.bundle import Learned
 from yggdrasil.runtime.passes import fitting_or_widest
@@ -31,9 +31,6 @@ class PrunedPolicy(FixedPolicy):
 
 class UnprunedPolicy(ObjectivePolicy):
     """The plan's policy without pruning: every drafted node is verified."""
-
-    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        return super().bound(context) if shape is None else UNBOUNDED
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
         widths = self._costs[self._here].verify_widths

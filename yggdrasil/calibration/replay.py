@@ -147,7 +147,7 @@ class _Simulation:
         """
         model_free, depth = None, min(remaining, self._costs.verify_widths[-1]) - 1
         if self._shadow is not None and self._wants_model_free and depth > 0:
-            model_free = ModelFree(self._shadow.grow(depth, self._policy.bound(self._context)), depth)
+            model_free = ModelFree(self._shadow.grow(depth), depth)
         decision = self._policy.choose(self._context, model_free)
         if decision is None:
             assert self._trees is not None, "there is nothing to draft"

@@ -157,7 +157,7 @@ class _ModelFreeTrees:
         """
         if self._shadow is not None:
             depth = self._costs.verify_widths[-1] - 1
-            expected = self._shadow.grow(depth, self._policy.bound(0))
+            expected = self._shadow.grow(depth)
             best = self._policy.best_model_free(ModelFree(expected, depth))
             if best is not None:
                 width = best.shape.verify_width

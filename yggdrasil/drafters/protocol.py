@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from torch import Tensor
 
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -29,11 +28,10 @@ class Step(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Limits of one proposal: levels, nodes per level and early stopping."""
+    """Limits of one proposal: levels and nodes per level."""
 
     depth: int  # the most levels below the root
     width: int | None = None  # the most nodes per level; None: limited by the tree's capacity
-    bound: StoppingBound = UNBOUNDED  # early-stopping bound of the policy, for drafters that grow best first
     is_first: bool = True  # no other drafter has proposed below this root; False: add to the nodes of others
 
 

@@ -13,7 +13,7 @@ from yggdrasil.engine.targets.logit_target import Target
 from yggdrasil.engine.targets.target import Outcome
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.policy.fixed import Policy
-from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound
+from yggdrasil.policy.objective import Decision, ModelFree
 from yggdrasil.predictor.features import Float32Array
 from yggdrasil.runtime.passes import HostView
 from yggdrasil.scheduling.stages import Schedule
@@ -102,16 +102,14 @@ class ShadowTree:
         self._own = tree if self.is_in_place else TokenTree.on_host(tree.num_nodes)
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
 
-    def grow(self, depth: int, bound: StoppingBound = UNBOUNDED) -> list[float]:
+    def grow(self, depth: int) -> list[float]:
         """Grow a new tree of model-free drafts, of at most ``depth`` levels below the root.
-
-        Growth stops when ``bound`` shows that no wider pass can have a higher objective value.
 
         Returns:
             For each verify width, in the order given to the constructor, the expected number of tokens of its pass,
                 bonus token included.
         """
-        self._free.propose(self._own, Budget(depth, bound=bound))
+        self._free.propose(self._own, Budget(depth))
         return self._ranking.rank()
 
     @property
@@ -154,12 +152,9 @@ class ModelFreeDrafts:
         self._free, self._tree = ungrouped(model_free), tree if host is None else host.tree
         self.ranking = None if host is None else Ranking(self._tree, verify_widths)  # of the copy
 
-    def fill(self, depth: int, bound: StoppingBound) -> None:
-        """Add model-free nodes to the drafter's tree, or to its copy, at most ``depth`` levels below the root.
-
-        Growth stops when ``bound`` shows that no wider pass can have a higher objective value.
-        """
-        self._free.propose(self._tree, Budget(depth, bound=bound, is_first=False))
+    def fill(self, depth: int) -> None:
+        """Add model-free nodes to the drafter's tree, or to its copy, at most ``depth`` levels below the root."""
+        self._free.propose(self._tree, Budget(depth, is_first=False))
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append the accepted token ids to the text of every model-free drafter."""
@@ -313,7 +308,7 @@ class ShapeChoice:
         depth = min(self.max_tree_depth, self._stream.remaining - waiting - 1, self._max_depth)
         if depth < 1:
             return None
-        return ModelFree(self._free.alone.grow(depth, self._policy.bound(self._target.length)), depth)
+        return ModelFree(self._free.alone.grow(depth), depth)
 
     def _fitted(self, decision: Decision) -> TreeShape:
         """Return the decision's shape, its depth limited by the remaining context."""

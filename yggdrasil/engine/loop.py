@@ -117,7 +117,7 @@ class DecodeLoop:
                 state.is_filled = True
                 if not is_copied:
                     self._next.host.fetch()
-            self._free.fill(self._choice.max_tree_depth, self._policy.bound(self.target.length, state.shape))
+            self._free.fill(self._choice.max_tree_depth)
 
     def _fills(self, model_free: ModelFreeDrafts) -> bool:
         """Return whether model-free drafts are added to a drafted tree."""

@@ -185,19 +185,11 @@ class NativeStatistics(NativeObject):
         """
         self._keep("grow_in", buffers)
 
-    def set_bound(self, address: int, count: int) -> None:
-        """Set the early-stopping bound of later tree growth (tree/early_stopping.h).
-
-        ``address`` points to ``count`` float64 values, three per verify width: width, base value, value per expected
-        accepted token. The memory is not copied: the caller keeps it alive, and may change the values.
-        """
-        self._call("grow_for", ctypes.c_int64(address), ctypes.c_int64(count))
-
     def set_fill_buffers(self, *buffers: Tensor) -> None:
         """Register the buffers of the C function "fill", which adds nodes to a tree that another drafter has grown.
 
         They are those of ``TokenTree.node_tensors``, the candidate pool's tokens and scores, and an int64 mailbox,
-        which holds the depth, the root's index in the text, and address and length of the early-stopping bound.
+        which holds the depth and the root's index in the text.
         """
         self._keep("fill_in", buffers)
 

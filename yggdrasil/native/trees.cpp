@@ -160,9 +160,6 @@ YGG_API int32_t yggdrasil_counts_grow_in(void* counts, View buffers) {
   const auto each = [&](int i) { return tensor_of(buffers + i); };
   return status_of([&] { static_cast<Counts*>(counts)->grow_in(each(0), each(1), each(2), each(3), each(4), each(5), each(6)); });
 }
-YGG_API int32_t yggdrasil_counts_grow_for(void* counts, int64_t address, int64_t count) {
-  return status_of([&] { static_cast<Counts*>(counts)->grow_for(address, count); });
-}
 YGG_API int32_t yggdrasil_counts_fill_in(void* counts, View buffers) {
   const auto each = [&](int i) { return tensor_of(buffers + i); };
   return status_of([&] {

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from yggdrasil.policy.objective import UNBOUNDED, Decision, ModelFree, StoppingBound, stopping_bound
+from yggdrasil.policy.objective import Decision, ModelFree
 from yggdrasil.policy.policy import ObjectivePolicy
 from yggdrasil.predictor.features import Features
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -28,10 +28,6 @@ class FixedPolicy:
     ) -> Decision | None:
         """Return the fixed decision, whatever the arguments."""
         return self._decision
-
-    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return a bound that ends growth when no further node can be among the best ``shape.verify_width``."""
-        return UNBOUNDED if shape is None else stopping_bound([shape.verify_width], [1.0])
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
         """Return ``decision`` with the fixed verify width, whatever the expected tokens."""

@@ -1,4 +1,4 @@
-"""The objective of every decision (equation 3 of the paper), its argmax over tree shapes, and its early-stopping bound.
+"""The objective of every decision (equation 3 of the paper) and its argmax over tree shapes.
 
     speedup = AAL * T_verify(1) / (T_draft + T_verify(W_v) + T_overhead)
 
@@ -7,7 +7,6 @@ Dims: D depth levels, V verify widths, N tree shapes. All times are milliseconds
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
@@ -26,10 +25,6 @@ UNDERESTIMATE = 2.0
 Objective: TypeAlias = Literal["latency", "aal"]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Number = TypeVar("Number", float, npt.NDArray[np.float64])
-# Three float64 values per verify width above 1, ascending: width, objective value of a pass with no accepted token,
-# value per expected accepted token. Empty: trees are grown in full. C++ reads the same memory.
-StoppingBound: TypeAlias = "array[float]"
-UNBOUNDED: StoppingBound = array("d")
 
 
 def objective_value(tokens: Number, milliseconds: Number, objective: Objective = "latency") -> Number:
@@ -89,13 +84,8 @@ class ModelFree(NamedTuple):
     depth: int
 
 
-def stopping_bound(widths: Sequence[int], values: Sequence[float]) -> StoppingBound:
-    """Return the early-stopping bound for objective ``values`` of one token at ``widths``, ascending and above 1."""
-    return array("d", [each for width, value in zip(widths, values, strict=True) for each in (width, value, value)])
-
-
 class PassValues:
-    """Objective value of one token at each verify width, and the early-stopping bound made of these values.
+    """Objective value of one token at each verify width.
 
     An iteration at the i-th verify width takes ``milliseconds[i]``: the target's pass and ``other_ms``, which is the
     drafting and the overhead. The value of a tree is its expected tokens times ``values[i]``.
@@ -106,23 +96,19 @@ class PassValues:
         self._objective: Objective = objective
         self.milliseconds = list(self._measured)
         self.values = [objective_value(1.0, each, objective) for each in self._measured]
-        self.bound = stopping_bound(costs.verify_widths[1:], self.values[1:])
 
-    def scale(self, factors: Sequence[float], correction: float) -> None:
-        """Recompute times, values and bound from the measured times and the present estimates.
+    def scale(self, factors: Sequence[float]) -> None:
+        """Recompute times and values from the measured times and the present latency scales.
 
-        Width 1 keeps its measured time. ``bound`` is updated in place, because C++ keeps its address.
+        Width 1 keeps its measured time.
 
         Args:
             factors: latency scales, in the order of the verify widths; entries from V on are not used, nor is the
                 first.
-            correction: factor on the accepted tokens that ``bound`` expects.
         """
-        bound = self.bound
         for index in range(1, len(self._measured)):
             self.milliseconds[index] = milliseconds = self._measured[index] * factors[index]
-            self.values[index] = value = objective_value(1.0, milliseconds, self._objective)
-            bound[3 * index - 2], bound[3 * index - 1] = value, value * correction
+            self.values[index] = objective_value(1.0, milliseconds, self._objective)
 
     def best(
         self, expected: Sequence[float], first: int = 0, correction: float = 1.0, most: float = inf

@@ -21,7 +21,6 @@ from yggdrasil.policy.objective import (
     ModelFree,
     Objective,
     PassValues,
-    StoppingBound,
     objective_value,
 )
 from yggdrasil.predictor.features import Features
@@ -110,18 +109,6 @@ class ObjectivePolicy:
         self._here = bisect_left(self._borders, context)
         return self._verified_at(decision, expected, self._drafted_passes(self._here, decision.shape).best(expected)[0])
 
-    def bound(self, context: int, shape: TreeShape | None = None) -> StoppingBound:
-        """Return the early-stopping bound: growth of a model-free tree ends when no further node can raise its value.
-
-        The value is the objective value of the verifying pass. The policy later updates the array in place.
-
-        Args:
-            context: tokens in the target's cache.
-            shape: the drafted tree that the model-free drafts extend; None if they are verified alone.
-        """
-        here = bisect_left(self._borders, context)
-        return (self._free_passes(here) if shape is None else self._drafted_passes(here, shape)).bound
-
     def best_model_free(self, tree: ModelFree) -> Decision | None:
         """Return a decision to verify ``tree``, the n-gram statistics' drafts, at the best verify width above 1.
 
@@ -159,10 +146,10 @@ class ObjectivePolicy:
         return plain._replace(milliseconds=plain.milliseconds + head_ms, is_drafting=True)
 
     def _free_passes(self, here: int) -> PassValues:
-        """Return the values of passes with model-free drafts at the present latency and acceptance."""
+        """Return the values of passes with model-free drafts at the present latency."""
         passes = self._model_free[here]
         if self._scaled != here:
-            passes.scale(self._scales.factors, self._correction.factor)
+            passes.scale(self._scales.factors)
             self._scaled = here
         return passes
 

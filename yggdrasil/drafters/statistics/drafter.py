@@ -21,7 +21,6 @@ from yggdrasil.drafters.statistics.table_files import SCORER_FILE, TABLE_FILE
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import is_native
 from yggdrasil.native.direct import Mailbox, NativeStatistics, direct
-from yggdrasil.policy.objective import UNBOUNDED, StoppingBound
 from yggdrasil.tree.token_tree import TokenTree
 
 POOL_TOKENS = 1 << 17  # the most tokens of earlier requests, about 65 MB of counts
@@ -133,8 +132,7 @@ class StatisticsDrafter:
 
         If ``budget.is_first``, the tree is first replaced by its root, the last committed token. Otherwise another
         drafter has grown it: its nodes stay, with scores from both estimates, and the room left is filled with
-        continuations and with candidates that the other drafter has not attached. Growth stops when ``budget.bound``
-        shows that no further node would be verified. ``budget.width`` is not used.
+        continuations and with candidates that the other drafter has not attached. ``budget.width`` is not used.
         """
         if budget.is_first:
             self._propose_alone(tree, budget)
@@ -143,14 +141,14 @@ class StatisticsDrafter:
             self._filled = tree
             self._counts.set_fill_buffers(*tree.node_tensors(), tree.pool_tokens, tree.pool_scores)
         self._count()
-        self._counts.fill(budget.depth, len(self._text) - 1, budget.bound)
+        self._counts.fill(budget.depth, len(self._text) - 1)
 
     def _propose_alone(self, tree: TokenTree, budget: Budget) -> None:
         if tree is not self._grown:
             self._grown = tree
             self._counts.set_grow_buffers(*tree.node_tensors())
         root = len(self._text) + len(self._pending) - 1
-        self._counts.grow(self._pending, budget.depth, root, budget.bound)
+        self._counts.grow(self._pending, budget.depth, root)
         self._text += self._pending
         self._pending = []
 
@@ -195,19 +193,15 @@ class _Counts(NativeStatistics):
 
     def __init__(self, *weights: Tensor) -> None:
         super().__init__(*weights)
-        self._bound = UNBOUNDED
         self._mail, self._grow = Mailbox(3 + self._MOST), direct("grow", self)
-        self._fill_mail, self._fill = Mailbox(4), direct("fill", self)
+        self._fill_mail, self._fill = Mailbox(2), direct("fill", self)
 
     def set_grow_buffers(self, *buffers: Tensor) -> None:
         """Register the node buffers of a tree (``TokenTree.node_tensors``), to which each later ``grow`` writes."""
         super().set_grow_buffers(*buffers, self._mail.tensor)
 
-    def grow(self, certain: Sequence[int], depth: int, root: int, bound: StoppingBound) -> int:
+    def grow(self, certain: Sequence[int], depth: int, root: int) -> int:
         numbers = self._mail.numbers
-        if bound is not self._bound:
-            self.set_bound(*bound.buffer_info())
-            self._bound = bound  # keeps its memory alive, which the native code reads
         if len(certain) > self._MOST:
             self.append(certain)
             certain = ()
@@ -222,7 +216,7 @@ class _Counts(NativeStatistics):
         """Set the buffers of ``fill``: ``TokenTree.node_tensors``, then the tree's pool_tokens and pool_scores."""
         super().set_fill_buffers(*buffers, self._fill_mail.tensor)
 
-    def fill(self, depth: int, root: int, bound: StoppingBound) -> int:
+    def fill(self, depth: int, root: int) -> int:
         """Extend a tree that another drafter has grown below the text's last token with the best continuations.
 
         Below a node that the drafter has run, whose candidates are in the pool, the two estimates are averaged, each
@@ -230,7 +224,7 @@ class _Counts(NativeStatistics):
         get new scores.
 
         Args:
-            depth, root, bound: as in ``grow``.
+            depth, root: as in ``grow``.
 
         Returns:
             The number of nodes, root included.
@@ -239,7 +233,7 @@ class _Counts(NativeStatistics):
             RuntimeError: there is no text.
         """
         numbers = self._fill_mail.numbers
-        numbers[0], numbers[1], (numbers[2], numbers[3]) = depth, root, bound.buffer_info()
+        numbers[0], numbers[1] = depth, root
         if (size := self._fill()) < 0:
             raise RuntimeError("there is no text to fill a tree from")
         return size

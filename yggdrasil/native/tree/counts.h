@@ -6,16 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <queue>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "tree/best_first.h"
 #include "tree/draws.h"
 #include "tree/features.h"
-#include "tree/early_stopping.h"
 
 namespace yggdrasil {
 
@@ -63,10 +60,6 @@ class Counts {
     grown_buffers_ = {tokens, parents, depths, scores, edges, ancestors, mail};
   }
 
-  // Sets the early-stopping bound of later trees (early_stopping.h): float64 values, which the caller owns and may
-  // change.
-  void grow_for(int64_t bound, int64_t count) { bound_ = numbers(bound, count); }
-
   // Appends new committed tokens to the counts, and grows a tree whose root is the text's last token. Returns the
   // tree's size. The mailbox holds the largest depth, the root's position in the request's text, the number of new
   // tokens, and these tokens. Every row of the buffers that a step may read is written.
@@ -81,9 +74,7 @@ class Counts {
     std::priority_queue<OpenNode> open;
     int64_t serial = 0;
     if (nodes.capacity > 1) push_children(nodes, 0, 0.0, depth, serial, open);
-    EarlyStopping stopping(bound_);
-    stopping.add(0.0);
-    return complete(nodes, 1, depth, serial, open, stopping);
+    return complete(nodes, 1, depth, serial, open);
   }
 
   // Registers the buffers of N nodes in which trees of a drafter are extended, and the mailbox.
@@ -95,7 +86,7 @@ class Counts {
   // Extends a tree that a drafter has grown from the text's last token. Returns its size. New nodes fill the free
   // places, below any node. If a drafter has read a node, whose candidates are then in the pool, both estimates are
   // combined, weighted by the sum of their probabilities. Of other equal candidates, the higher estimate is taken. The
-  // mailbox holds the largest depth, the root's position in the request's text, and the address and size of the bound.
+  // mailbox holds the largest depth and the root's position in the request's text.
   int64_t fill() {
     YGG_CHECK(!features_.text().empty(), "no text to fill a tree from");
     const auto* mail = drafted_buffers_.at(8).const_data_ptr<int64_t>();
@@ -142,26 +133,18 @@ class Counts {
       }
       if (nodes.level[node] < depth) push(nodes, node, nodes.score[node], left, found, serial, open);
     }
-    std::vector<double> existing;
-    std::copy_if(nodes.score, nodes.score + size, std::back_inserter(existing), [](float s) { return std::isfinite(s); });
-    EarlyStopping stopping(numbers(mail[2], mail[3]), std::move(existing));
-    return complete(nodes, size, depth, serial, open, stopping);
+    return complete(nodes, size, depth, serial, open);
   }
 
  private:
-  static std::span<const double> numbers(int64_t address, int64_t count) {
-    return {reinterpret_cast<const double*>(address), size_t(count)};
-  }
-
-  // Attaches the best of `open` and their continuations, until the tree is full or growth stops. Returns its size.
-  int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial, std::priority_queue<OpenNode>& open,
-                   EarlyStopping& stopping) const {
+  // Attaches the best of `open` and their continuations, until the tree is full or none is left. Returns its size.
+  int64_t complete(Nodes& nodes, int64_t size, int64_t depth, int64_t serial,
+                   std::priority_queue<OpenNode>& open) const {
     while (size < nodes.capacity && !open.empty()) {
       const OpenNode next = open.top();
-      if (next.score < min_path_score_ || stopping.is_over(next.score)) break;
+      if (next.score < min_path_score_) break;
       open.pop();
       nodes.put(size, next);
-      stopping.add(next.score);
       if (size + 1 < nodes.capacity) push_children(nodes, size, next.score, depth, serial, open);
       ++size;
     }
@@ -215,7 +198,6 @@ class Counts {
   double min_path_score_ = kMinPathScore;
   std::vector<Tensor> grown_buffers_;    // buffers of the trees that are grown here, and the mailbox
   std::vector<Tensor> drafted_buffers_;  // buffers of a drafter's tree, its pool, and the mailbox
-  std::span<const double> bound_;
 };
 
 }  // namespace yggdrasil
