@@ -33,7 +33,7 @@ class Continuation:
     ttft_ms: float
     tpot_ms: float  # mean over ``decoded`` tokens
     decoded: int  # tokens after the prefill's
-    passes: int  # target passes for them
+    passes: int  # target passes for them; 0: not known
     decoding: dict[str, Any] | None = None  # our engine's report on rule and near ties
 
 

@@ -22,6 +22,7 @@ from bench_systems import EngineSystem, System, judge_by_replay, summarise_syste
 from compare_trees import show_systems
 from llama_cpp import CACHE_OPTIONS, DRAFT_CACHE_OPTIONS, LlamaCpp, LlamaServer
 from prompt_sets import sets_by_name
+from python_engines import python_engines
 from rich.console import Console
 from sample_store import SampleFile, measure, pair_settings
 from transformers_systems import transformers_systems
@@ -63,6 +64,13 @@ def main(  # noqa: PLR0913 - one argument for each option
     llama_cpp: Annotated[
         Path | None, typer.Option(help="Work folder; llama.cpp is built there once. None: left out.")
     ] = None,
+    python_engines_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--python-engines",
+            help="Work folder; OpenVINO GenAI and ik_llama.cpp are installed there once. Only for a GGUF file.",
+        ),
+    ] = None,
     gguf: Annotated[
         list[Path] | None,
         typer.Option(
@@ -93,8 +101,9 @@ def main(  # noqa: PLR0913 - one argument for each option
         systems: list[System] = [
             EngineSystem(OURS, decoder),
             EngineSystem(PLAIN, decoder, is_plain=True),
-            *(system for system in _transformers(decoder.plan, chosen, lengths) if _is_wanted(system.name, without)),
+            *_transformers(decoder.plan, chosen, lengths, without),
             *_llama_cpp(decoder.plan, chosen, llama_cpp, ways, running),
+            *_python_engines(decoder.plan, python_engines_folder, without, running),
         ]
         settings = {
             **pair_settings(decoder.plan, chosen),
@@ -133,10 +142,14 @@ def _drafter(plan: Plan) -> ModelRef | None:
     return model if isinstance(model, ModelRef) and not is_head(model.path()) else None
 
 
-def _transformers(plan: Plan, dtype: str, lengths: Sequence[int]) -> list[System]:
+def _transformers(plan: Plan, dtype: str, lengths: Sequence[int], without: list[str] | None) -> list[System]:
+    if not _is_wanted("transformers", without):
+        return []  # a GGUF file is not dequantised for nothing
     drafter, threads, max_length = _drafter(plan), plan.target.threads, plan.shapes.max_length
     second = _folder(drafter.path(), dtype) if drafter else None
-    return transformers_systems(_folder(plan.target.path(), dtype), second, DTYPES[dtype], threads, max_length, lengths)
+    target = _folder(plan.target.path(), dtype)
+    systems = transformers_systems(target, second, DTYPES[dtype], threads, max_length, lengths)
+    return [system for system in systems if _is_wanted(system.name, without)]
 
 
 def _folder(model: str, dtype: str) -> str:
@@ -161,6 +174,21 @@ def _llama_cpp(plan: Plan, dtype: str, work: Path | None, ways: "list[_Way]", ru
             yield running.enter_context(LlamaServer(way.name, way.family, command, log, is_plain=way.is_plain))
     except YggdrasilError as error:
         console.print(f"left out: {error}", markup=False)
+
+
+def _python_engines(plan: Plan, work: Path | None, without: list[str] | None, running: ExitStack) -> Iterator[System]:
+    """OpenVINO GenAI and ik_llama.cpp on the plan's GGUF file."""
+    file = Source.find(plan.target.path()).gguf
+    if work is not None and file is not None:
+        yield from python_engines(
+            work,
+            file.resolve(),
+            plan.target.threads,
+            plan.shapes.max_length,
+            lambda name: _is_wanted(name, without),
+            running,
+            lambda text: console.print(text, markup=False),
+        )
 
 
 class _Way(NamedTuple):

@@ -175,6 +175,7 @@ def _systems(
     base += [part for beginning in effort.without for part in ("--without", beginning)]
     base += [part for file in files for part in ("--gguf", str(file))]
     base += ["--llama-cpp", str(options.llama_cpp)] if options.llama_cpp else []
+    base += ["--python-engines", str(options.python_engines)] if options.python_engines else []
     chat, others = effort.systems
     minutes = effort.minutes.get("systems", 3.0)
     if chat:
@@ -250,6 +251,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--llama-cpp", type=_resolved, metavar="DIR", help="where llama.cpp is built, or was; else left out"
+    )
+    parser.add_argument(
+        "--python-engines", type=_resolved, metavar="DIR", help="where OpenVINO GenAI and ik_llama.cpp are installed"
     )
     parser.add_argument(
         "--gguf", nargs="*", default=[], metavar="NAME=FILE", help="other files of a model, for llama.cpp"

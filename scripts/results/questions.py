@@ -83,6 +83,18 @@ def faster_than_llama_cpp(results: Results) -> str:
     return table(["processor", "target", *(SETS[name] for name in sets)], made)
 
 
+def faster_than_python_engines(results: Results) -> str:
+    """Time of OpenVINO GenAI, plain and by prompt look-up, and of ik_llama.cpp over ours; "-": the file is not read."""
+    systems = ["OpenVINO GenAI, plain", "OpenVINO GenAI, prompt look-up", "ik_llama.cpp, plain"]
+    made = []
+    for (_, target), own in _by(results.rows("systems"), "machine", "target"):
+        times = {system: _mean_ms(rows) for (system,), rows in _by(own, "system")}
+        if OURS in times and times.keys() & set(systems):
+            cells = [f"**{times[system] / times[OURS]:.2f}**" if system in times else "-" for system in systems]
+            made.append([results.processor(own[0]), TARGETS[target], *cells])
+    return table(["processor", "target", *systems], made)
+
+
 def how_sure(results: Results) -> str:
     """Prompts, equal tokens, spread of the speed-up over prompts, and prompts that became slower."""
     made = []
@@ -113,6 +125,7 @@ QUESTIONS: dict[str, tuple[str, Callable[[Results], str]]] = {  # block: the ben
     "headline": ("plain", headline),
     "faster-than-plain": ("plain", faster_than_plain),
     "faster-than-llama-cpp": ("systems", faster_than_llama_cpp),
+    "faster-than-python-engines": ("systems", faster_than_python_engines),
     "how-sure": ("plain", how_sure),
     "passes": ("passes", passes),
 }

@@ -28,7 +28,7 @@ def prompts(tmp_path):
 
 
 def tasks(script, prompts, name="smollm2", **options):
-    given = Namespace(prompts=prompts, llama_cpp=None, **options)
+    given = Namespace(prompts=prompts, llama_cpp=None, python_engines=None, **options)
     return list(script._tasks(name, "models/x", given, [], prompts.parent / "work"))
 
 
@@ -42,7 +42,7 @@ def test_every_set_and_every_kind_is_measured(script, prompts):
 
 def test_passes_are_compared_where_llama_cpp_is(script, prompts):
     def compared(name, llama_cpp):
-        given = Namespace(prompts=prompts, llama_cpp=llama_cpp)
+        given = Namespace(prompts=prompts, llama_cpp=llama_cpp, python_engines=None)
         found = script._tasks(name, "models/x", given, [], prompts.parent / "work")
         return [task for task in found if task.out.name == "steps.json"]
 

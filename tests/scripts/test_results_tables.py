@@ -125,6 +125,24 @@ def test_llama_cpps_plain_decoding_and_the_best_of_its_settings(tables, collecte
     assert [row["same"] for row in rows if row["target"] == "smollm2"] == ["1", "1", "1", "0", "1"]
 
 
+def test_python_engines_have_a_column_each_and_a_dash_without_rows(tables, collected, tmp_path):
+    def of(system, ms, decoded):
+        continuation = {"tokens": [1], "decoded": decoded, "passes": 0, "tpot_ms": ms}
+        return {"prompt": str(decoded), "system": system, "continuation": continuation}
+
+    samples = [
+        of("yggdrasil, by plan", 2.0, 100), of("yggdrasil, by plan", 4.0, 300),
+        of("OpenVINO GenAI, plain", 5.0, 100), of("OpenVINO GenAI, plain", 8.0, 300),
+        of("ik_llama.cpp, plain", 7.0, 100), of("ik_llama.cpp, plain", 7.0, 300),
+    ]  # fmt: skip
+    collected("smollm2", "systems-c4.json", samples=samples)
+    collected("smollm2-bf16", "systems-c4.json", samples=samples[:2])
+
+    assert rendered(tables, tmp_path, "faster-than-python-engines")[0] == [
+        "| A Box (family 6) | SmolLM2-135M, Q4_1 file | **2.07** | - | **2.00** |"  # 7.25 / 3.5 and 7 / 3.5
+    ]
+
+
 def test_passes_of_one_and_eight_tokens(tables, collected, tmp_path):
     def one(context, width, ours, theirs):
         times = {"ours_ms": {"median": ours}, "theirs_ms": {"median": theirs}}
