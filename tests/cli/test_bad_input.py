@@ -96,30 +96,43 @@ def test_a_busy_port_is_refused_before_anything_is_imported(run, monkeypatch):
     assert_one_sentence(run("serve", "nothere.gguf", "--port", 0), "there is no file nothere.gguf")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["generate", TARGET, "--prompt", "a", "--temperature", "-1"],
-        ["generate", TARGET],
-        ["generate", "nothere.gguf", "--prompt", "a"],
-        ["chat", TARGET, "--top-p", "3"],
-        ["chat", "llama3"],
-        ["chat", TARGET, "--greedy", "--temperature", "1"],
-        ["bench", TARGET],
-        ["plans", "nosuch"],
-    ],
+WRONG = (
+    ("generate", TARGET, "--prompt", "a", "--temperature", "-1"),
+    ("generate", TARGET),
+    ("generate", "nothere.gguf", "--prompt", "a"),
+    ("chat", TARGET, "--top-p", "3"),
+    ("chat", "llama3"),
+    ("chat", TARGET, "--greedy", "--temperature", "1"),
+    ("bench", TARGET),
+    ("plans", "nosuch"),
 )
-def test_what_is_wrong_is_found_without_importing_torch(arguments, tmp_path):
-    program = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'pandas'))); " \
-        "from yggdrasil.cli import main; main()"  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
-    )  # fmt: skip
+# Each command in a fork of a process that has imported the program.
+WITHOUT_TORCH = """
+import json, os, sys
+sys.modules.update(dict.fromkeys(("torch", "transformers", "pandas")))
+import numpy, typer, yggdrasil.cli.checks, yggdrasil.cli.exit_codes
+from yggdrasil.cli import main
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    if not os.fork():
+        os.dup2(os.open(f"{number}.err", os.O_WRONLY | os.O_CREAT), 2)
+        sys.argv[1:] = arguments
+        main()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
 
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("yggdrasil: "), done.stderr
-    assert len(done.stderr.splitlines()) == 1
+
+def test_what_is_wrong_is_found_without_importing_torch(tmp_path):
+    arguments = json.dumps([[*map(str, each)] for each in WRONG])
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, arguments],
+        capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
+    )  # fmt: skip
+    said = [(tmp_path / f"{number}.err").read_text() for number in range(len(WRONG))]
+
+    assert [each.split(": ")[0] for each in said] == ["yggdrasil"] * len(WRONG), said
+    assert [len(each.splitlines()) for each in said] == [1] * len(WRONG), said
+    assert done.stdout.split() == ["2"] * len(WRONG)
 
 
 @pytest.mark.parametrize(
