@@ -1,10 +1,13 @@
 """What a GGUF file says is written without transformers as transformers makes it: tokenizer and configuration."""
 
 import json
+import sys
 
 import gguf
 import pytest
 from gguf_files import finish, tiny_model, write_gguf
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from transformers import AutoConfig, AutoTokenizer
 
 from yggdrasil.artifacts.gguf import read_gguf_header
@@ -133,6 +136,33 @@ def test_vocabularies_of_pieces(tmp_path, monkeypatch, architecture, flags):
     header = written(tmp_path / "file.gguf", architecture, "llama", PIECES, ids, flags)
     assert build_tokenizer(header) is not None
     same_tokenizer(both(tmp_path, monkeypatch, header))
+
+
+@pytest.mark.usefixtures("no_config")
+def test_added_tokens_that_are_in_the_vocabulary_keep_their_ids(tmp_path, monkeypatch):
+    ids = {"bos": "<|im_start|>", "eos": "<|endoftext|>", "padding": "<|im_end|>"}
+    header = written(tmp_path / "file.gguf", "qwen2", "gpt2", [*BYTES, "<|endoftext|>", "he<"], ids, {}, "qwen2")
+    built = build_tokenizer(header)
+    assert built is not None
+    assert [each["id"] for each in built.rules["added_tokens"]] == [*range(len(BYTES) - 3, len(BYTES) + 1)]
+    same_tokenizer(both(tmp_path, monkeypatch, header))
+
+
+@pytest.mark.parametrize("merges", [["h e", "l l", "he ll", "h e"], ["l l", "h e", "he ll", "l l", "l l"]])
+def test_equal_merges_rank_as_in_the_library(tmp_path, monkeypatch, merges):
+    monkeypatch.setattr(sys.modules[__name__], "MERGES", merges)
+    header = written(tmp_path / "file.gguf", "llama", "gpt2", BYTES, {}, {}, "smollm")
+    built = build_tokenizer(header)
+    assert built is not None
+    model = BPE(built.rules["model"]["vocab"], [tuple(merge.split()) for merge in merges])
+    expected = json.loads(Tokenizer(model).to_str())["model"]["merges"]
+    assert list(map(list, built.rules["model"]["merges"])) == expected
+
+
+@pytest.mark.parametrize("merge", ["h z\u00e4", "z\u00e4 h", "h h", "h", "h e l"])
+def test_merges_whose_parts_are_no_tokens_are_left_to_transformers(tmp_path, monkeypatch, merge):
+    monkeypatch.setattr(sys.modules[__name__], "MERGES", [*MERGES, merge])
+    assert build_tokenizer(written(tmp_path / "file.gguf", "llama", "gpt2", BYTES, {}, {}, "smollm")) is None
 
 
 @pytest.mark.parametrize("model", ["t5", "gpt2"])  # of another kind; without merges

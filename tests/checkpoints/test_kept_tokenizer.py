@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from jinja2 import TemplateError
 from jinja2.defaults import DEFAULT_FILTERS
-from tokenizers import Tokenizer as TokenizersBackend
 from transformers import AutoTokenizer
 
 import yggdrasil
@@ -168,7 +167,7 @@ def test_a_template_takes_little_memory_in_every_way(tmp_path, monkeypatch, way,
         for _ in range(2):  # from the files, then from the cache
             try:
                 if way == "a GGUF file":
-                    rules = TokenizersBackend.from_file(str(source / "tokenizer.json"))
+                    rules = json.loads((source / "tokenizer.json").read_text())
                     facts = {"special_tokens": {}, "eos_token_id": 0, "bos_token_id": 0, "chat_template": template}
                     kept_tokenizer.write_tokenizer(source, rules, facts)
                 tokenizer = kept_tokenizer.open_tokenizer(source)

@@ -8,7 +8,6 @@ Dims: V tokens, M merges, L characters that are tokens.
 """
 
 import ctypes
-import gc
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -128,26 +127,16 @@ class CompactTokenizer:
         return ids
 
 
-def write_compact(folder: Path, rules: str, digest: str) -> bool:
+def write_compact(folder: Path, all_rules: Mapping[str, Any], digest: str) -> bool:
     """Write the tables of a tokenizer to ``folder``; return False for a kind that ``CompactTokenizer`` does not cover.
 
     Args:
-        rules: the tokenizer's tokenizer.json.
-        digest: identifies ``rules``; see ``open_compact``.
+        all_rules: the content of the tokenizer's tokenizer.json.
+        digest: identifies the rules; see ``open_compact``.
 
     Raises:
         ArtifactError: the file cannot be written.
     """
-    was_collecting = gc.isenabled()
-    gc.disable()  # scanning a million new strings again and again would take as long as parsing them
-    try:
-        return _write_compact(folder, json.loads(rules), digest)
-    finally:
-        if was_collecting:
-            gc.enable()
-
-
-def _write_compact(folder: Path, all_rules: Mapping[str, Any], digest: str) -> bool:
     if not _is_covered(all_rules):
         return False
     model, added = all_rules["model"], all_rules["added_tokens"]
@@ -165,7 +154,7 @@ def _write_compact(folder: Path, all_rules: Mapping[str, Any], digest: str) -> b
             "model": {**words, "unk_token": mark},
         },
         "parts": {**empty, **parts, "post_processor": None, "model": {**_PLAIN, "vocab": {}, "merges": []}},
-        "size": len(vocabulary.keys() | {each["content"] for each in added}),
+        "size": len(vocabulary) + sum(each["content"] not in vocabulary for each in added),
         "unknown": vocabulary.get(model["unk_token"], _NONE), "fuses": int(model["fuse_unk"]), "rules": digest,
     }  # fmt: skip
     data = [token.encode() for token in tokens]

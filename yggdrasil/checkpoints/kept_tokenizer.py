@@ -103,27 +103,32 @@ def _kept_file(folder: Path) -> Path:
     return cache_root() / "tokenizers" / f"{_digest(folder)}.json"
 
 
-def write_tokenizer(folder: Path, backend: tokenizers.Tokenizer, facts: Mapping[str, Any]) -> None:
+def write_tokenizer(folder: Path, rules: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write a tokenizer to ``folder``, which exists, in files for ``open_tokenizer`` and for transformers.
 
-    Files of the same names are replaced. ``facts`` are those of ``Tokenizer``: its chat template, special tokens, and
-    ids of the tokens that begin and end a text.
+    Files of the same names are replaced.
+
+    Args:
+        rules: the content of its tokenizer.json.
+        facts: those of ``Tokenizer``: its chat template, special tokens, and ids of the tokens that begin and end a
+            text.
 
     Raises:
         YggdrasilError: its chat template takes too much time or memory.
     """
-    tokenizer = Tokenizer(backend, facts, lambda: _by_transformers(folder, None))
+    unused = tokenizers.Tokenizer(tokenizers.models.BPE())  # a chat is rendered without a vocabulary
+    tokenizer = Tokenizer(unused, facts, lambda: _by_transformers(folder, None))
     if tokenizer.chat_template and not ends_within(lambda: try_template(tokenizer), _CPU_SECONDS, _TEMPLATE_MEGABYTES):
         raise YggdrasilError(
             f"the chat template takes more than {_CPU_SECONDS} s or {_TEMPLATE_MEGABYTES} MB for a short chat"
         )
-    rules = backend.to_str().encode()
-    digest = hashlib.sha256(rules).hexdigest()
+    text = json.dumps(rules, ensure_ascii=False, separators=(",", ":")).encode()
+    digest = hashlib.sha256(text).hexdigest()
     named = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token")) | facts["special_tokens"]
     settings = {"tokenizer_class": "TokenizersBackend", **named}  # null overrides the class's default token
     record = {"module": _THEIRS, "name": "", **facts, "rules": digest}
-    _written(folder).write_bytes(rules)
-    write_compact(folder, rules.decode(), digest)
+    _written(folder).write_bytes(text)
+    write_compact(folder, rules, digest)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / _BUILT).write_text(json.dumps(record))
     if facts["chat_template"] is not None:

@@ -1,12 +1,15 @@
-"""Builds a GGUF file's tokenizer with the ``tokenizers`` library alone, equal to the one transformers builds.
+"""Builds the rules (tokenizer.json) of a GGUF file's tokenizer, equal to those of the one transformers builds.
 
 This saves the import of transformers, and is faster: transformers takes long to convert a vocabulary of 262,144 tokens.
+The ``tokenizers`` library, which would parse that vocabulary, only writes how text is split and decoded.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
 from yggdrasil.artifacts.gguf import GgufHeader
@@ -58,14 +61,23 @@ _USUAL_SPLITS = ("default", "gpt-2", "smollm")  # these use the pattern of GPT-2
 
 
 class BuiltTokenizer(NamedTuple):
-    """A tokenizer of the ``tokenizers`` library, and the ``facts`` of ``checkpoints.tokenizer.Tokenizer``."""
+    """The content of a tokenizer.json, and the ``facts`` of ``checkpoints.tokenizer.Tokenizer``."""
 
-    backend: Tokenizer
+    rules: dict[str, Any]
     facts: dict[str, Any]
 
 
+class _Parts(NamedTuple):
+    """Parts of a byte-pair tokenizer."""
+
+    backend: Tokenizer  # everything but its vocabulary and added tokens
+    vocabulary: Mapping[str, int]
+    merges: Sequence[tuple[str, str]]
+    usual: Sequence[str]  # the special tokens that transformers' class always adds
+
+
 def build_tokenizer(header: GgufHeader) -> BuiltTokenizer | None:
-    """Return the tokenizer of a GGUF file, built with the ``tokenizers`` library.
+    """Return the tokenizer of a GGUF file.
 
     None if this kind of tokenizer was not tested against transformers' own, or the file is damaged.
     """
@@ -86,47 +98,58 @@ def _built(architecture: str, facts: Mapping[str, Any]) -> BuiltTokenizer | None
     found = _of_bytes(architecture, facts) if is_bytes else _of_pieces(architecture, facts)
     if found is None:
         return None
-    backend, usual = found
     tokens, types = facts["tokens"], facts.get("token_type") or ()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in usual])
     alphabet = set(byte_letters().values())
     control = [
         token
         for token, kind in zip(tokens, types, strict=False)
         if kind == _CONTROL and not (is_bytes and set(token) - alphabet)
     ]
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
-    known = backend.get_vocab()
-    defined = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED and token in known]
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in defined])
-    ids = {name: facts.get(f"{theirs}_token_id") for name, theirs in _NAMES.items()}
-    named: dict[str, str] = {name: tokens[number] for name, number in ids.items() if number is not None}
-    added = {token.content for token in backend.get_added_tokens_decoder().values()}
-    backend.add_special_tokens([AddedToken(each, special=True) for each in named.values() if each not in added])
+    defined = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED]
+    numbers = {name: facts.get(f"{theirs}_token_id") for name, theirs in _NAMES.items()}
+    named: dict[str, str] = {name: tokens[number] for name, number in numbers.items() if number is not None}
+    added = dict.fromkeys([*found.usual, *control], True)  # whether they are special; the first addition counts
+    for token in defined:
+        if token in found.vocabulary:
+            added.setdefault(token, False)
+    added = {**dict.fromkeys([*added, *named.values()], True), **added}
+    ids = _ids(found.vocabulary, added)
     begins = bool(facts.get("add_bos_token", not is_bytes)) and "bos_token" in named
     ends = bool(facts.get("add_eos_token", False)) and "eos_token" in named
-    backend.post_processor = _template(
-        backend, named["bos_token"] if begins else "", named["eos_token"] if ends else ""
+    found.backend.post_processor = _template(
+        ids, named["bos_token"] if begins else "", named["eos_token"] if ends else ""
     )
-    return BuiltTokenizer(backend, {
+    rules = json.loads(found.backend.to_str())
+    rules["model"] |= {"vocab": found.vocabulary, "merges": found.merges}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    rules["added_tokens"] = [
+        {"id": ids[token], "content": token, **plain, "special": added[token]}
+        for token in sorted(ids, key=ids.__getitem__)
+    ]
+    return BuiltTokenizer(rules, {
         "chat_template": template, "special_tokens": named,
-        "eos_token_id": backend.token_to_id(named["eos_token"]) if "eos_token" in named else None,
-        "bos_token_id": backend.token_to_id(named["bos_token"]) if "bos_token" in named else None,
+        **{f"{name}_id": ids[named[name]] if name in named else None for name in ("eos_token", "bos_token")},
     })  # fmt: skip
 
 
-def _template(backend: Tokenizer, begin: str, end: str) -> Any:
+def _ids(vocabulary: Mapping[str, int], added: Iterable[str]) -> dict[str, int]:
+    """Return the ids of added tokens: those in the vocabulary, or else the next ones."""
+    unused = count(len(vocabulary))
+    return {token: vocabulary[token] if token in vocabulary else next(unused) for token in added if token}
+
+
+def _template(ids: Mapping[str, int], begin: str, end: str) -> Any:
     """Return a post-processor that adds the tokens ``begin`` and ``end`` (or empty) around one text or a pair."""
     single = f"{f'{begin}:0 ' if begin else ''}$A:0{f' {end}:0' if end else ''}"
     pair = f"{single}{f' {begin}:1' if begin else ''} $B:1{f' {end}:1' if end else ''}"
-    special = [(token, backend.token_to_id(token)) for token in (begin, end) if token]
+    special = [(token, ids[token]) for token in (begin, end) if token]
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
-def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, Sequence[str]] | None:
-    """Build a byte-level BPE tokenizer; return it with the special tokens that transformers' class always adds.
+def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> _Parts | None:
+    """Return the parts of a byte-level BPE tokenizer.
 
-    Returns None if its way of splitting words is unknown or two tokens are equal.
+    None if its way of splitting words is unknown, two tokens are equal, or merges have parts that are no tokens.
     """
     split = _QWEN_SPLIT if architecture == _QWEN else _SPLITS.get(facts.get("pre", "default"))
     if split is None and facts.get("pre", "default") not in _USUAL_SPLITS:
@@ -138,20 +161,22 @@ def _of_bytes(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, S
         for token in facts["tokens"]
     ]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    merges = [tuple(merge.split(" ")) for merge in facts["merges"]]
-    backend = Tokenizer(BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
+    merges = _distinct([(left, right) for left, right in (merge.split(" ") for merge in facts["merges"])], vocabulary)
+    if merges is None or len(vocabulary) != len(tokens):
+        return None
+    backend = Tokenizer(BPE({}, [], continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
     backend.normalizer = normalizers.NFC() if architecture in (_QWEN, _QWEN35_MOE) else None
     words: list[Any] = [] if split is None else [pre_tokenizers.Split(Regex(split), behavior="isolated")]
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*words, by_bytes]) if words else by_bytes
     backend.decoder = decoders.ByteLevel()
-    return (backend, ["<|endoftext|>"]) if len(vocabulary) == len(tokens) else None
+    return _Parts(backend, vocabulary, merges, ["<|endoftext|>"])
 
 
-def _of_pieces(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, Sequence[str]] | None:
-    """Build a SentencePiece BPE tokenizer; return it with the special tokens that transformers' class always adds.
+def _of_pieces(architecture: str, facts: Mapping[str, Any]) -> _Parts | None:
+    """Return the parts of a SentencePiece BPE tokenizer.
 
-    Returns None if two tokens are equal, or the file has merges and is not Gemma 4's.
+    None if two tokens are equal, merges have parts that are no tokens, or the file has merges and is not Gemma 4's.
     """
     tokens, is_gemma, has_merges = facts["tokens"], architecture in _GEMMA, architecture == _GEMMA4
     if is_gemma and not has_merges:  # files store runs of spaces without SentencePiece's character
@@ -159,23 +184,36 @@ def _of_pieces(architecture: str, facts: Mapping[str, Any]) -> tuple[Tokenizer, 
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens) or ("merges" in facts) != has_merges:
         return None
-    merges = (
-        _split(facts["merges"]) if has_merges else _merges(tokens, vocabulary, None if is_gemma else facts["scores"])
-    )
+    if has_merges:
+        merges = _distinct(_split(facts["merges"]), vocabulary)
+    else:
+        merges = _merges(tokens, vocabulary, None if is_gemma else facts["scores"])
+    if merges is None:
+        return None
     unknown = {"unk_token": "<unk>"} if is_gemma else {}
-    backend = Tokenizer(BPE(vocabulary, merges, fuse_unk=True, byte_fallback=True, **unknown))
+    backend = Tokenizer(BPE({}, [], fuse_unk=True, byte_fallback=True, **unknown))
     spaces: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if is_gemma:
         backend.normalizer = normalizers.Replace(" ", _SPACE)
         backend.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous")
         backend.decoder = decoders.Sequence(spaces)
-        return backend, ["<unk>", "<bos>", "<eos>", "<pad>", "<mask>"]
+        return _Parts(backend, vocabulary, merges, ["<unk>", "<bos>", "<eos>", "<pad>", "<mask>"])
     if architecture == "phi3":
         backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
     else:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="first", split=False)
     backend.decoder = decoders.Sequence([*spaces, decoders.Strip(content=" ", left=1)])
-    return backend, ["<unk>", "<s>", "</s>"]
+    return _Parts(backend, vocabulary, merges, ["<unk>", "<s>", "</s>"])
+
+
+def _distinct(merges: Sequence[tuple[str, str]], vocabulary: Mapping[str, int]) -> list[tuple[str, str]] | None:
+    """Return the merges of a file, equal ones once at the last place, as the ``tokenizers`` library ranks them.
+
+    None if a part or the whole of one is no token.
+    """
+    if not all(left in vocabulary and right in vocabulary and left + right in vocabulary for left, right in merges):
+        return None
+    return list(dict.fromkeys(reversed(merges)))[::-1]
 
 
 def _split(merges: Sequence[str]) -> list[tuple[str, str]]:
@@ -192,10 +230,10 @@ def _merges(
     They are sorted by that token's score, descending, or without ``scores`` by its id; then by longer left parts.
     """
     found = [
-        (token[:cut], token[cut:], number)
+        (left, right, number)
         for number, token in enumerate(tokens)
         for cut in range(len(token) - 1, 0, -1)
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
+        if (left := token[:cut]) in vocabulary and (right := token[cut:]) in vocabulary
     ]
     if scores is not None:
         found.sort(key=lambda merge: (scores[merge[2]], len(merge[0]), len(merge[1])), reverse=True)
