@@ -9,7 +9,7 @@ from time import sleep
 import pytest
 
 from yggdrasil.artifacts import fork
-from yggdrasil.artifacts.fork import Fork, in_fork
+from yggdrasil.artifacts.fork import Fork, begin_in_fork, in_fork
 from yggdrasil.errors import ArtifactError, YggdrasilError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
@@ -26,6 +26,17 @@ def test_its_answer_comes_back_and_nothing_else():
     assert (word, changed) == ("wörk", [])
     assert int(pid) != os.getpid()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_what_is_begun_in_a_fork_runs_while_this_process_goes_on(tmp_path):
+    def work():
+        while not (tmp_path / "gone on").exists():
+            sleep(0.01)
+        return "done"
+
+    wait = begin_in_fork(work)
+    (tmp_path / "gone on").touch()
+    assert wait() == "done"
 
 
 @pytest.mark.parametrize("kind", [YggdrasilError, ArtifactError])

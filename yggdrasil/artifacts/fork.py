@@ -96,26 +96,38 @@ def in_fork(work: Callable[[], str]) -> str:
     Raises:
         YggdrasilError: ``work`` raised it in the forked process.
     """
+    return begin_in_fork(work)()
+
+
+def begin_in_fork(work: Callable[[], str]) -> Callable[[], str]:
+    """Start ``work`` in a forked process, and return a function to be called once: it waits, and does as ``in_fork``.
+
+    If it is never called, the forked process is killed when this process ends.
+    """
     if not CAN_FORK:
-        return work()
+        return work
     read_end, write_end = os.pipe()
     try:
         fork = Fork(lambda: _answer(work, write_end), is_silent=False)
     except OSError:  # the system cannot create another process
         os.close(write_end)
         os.close(read_end)
-        return work()
+        return work
     os.close(write_end)
-    try:
-        with open(read_end, "rb") as answers:  # noqa: PTH123  (a pipe has no path)
-            answer = json.loads(answers.read() or b"{}")
-        fork.wait()
-    except BaseException:
-        fork.interrupt()
-        raise
-    if "fault" in answer:
-        raise _FAULTS[answer["fault"]](answer["text"])
-    return str(answer["text"]) if answer else work()
+
+    def result() -> str:
+        try:
+            with open(read_end, "rb") as answers:  # noqa: PTH123  (a pipe has no path)
+                answer = json.loads(answers.read() or b"{}")
+            fork.wait()
+        except BaseException:
+            fork.interrupt()
+            raise
+        if "fault" in answer:
+            raise _FAULTS[answer["fault"]](answer["text"])
+        return str(answer["text"]) if answer else work()
+
+    return result
 
 
 def ends_within(work: Callable[[], object], cpu_seconds: int, megabytes: int) -> bool:

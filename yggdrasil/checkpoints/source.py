@@ -7,12 +7,12 @@ the user's cache under the file's fingerprint.
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from yggdrasil.artifacts import model_fingerprint, shown, tokenizer_fingerprint
-from yggdrasil.artifacts.fork import in_fork
+from yggdrasil.artifacts.fork import begin_in_fork
 from yggdrasil.artifacts.gguf import GgufHeader, is_gguf, read_gguf_header
 from yggdrasil.artifacts.homes import expanded
 from yggdrasil.checkpoints.hub import hub_folder
@@ -99,20 +99,42 @@ class Source:
         return _gguf_weights(self.gguf.absolute(), self.folder, dtype, keeps_blocks)
 
 
+_begun: dict[Path, Callable[[], str]] = {}  # folder in the cache -> what waits for the fork that fills it
+
+
+def begin_reading(path: Path) -> bool:
+    """Begin to read the GGUF file ``path`` in a fork if it was never read; return whether a fork was started.
+
+    The next ``Source.find`` of this file waits for the fork.
+
+    Raises:
+        ArtifactError: the file cannot be read.
+    """
+    path = path.absolute()
+    folder = _facts_folder(path)
+    if folder in _begun or (folder / MARKER).exists():
+        return False
+    _begun[folder] = _begin_preparing(path, folder, partial(_write_facts, path), f"reading {shown(path)}")
+    return True
+
+
 @lru_cache(maxsize=8)
 def _gguf_facts(path: Path, _num_bytes: int, _modified: int) -> Path:
     """Return the cached folder with configuration and tokenizer of a GGUF file; size and mtime are part of the key."""
+    return _prepared(path, _facts_folder(path), partial(_write_facts, path), f"reading {shown(path)}")
 
-    def write(header: GgufHeader, partial: Path) -> None:
-        from yggdrasil.checkpoints.gguf.facts import write_config_and_tokenizer
-        from yggdrasil.checkpoints.shards import raising_os_errors
 
-        with raising_os_errors():
-            write_config_and_tokenizer(header, partial)
-        (partial / _FINGERPRINT).write_text(tokenizer_fingerprint(path))
+def _facts_folder(path: Path) -> Path:
+    return prepared_root() / model_fingerprint(path) / "facts"
 
-    folder = prepared_root() / model_fingerprint(path) / "facts"
-    return _prepared(path, folder, write, f"reading {shown(path)}")
+
+def _write_facts(path: Path, header: GgufHeader, folder: Path) -> None:
+    from yggdrasil.checkpoints.gguf.facts import write_config_and_tokenizer
+    from yggdrasil.checkpoints.shards import raising_os_errors
+
+    with raising_os_errors():
+        write_config_and_tokenizer(header, folder)
+    (folder / _FINGERPRINT).write_text(tokenizer_fingerprint(path))
 
 
 @lru_cache(maxsize=8)
@@ -142,19 +164,30 @@ def _gguf_weights(path: Path, facts: Path, dtype: "torch.dtype", keeps_blocks: b
 def _prepared(path: Path, folder: Path, write: Callable[[GgufHeader, Path], None], what: str) -> Path:
     """Return ``folder``; unless it is whole, let ``write`` fill it from the GGUF file ``path`` first.
 
-    Writing runs in a fork, which returns its memory, and is announced on standard error with the text ``what``.
+    Writing runs in a fork, which returns its memory, and is announced on standard error with the text ``what``. A fork
+    that ``begin_reading`` has started is waited for.
     """
-    if not is_whole(folder, _LAYOUT):
-        again = " again, since what was kept is damaged or of an older version" if folder.exists() else ", once"
-
-        def fill() -> str:
-            from yggdrasil.checkpoints.gguf.config import read_config
-
-            header = read_gguf_header(path)
-            read_config(header)  # before the announcement: one of both raises for a damaged or unsupported file
-            print(f"yggdrasil: {what}{again}", file=sys.stderr)  # noqa: T201
-            prepare(folder, _LAYOUT, lambda partial: write(header, partial))
-            return str(folder)
-
-        in_fork(fill)
+    wait = _begun.pop(folder, None)
+    if wait is not None:
+        wait()
+    elif not is_whole(folder, _LAYOUT):
+        _begin_preparing(path, folder, write, what)()
     return folder
+
+
+def _begin_preparing(
+    path: Path, folder: Path, write: Callable[[GgufHeader, Path], None], what: str
+) -> Callable[[], str]:
+    """Start the fork of ``_prepared``, and return a function that waits for it."""
+    again = " again, since what was kept is damaged or of an older version" if folder.exists() else ", once"
+
+    def fill() -> str:
+        from yggdrasil.checkpoints.gguf.config import read_config
+
+        header = read_gguf_header(path)
+        read_config(header)  # before the announcement: one of both raises for a damaged or unsupported file
+        print(f"yggdrasil: {what}{again}", file=sys.stderr)  # noqa: T201
+        prepare(folder, _LAYOUT, lambda partial: write(header, partial))
+        return str(folder)
+
+    return begin_in_fork(fill)

@@ -75,11 +75,12 @@ def open_decoder(
             the plan is of another machine or device, and ``force_machine`` is False.
     """
     check_source(source, chat=chat)
-    work_ahead(source, packs=device == "cpu" or (device is None and not may_have_accelerator()))
+    go_on = work_ahead(source, packs=device == "cpu" or (device is None and not may_have_accelerator()))
     with without_collections():
         from yggdrasil.cli.progress import PhaseProgress
         from yggdrasil.pretrained import Decoder
 
+    go_on()
     if drafter == "plan" and train is not None and _has_useful_head(train, source):
         drafter = str(train)
     with PhaseProgress() as progress:

@@ -36,23 +36,39 @@ def load_torch_libraries() -> None:
             Thread(target=ctypes.CDLL(None).dlopen, args=(library, _LAZY), daemon=True).start()
 
 
-def work_ahead(source: str, *, packs: bool) -> None:
+def work_ahead(source: str, *, packs: bool) -> Callable[[], None]:
     """Begin in threads to load PyTorch's libraries, to open a model's tokenizer and to prepare for its weights.
 
-    With ``packs``, the weights of a GGUF file are packed, and memory is reserved for those of a folder.
+    With ``packs``, the weights of a GGUF file are packed, and memory is reserved for those of a folder. A GGUF file
+    that was never read is read in a fork. Call the function that is returned after PyTorch is imported: it waits for
+    that fork, and then begins the rest.
 
     Does nothing if ``source`` is no model on this machine (but a plan or a hub id), or PyTorch is imported already. The
     metadata of a GGUF file are read before, and cached. Faults are left to the loader, which raises them.
     """
     from yggdrasil.artifacts.gguf import is_gguf
     from yggdrasil.artifacts.homes import expanded
-    from yggdrasil.checkpoints.kept_tokenizer import open_ahead
-    from yggdrasil.checkpoints.source import Source
+    from yggdrasil.checkpoints.source import begin_reading
 
     model = expanded(source)
     if not is_before_torch() or not (is_gguf(model) or (model / "config.json").is_file()):
-        return
+        return lambda: None
+    is_begun = False
     with suppress(OSError, YggdrasilError):  # the loader raises what is wrong
+        is_begun = is_gguf(model) and begin_reading(model)
+        load_torch_libraries()
+    if is_begun:
+        return lambda: _begin_work(model, packs=packs)
+    _begin_work(model, packs=packs)
+    return lambda: None
+
+
+def _begin_work(model: Path, *, packs: bool) -> None:
+    """Begin in a thread to open the tokenizer of ``model`` and to prepare for its weights."""
+    from yggdrasil.checkpoints.kept_tokenizer import open_ahead
+    from yggdrasil.checkpoints.source import Source
+
+    with suppress(OSError, YggdrasilError):
         found = Source.find(model)
         # Parsing a tokenizer takes three times the memory that it keeps: give that back before weights take theirs.
         work: list[Callable[[], object]] = [open_ahead(found.folder), trim_heap]
@@ -60,7 +76,6 @@ def work_ahead(source: str, *, packs: bool) -> None:
             reserve(int(_SHARE * packed_bytes(model)))
         elif packs and (packer := _packer(found)) is not None:
             work.append(packer.pack_all)
-        load_torch_libraries()
         Thread(target=_do, args=(work,), daemon=True).start()
 
 
