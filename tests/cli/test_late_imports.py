@@ -34,7 +34,7 @@ import_late()
 import sys
 import torch
 
-late = ("torch.export", "torch.nested", "torch.optim", "torch.profiler", "torch.testing", "torch.utils.data",
+late = ("torch.export", "torch.nested", "torch.optim", "torch.profiler", "torch.utils.data",
         "torchgen.model", "torch.distributed._meta_registrations", "unittest.mock")
 assert all("__yggdrasil_loader__" in vars(sys.modules[name]) for name in late), "executed with PyTorch"
 layer = torch.nn.Linear(2, 2)
@@ -43,7 +43,6 @@ layer(torch.ones(1, 2)).sum().backward()
 optimizer.step()
 assert len(list(torch.utils.data.DataLoader([1, 2]))) == 2
 assert torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]).is_nested
-torch.testing.assert_close(layer.weight, layer.weight.clone())
 with torch.profiler.profile() as profile:
     torch.ones(2) + 1
 assert profile.key_averages()
@@ -51,6 +50,26 @@ import unittest.mock
 assert unittest.mock.Mock(return_value=3)() == 3
 program = torch.export.export(layer, (torch.ones(1, 2),))
 assert torch.equal(program.module()(torch.ones(1, 2)), layer(torch.ones(1, 2)))
+"""
+
+_PARTS_SCRIPT = """
+from yggdrasil.cli.late_imports import import_late
+
+import_late()
+import sys
+import torch
+
+from torch.profiler.profiler import _KinetoProfile
+import torch.utils.data.dataloader
+import torch.optim.lr_scheduler
+import torch.export.dynamic_shapes
+import torch.nested._internal.nested_tensor
+assert torch.profiler._KinetoProfile is _KinetoProfile is sys.modules["torch.profiler.profiler"]._KinetoProfile
+assert torch.utils.data.DataLoader is torch.utils.data.dataloader.DataLoader
+assert torch.optim.lr_scheduler.LambdaLR.__module__ in sys.modules
+assert torch.export.Dim is torch.export.dynamic_shapes.Dim
+part = torch.utils.data.dataloader
+assert part.__spec__.origin == part.__file__ and part.__spec__.loader is part.__loader__
 """
 
 _SOURCE_SCRIPT = """
@@ -67,6 +86,11 @@ with torch.library._scoped_library("sample", "DEF") as library:
     print(simple_registry.singleton.find("sample::twice").fake_impl.kernels[-1].source)
     assert torch.ops.sample.twice(torch.ones(1, device="meta")).shape == (1,)
 """
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="another PyTorch")
+def test_a_part_of_a_late_package_is_imported_with_its_package_and_once() -> None:
+    subprocess.run([sys.executable, "-W", "error::ImportWarning", "-c", _PARTS_SCRIPT], check=True)
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="another PyTorch")

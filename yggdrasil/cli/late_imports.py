@@ -24,7 +24,7 @@ _LATE = frozenset((
 ))  # fmt: skip
 _LATER = _LATE | {
     "torch.distributed._meta_registrations", "torch.export", "torch.nested", "torch.optim", "torch.profiler",
-    "torch.testing", "torch.utils.data", "torchgen.model", "unittest.mock",
+    "torch.utils.data", "torchgen.model", "unittest.mock",
 }  # fmt: skip
 _INSTEAD = {"torch.nested": "torch.fx"}  # executed in the place of a late module, which imports it first
 _NEEDING = frozenset(("torch._dynamo", "torch._inductor", "torch.export._trace", "transformers"))
@@ -63,6 +63,9 @@ class _Finder(MetaPathFinder):
             sys.meta_path.remove(self)
             for module in self._found:
                 _execute(module)
+        package = sys.modules.get(name.rpartition(".")[0])
+        if package in self._found and _execute(package) and name in sys.modules:
+            return _spec_of(sys.modules[name])
         is_late = name in self._late
         spec = PathFinder.find_spec(name, path) if is_late or name in self._replaced else None
         if spec is not None and spec.loader is not None:
@@ -97,12 +100,33 @@ class _Placeholder(Loader):
 _PENDING = "__yggdrasil_loader__"
 
 
-def _execute(module: ModuleType) -> None:
-    """Execute the code of a placeholder, unless that was done before."""
+def _execute(module: ModuleType) -> bool:
+    """Execute the code of a placeholder, unless that was done before; return whether it was done now."""
     loader = module.__dict__.pop(_PENDING, None)
     if loader is not None:
         del module.__dict__["__getattr__"]
         loader.exec_module(module)
+    return loader is not None
+
+
+class _Existing(Loader):
+    """Loader of a module that its package has imported while the import system looked for it."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
+def _spec_of(module: ModuleType) -> ModuleSpec:
+    """Return a spec by which the import system gets ``module`` as it is, instead of executing it again."""
+    spec = ModuleSpec(module.__name__, _Existing(module))
+    module.__spec__ = spec  # preferred by the import system to what a finder returns
+    return spec
 
 
 class _Replacing(Loader):
