@@ -45,10 +45,10 @@ def first_line(error: object) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def one_line(error: object, most: int = 200) -> str:
-    """Return an error's whole message on one line, cut to ``most`` characters; its class name if it is empty."""
+def one_line(error: object) -> str:
+    """Return an error's whole message on one line, cut to 200 characters; its class name if it is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

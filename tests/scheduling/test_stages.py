@@ -8,7 +8,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, STAGES, Schedule, all_variants, check_order
+from yggdrasil.scheduling.stages import DEFAULT_ORDER, NAMED_VARIANTS, STAGES, Schedule, all_variants
 
 # What each stage hands to another one, as the engine does it, whatever the variants.
 ALWAYS = [
@@ -60,7 +60,7 @@ def test_accepted_orders_are_those_without_a_swapped_pair(chosen, source):
     expected = all(places[first] < places[second] for first, second in pairs_of(chosen))
 
     try:
-        check_order(labels_of(names, chosen))
+        Schedule.parse(labels_of(names, chosen))
         accepted = True
     except ValueError:
         accepted = False
@@ -106,7 +106,6 @@ def test_every_legal_order_is_found():
 
 
 def test_the_default_order_is_todays():
-    check_order(DEFAULT_ORDER)
     assert (
         Schedule.parse(DEFAULT_ORDER)
         == Schedule.of({})
@@ -146,4 +145,4 @@ def test_the_named_plans_differ_in_what_they_are_named_for():
 )
 def test_faults_are_named(names, sentence):
     with pytest.raises(ValueError, match=sentence):
-        check_order(names)
+        Schedule.parse(names)

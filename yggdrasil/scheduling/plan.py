@@ -15,7 +15,7 @@ from yggdrasil.drafters.model_free_options import ModelFreeOptions
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import Objective
-from yggdrasil.scheduling.stages import check_order, is_head_first
+from yggdrasil.scheduling.stages import Schedule, is_head_first
 
 KIND, SCHEMA_VERSION = "plan", 6  # 6: model_free_overhead_ms; scorer.safetensors in the predictor folder
 PACKAGE_PREFIX = "yggdrasil:"  # prefix of sources relative to the installed package
@@ -213,7 +213,7 @@ class Plan:
     agreement: tuple[float, ...] = ()  # of a provisional plan's head with held-out text, by draft step, by its training
 
     def __post_init__(self) -> None:
-        check_order(self.stages)
+        Schedule.parse(self.stages)
         if any(isinstance(each, ModelRef) for each in self.drafters[1:]):
             raise ValueError("drafters may name one model, and that first")
         if len({type(each) for each in self.drafters}) < len(self.drafters):

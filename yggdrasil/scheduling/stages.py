@@ -203,15 +203,6 @@ def all_variants(*, reads_states: bool = False) -> list[dict[str, str]]:
     return [each for each in every if not reads_states or _WITH_STATES.items() <= each.items()]
 
 
-def check_order(labels: Sequence[str]) -> None:
-    """Check that ``labels`` (``name`` or ``name=variant`` of every stage, in launch order) is a legal schedule.
-
-    Raises:
-        ValueError: a stage is unknown, missing or repeated, or runs before its inputs exist.
-    """
-    Schedule.parse(labels)
-
-
 def is_head_first(labels: Sequence[str]) -> bool:
     """Return whether a schedule's depth prediction reads the head draft's candidates (``depth_prediction=informed``).
 
