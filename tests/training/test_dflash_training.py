@@ -105,11 +105,10 @@ def settings(tmp_path, monkeypatch):
     target = str(tmp_path / "target")
     write_own_text(target)  # makes the folder
     answers = []
-    for i in range(70):
-        prompt = torch.tensor([[5, 6 + i % 7, 8]])
-        answer = model.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)[0, 3:].tolist()
-        answers.append(json.dumps({"prompt": prompt[0].tolist(), "answer": answer}))
-    text_file(Source.find(target).fingerprint(), "full").write_text("\n".join(answers) + "\n")
+    for prompt in ([5, 6 + i, 8] for i in range(7)):
+        answer = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0)[0, 3:]
+        answers.append(json.dumps({"prompt": prompt, "answer": answer.tolist()}))
+    text_file(Source.find(target).fingerprint(), "full").write_text("\n".join(10 * answers) + "\n")
     return TrainSettings(target, tmp_path / "head", "dflash", minutes=0.0, tokens=1, threads=1)
 
 
