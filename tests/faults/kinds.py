@@ -30,8 +30,6 @@ KINDS = (
     "plan", "predictor", "counts", "profile", "library", "kept_tensors", "planned_checkpoint", "checkpoint",
     "tokenizer", "gguf", "prompts", "options", "unfinished", "kept_text", "surroundings",
 )  # fmt: skip
-# Kinds whose cases import everything anew, or have something compiled first; the others take a second a case.
-DEAR = ("library", "kept_tensors", "unfinished", "kept_text", "surroundings")
 
 
 class Kinds:

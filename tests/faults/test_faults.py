@@ -1,6 +1,6 @@
 """Damaged files, absurd options and broken surroundings: a command gives the right output or one sentence.
 
-YGGDRASIL_FAULT_SEEDS=80 scripts/test --all tests/faults injects 80 faults of each kind instead of 1. A kind and a seed
+YGGDRASIL_FAULT_SEEDS=80 scripts/test --all tests/faults injects 80 faults of each kind instead of 2. A kind and a seed
 make a case again. The judge itself is tested below.
 """
 
@@ -13,9 +13,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from forked import Outcome, Run, Server
-from kinds import DEAR, KINDS, Kinds
+from kinds import KINDS, Kinds
 from stage import NAME, TEXTS, Stage, generate
 from verdict import GOOD, REFUSED, RIGHT, judge
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +32,11 @@ def kinds(server, tmp_path_factory):
     return Kinds(Stage(tmp_path_factory.mktemp("faults")), server)
 
 
-USUAL_SEEDS = 2 if os.environ.get("YGGDRASIL_ALL_TESTS") else 1
-SEEDS = range(1, 1 + int(os.environ.get("YGGDRASIL_FAULT_SEEDS", USUAL_SEEDS)))
+SEEDS = range(1, 1 + int(os.environ.get("YGGDRASIL_FAULT_SEEDS", "2")))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in DEAR else kind for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_gives_the_right_output_or_one_sentence(kinds, server, kind, seed):
     case = kinds.make(kind, seed)
 
