@@ -137,6 +137,24 @@ struct PackedChunk {
   [[gnu::always_inline]] VectorScales scales(int index) const { return vector_scales<F>(pair + F::header_offset(side_of(index)), chunk, part_of(index)); }
 };
 
+// A packed chunk that is multiplied first: prefetches `kBytes` of weights at `ahead`, a few lines with each vector. Issued
+// all at once, prefetches wait for each other's line fill buffers, and the processor for them: 1 to 8 rows took up to
+// 8 % longer on Skylake.
+template <typename F, int64_t kBytes>
+struct FetchingChunk {
+  const PackedChunk<F>& packed;
+  const uint8_t* ahead;
+
+  [[gnu::always_inline]] IntVector vector_at(int vector, int index) const {
+    constexpr int64_t kLines = (kBytes + 63) / 64, kVectors = kChunkVectors<F>;
+    if (index == 0)
+#pragma GCC unroll 8
+      for (int64_t line = vector * kLines / kVectors; line < (vector + 1) * kLines / kVectors; ++line) prefetch_l2(ahead + 64 * line);
+    return packed.vector_at(vector, index);
+  }
+  [[gnu::always_inline]] VectorScales scales(int index) const { return packed.scales(index); }
+};
+
 // Unpacked vectors and their scales, stored in memory for all rows of a tile.
 template <typename F>
 struct UnpackedChunk {
@@ -152,9 +170,9 @@ struct UnpackedChunk {
 
 // Unpacks packed vectors for the first rows of a tile, and stores them for the others. The stores are interleaved with
 // the multiplications.
-template <typename F>
+template <typename F, typename Packed>
 struct StoringChunk {
-  const PackedChunk<F>& packed;
+  const Packed& packed;
   UnpackedChunk<F>& stored;
 
   [[gnu::always_inline]] IntVector vector_at(int vector, int index) const { return stored.vectors[vector][index] = packed.vector_at(vector, index); }

@@ -158,7 +158,7 @@ inline void clear(void* numbers, int64_t count) {
 // Multiplies a tile of `rows` rows, a multiple of R, with a pair of panels: out [2, rows, lanes].
 template <typename F, int R>
 void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t rows, float* out) {
-  constexpr int64_t kChunkBytes = F::kGroup / F::kChunks;  // bytes prefetched per chunk
+  constexpr int64_t kChunkBytes = F::kGroup / F::kChunks, kFetched = kChunkBytes / kSideVectors;  // bytes prefetched per chunk, and with its vectors
   // Vectors multiplied at once: all that share inputs, if their sums for R rows and the constants for unpacking fit in
   // registers.
   constexpr int kAtOnce = kSideVectors == 1 || kMultipliesBytes || F::kBits == 4 || F::kBits == 8 ? kSharing : 1;
@@ -172,11 +172,11 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
     uint8_t* first_chunk = input;
     if constexpr (F::kIsNested) clear(sums, 2 * rows * kLanes);
     for (int64_t chunk = 0; chunk < F::kChunks; ++chunk, input += rows * InputChunk::kBytes) {
-      for (int64_t line = 0; line < kChunkBytes; line += 64) prefetch_l2(pair + chunk * kChunkBytes + kFetchAhead + line);
       const int8_t* x = InputChunk::values(input, rows);
       if constexpr (kIsInWords<F>) write_words(x, rows, words);
       for (int p = 0; p < kSideVectors; ++p) {
         const PackedChunk<F> packed{pair, chunk, p * kSharing};
+        const FetchingChunk<F, kFetched> fetching{packed, pair + chunk * kChunkBytes + p * kFetched + kFetchAhead};
         const auto add_rows = [&]<int H>(const auto& weights, int64_t row) __attribute__((always_inline)) {
           const int8_t* values = kIsInWords<F> ? words + 2 * row * kChunk : x + row * kChunk;
           const int64_t offset = (p * rows + row) * kLanes;
@@ -190,10 +190,11 @@ void quantised_tile(const uint8_t* pair, uint8_t* input, int64_t groups, int64_t
           }
         };
         if (R < 3 || !kStoresUnpacked || (F::kBits == 4 && rows == R)) {
+          add_rows.template operator()<kAtOnce>(fetching, 0);
 #pragma GCC unroll 1
-          for (int64_t row = 0; row < rows; row += R) add_rows.template operator()<kAtOnce>(packed, row);
+          for (int64_t row = R; row < rows; row += R) add_rows.template operator()<kAtOnce>(packed, row);
         } else {
-          add_rows.template operator()<kSharing>(StoringChunk<F>{packed, unpacked}, 0);
+          add_rows.template operator()<kSharing>(StoringChunk<F, FetchingChunk<F, kFetched>>{fetching, unpacked}, 0);
           const UnpackedChunk<F>* stored = &unpacked;
           // NOTE: GCC would keep the stored vectors in registers and spill sums instead.
           asm("" : "+r"(stored) : : "memory");
