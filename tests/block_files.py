@@ -242,10 +242,10 @@ class BlockReference:
         )
 
 
-def learned(reference, states, tokens, choices, ends, steps=120):
+def learned(reference, states, tokens, choices, ends, steps=40):
     """Have the reference's tensors say ``choices`` [E, D] behind the ``ends`` of a text, mostly."""
     tensors = [tensor.requires_grad_() for tensor in reference.tensors.values() if tensor.is_floating_point()]
-    optimizer = torch.optim.Adam(tensors, lr=0.01)
+    optimizer = torch.optim.Adam(tensors, lr=0.03)
     for _ in range(steps):
         optimizer.zero_grad()
         logits = reference.logits(states, tokens, ends)
