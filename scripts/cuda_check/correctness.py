@@ -112,7 +112,7 @@ def _other_decodes(
         measure = partial(_sampled, pair, device, mode, SAMPLED["temperature"], count, rule)
         notes.attempt(f"rule {name}", measure, seconds=8)
     for family in HYBRIDS[: 1 if len(sampled) == 1 else None]:
-        notes.attempt(f"hybrid {family}", partial(_hybrid, device, mode, family), seconds=8)
+        notes.attempt(f"hybrid {family}", partial(_hybrid, device, mode, family, min(count, 25)), seconds=8)
     usual = FixedPolicy(TREES[0])
     for name, sampling, policy, given in (
         ("decoding", SamplingParams(), usual, {}),
@@ -169,19 +169,19 @@ def _heads(target: LoadedModel) -> dict[str, LoadedHead]:
         return {path.name: load_head(path, target, 1) for path in (eagle, eagle1, medusa, dflash)}
 
 
-def _hybrid(device: torch.device, mode: str, family: str) -> str:
+def _hybrid(device: torch.device, mode: str, family: str, count: int) -> str:
     """Tokens of a small random model with recurrent layers, with a drafter that knows most of them."""
     from recurrent_models import SHAPES, recurrent_model
     from tiny_pair import TEXT
 
     model, prompt = recurrent_model(family), TEXT[:21]
-    expected = model.reference(prompt, 25)
+    expected = model.reference(prompt, count)
     loaded = prepare_model(copy.deepcopy(model.plain).to(device), family, 1)
     with steps_of(mode, device) as backend:
         assembly = assemble(loaded, model.oracle(prompt, 30), SHAPES, backend)
         decoder = Decoder(assembly, tokenizer(), FixedPolicy(TreeShape(4, 4, 16)), frozenset())
         for _ in range(2):  # run, then recorded
-            found = decoder.generate(prompt, max_new_tokens=25, ignore_eos=True).tokens
+            found = decoder.generate(prompt, max_new_tokens=count, ignore_eos=True).tokens
             if found != expected:
                 raise AssertionError(f"token {_same(found, expected)} differs of {found}, which should be {expected}")
     return "equal"

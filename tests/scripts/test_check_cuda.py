@@ -15,16 +15,17 @@ SCRIPT = ROOT / "scripts" / "check_cuda.py"
 ABSENT = ("gguf", "typer", "rich", "pandas", "sklearn")
 # All sections but the first in one process: each would import PyTorch and transformers again.
 TOGETHER = """
-import argparse, contextlib, json, sys
+import argparse, contextlib, json, os, sys
 import check_cuda
 
 def process(name, label, arguments, seconds, settings, only, in_own_process=check_cuda._process):
     if name == "machine":
         return in_own_process(name, label, arguments, seconds, settings, only)
-    own = {"section": name, "seconds": seconds, "only": json.dumps([label, *only])}
+    own = {{"section": name, "seconds": seconds, "only": json.dumps([label, *only])}}
+    os.environ["CUDA_CHECK_MODE"] = "compiled" if name in {compiled} else "captured"
     with (arguments.out / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
-        code = check_cuda._run_here(argparse.Namespace(**{**vars(arguments), **own}))
-    return "done" if code == 0 else f"failed with exit code {code}"
+        code = check_cuda._run_here(argparse.Namespace(**{{**vars(arguments), **own}}))
+    return "done" if code == 0 else f"failed with exit code {{code}}"
 
 check_cuda._process = process
 sys.exit(check_cuda.main())
@@ -42,11 +43,13 @@ def run(tmp_path, *arguments, check=True, program=(str(SCRIPT),)):
 
 
 @pytest.mark.compiled
-def test_every_section_runs_on_a_stand_in(tmp_path):
-    out = tmp_path / "out"
-    done = run(
-        tmp_path, "--device", "cpu", "--tiny", "--out", out, "--seconds", 5000, check=False, program=("-c", TOGETHER)
-    )
+@pytest.mark.parametrize(
+    "compiled", [("costs 7B",), pytest.param(SECTIONS, marks=pytest.mark.slow)], ids=["one", "all"]
+)
+def test_every_section_runs_on_a_stand_in(tmp_path, compiled):
+    """Tracing every step of every decode takes minutes: steps of the sections ``compiled`` alone are traced."""
+    out, program = tmp_path / "out", ("-c", TOGETHER.format(compiled=compiled))
+    done = run(tmp_path, "--device", "cpu", "--tiny", "--out", out, "--seconds", 5000, check=False, program=program)
     sections = json.loads((out / "report.json").read_text())["sections"]
 
     assert {name: section["status"] for name, section in sections.items()} == dict.fromkeys(SECTIONS, "done")
@@ -58,6 +61,7 @@ def test_every_section_runs_on_a_stand_in(tmp_path):
     tokens = [value for name, value in results.items() if name.startswith(kinds)]
     assert len(tokens) >= 10
     assert set(tokens) == {"equal"}
+    assert ("plain, compiled" in results) == ("float32" in compiled)
     assert {"T(1), compiled", "T(4), compiled"} <= set(sections["costs 7B"]["results"])
     assert sections["quantised"]["results"]["Q6_K equals"] == "equal"
     compared = [key.split()[0] for key, value in sections["attention"]["results"].items() if isinstance(value, float)]
