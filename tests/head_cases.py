@@ -96,7 +96,7 @@ class HeadCase:
     tokens = range(VOCAB_SIZE)  # that it drafts
 
     def __init__(self, pair, folder):
-        self.pair, self.folder, self._hidden = pair, folder, {}
+        self.pair, self.folder, self._hidden, self._laws = pair, folder, {}, {}
 
     @cached_property
     def head(self):
@@ -117,16 +117,23 @@ class HeadCase:
         """What the head reads at every position."""
         return self.hidden(text)[-1][0]
 
-    @torch.no_grad()
     def expected_edge(self, text, path):
         """Log-probability of the path's last token, drafted behind ``text`` and the rest of the path."""
+        *before, last = path
+        if (key := (tuple(text), tuple(before))) not in self._laws:
+            self._laws[key] = self.law(text, before)
+        return self._laws[key][self.tokens.index(last)]
+
+    @torch.no_grad()
+    def law(self, text, path):
+        """Log-probabilities of the ``tokens`` after ``text``, whose states are known, and a drafted path."""
         features, tokens = self.twin.feature(self.states(text)[:-1]), torch.tensor([*text[1:], *path])
-        for length in range(len(text) - 1, len(text) - 1 + len(path)):
+        for length in range(len(text) - 1, len(tokens) + 1):
             rows = torch.arange(length)
             outputs, logits = self.twin.rows(tokens[:length], features, rows, rows[:, None] >= rows)
             features = torch.cat([features, self.twin.next_feature(outputs[-1:])])
         law, tokens = logits[-1], list(self.tokens)
-        return (law if len(law) == len(tokens) else law[tokens]).log_softmax(-1)[tokens.index(path[-1])]
+        return (law if len(law) == len(tokens) else law[tokens]).log_softmax(-1)
 
 
 class EagleCase(HeadCase):
@@ -178,8 +185,8 @@ class MedusaCase(HeadCase):
             self.tensors[f"{head}.1.weight"] = solved(states[: len(wanted)], wanted)
         write_medusa(folder, self.tensors)
 
-    def expected_edge(self, text, path):
-        return medusa_logits(self.tensors, self.states(text)[-2:-1], len(path) - 1)[0].log_softmax(-1)[path[-1]]
+    def law(self, text, path):
+        return medusa_logits(self.tensors, self.states(text)[-2:-1], len(path))[0].log_softmax(-1)
 
 
 class BlockCase(HeadCase):
@@ -223,8 +230,8 @@ class BlockCase(HeadCase):
         return self.twin.logits(self.states(text)[:-1], list(text), [len(text) - 1])[0].log_softmax(-1)
 
     @torch.no_grad()
-    def expected_edge(self, text, path):
-        return self.twin.law_after(self.states(text)[:-1], list(text), path[:-1])[self.tokens.index(path[-1])]
+    def law(self, text, path):
+        return self.twin.law_after(self.states(text)[:-1], list(text), path)
 
 
 class MtpCase(HeadCase):
