@@ -283,7 +283,30 @@ def written(target, tmp_path, monkeypatch):
     """Texts to learn from; nothing more is to be written."""
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     write_own_text(target)
-    return TrainSettings(str(target), tmp_path / "head", minutes=0.0, tokens=1, threads=1)
+    return settings_in(tmp_path, target)
+
+
+@pytest.fixture(scope="module")
+def once(target, tmp_path_factory):
+    """The folder of a training that has made one step, with its cache."""
+    folder = tmp_path_factory.mktemp("once")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("YGGDRASIL_CACHE", str(folder / "cache"))
+        write_own_text(target)
+        train(settings_in(folder, target), RecordedLines())
+    return folder
+
+
+@pytest.fixture
+def trained(once, target, tmp_path, monkeypatch):
+    """The same, to go on with."""
+    shutil.copytree(once, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    return settings_in(tmp_path, target)
+
+
+def settings_in(folder, target):
+    return TrainSettings(str(target), folder / "head", minutes=0.0, tokens=1, threads=1)
 
 
 def progress_of(settings):
@@ -353,18 +376,17 @@ def test_what_a_pass_of_a_drafter_reads_is_told_by_its_weights(tmp_path, device,
     assert run.TrainingRun._weights_share(begun, loaded, SimpleNamespace(gguf=file)) == pytest.approx(share)
 
 
-def test_a_training_begins_as_another_head(written, tmp_path):
+def test_a_training_begins_as_another_head(trained, tmp_path):
     """Its weights and its vocabulary, whatever the texts say; and goes on with its own from then on."""
-    train(written, RecordedLines())
-    trained, _ = open_head(written.out, torch.float32)
-    later = replace(written, out=tmp_path / "later", start=written.out)
-    text = text_file(Source.find(written.target).fingerprint(), "full")
+    first, _ = open_head(trained.out, torch.float32)
+    later = replace(trained, out=tmp_path / "later", start=trained.out)
+    text = text_file(Source.find(trained.target).fingerprint(), "full")
     text.write_text(text.read_text().replace("10, 11, 12", "20, 21, 22"))
     train(later, RecordedLines())
-    kept = KeptTraining.read(later.work, Source.find(written.target).fingerprint(), print)
+    kept = KeptTraining.read(later.work, Source.find(trained.target).fingerprint(), print)
 
     assert kept.progress.steps == 1
-    for name, tensor in trained.state_dict().items():
+    for name, tensor in first.state_dict().items():
         moved = (kept.tensors[f"head.{name}"] - tensor).abs().max()
         assert moved == 0 if name == "d2t" else moved < 1e-3, f"{name}: one step of the first rate"
     train(replace(later, start=None), RecordedLines())
@@ -406,31 +428,29 @@ def test_another_process_that_writes_takes_no_time_of_a_training(written, second
 @pytest.mark.parametrize(
     ("tokens", "minutes"), [(20_000, 2.0), (None, 2.0)], ids=["so many tokens", "after long training"]
 )
-def test_text_leaves_time_to_learn_it(written, seconds, monkeypatch, tokens, minutes):
+def test_text_leaves_time_to_learn_it(trained, seconds, monkeypatch, tokens, minutes):
     """A run wrote text for as long as that took, and then a head that had learned nothing."""
-    train(written, RecordedLines())
-    file = written.work / "state.safetensors"
-    kept = KeptTraining.read(written.work, Source.find(written.target).fingerprint(), print)
+    file = trained.work / "state.safetensors"
+    kept = KeptTraining.read(trained.work, Source.find(trained.target).fingerprint(), print)
     kept.progress.seconds = 3600.0
     said = json.dumps(asdict(kept.progress))
     save_file(kept.tensors, file, {"progress": said, "digest": _digest(said, kept.tensors)})
     monkeypatch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(seconds)))
     began = next(seconds)
-    train(replace(written, minutes=minutes, tokens=tokens), RecordedLines())
+    train(replace(trained, minutes=minutes, tokens=tokens), RecordedLines())
 
     assert next(seconds) - began < 60 * minutes + 10
-    assert progress_of(written).steps > 5
+    assert progress_of(trained).steps > 5
 
 
 @pytest.mark.usefixtures("seconds")
-def test_what_is_written_is_the_mean_with_the_head_that_it_began_as(written, tmp_path):
+def test_what_is_written_is_the_mean_with_the_head_that_it_began_as(trained, tmp_path):
     """Of a training that goes on, too."""
-    train(written, RecordedLines())
-    begun, _ = open_head(written.out, torch.float32)
-    later = replace(written, out=tmp_path / "later", start=written.out, minutes=3.0)
+    begun, _ = open_head(trained.out, torch.float32)
+    later = replace(trained, out=tmp_path / "later", start=trained.out, minutes=3.0)
     train(later, RecordedLines())
     train(replace(later, start=None), RecordedLines())
-    learned = KeptTraining.read(later.work, Source.find(written.target).fingerprint(), print).tensors
+    learned = KeptTraining.read(later.work, Source.find(trained.target).fingerprint(), print).tensors
     result, _ = open_head(later.out, torch.float32)
 
     has_moved = []
@@ -516,23 +536,22 @@ def test_slow_evaluations_are_rare(written, seconds, monkeypatch):
     assert all(np.diff(during) >= 1_500)
 
 
-def test_a_trained_head_drafts_the_same_elsewhere(written, target, tmp_path, monkeypatch, capsys):
+def test_a_trained_head_drafts_the_same_elsewhere(trained, target, tmp_path, monkeypatch, capsys):
     """A plain forward of the published format, independent of our code; the head has learned enough to be different."""
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "scripts"), *sys.path])
     import check_head
 
     monkeypatch.setattr("yggdrasil.drafters.heads.convention._LEAST", 0.0)
     monkeypatch.setattr("yggdrasil.drafters.heads.convention._CLEAR", float("inf"))  # a shaken head guesses nothing
-    train(written, RecordedLines())
-    shaken = read_tensors(written.out)
+    shaken = read_tensors(trained.out)
     torch.manual_seed(0)
     for name, tensor in shaken.items():
         if tensor.is_floating_point() and tensor.ndim == 2:
             shaken[name] = tensor + 0.2 * torch.randn_like(tensor)
-    save_file(shaken, written.out / "model.safetensors")
+    save_file(shaken, trained.out / "model.safetensors")
 
     with pytest.raises(typer.Exit) as ended:
-        check_head.check(str(target), str(written.out), texts=2, tokens=12)
+        check_head.check(str(target), str(trained.out), texts=2, tokens=12)
 
     assert ended.value.exit_code == 0
     same, total, different = map(int, re.findall(r"\d+", capsys.readouterr().out))
@@ -595,19 +614,18 @@ def test_why_nothing_can_be_trained_is_said(written, tmp_path):
                 train(replace(written, texts=(file,), tokens=None, prompts=()), RecordedLines())
 
 
-def test_answers_by_which_calibrations_judge_a_drafter_are_not_learned(written, target):
+def test_answers_by_which_calibrations_judge_a_drafter_are_not_learned(trained, target):
     """However much of their prompts was kept."""
-    train(written, RecordedLines())
-    learned = card_of(written)["answers' tokens there are"]
+    learned = card_of(trained)["answers' tokens there are"]
     asked = [encode_chat(load_tokenizer(target), prompt.as_chat().messages) for prompt in read_prompts(CHAT_PROMPTS)]
     file = text_file(Source.find(target).fingerprint(), "full")
     with file.open("a") as lines:
         for prompt in asked:
             lines.write(json.dumps({"prompt": prompt[-200:], "answer": [10, 11, 12]}) + "\n")
-    train(written, RecordedLines())
+    train(trained, RecordedLines())
 
     assert len(asked) == 48
-    assert card_of(written)["answers' tokens there are"] == learned
+    assert card_of(trained)["answers' tokens there are"] == learned
 
 
 def card_of(settings):
@@ -670,15 +688,14 @@ def damage(file, how):
 
 
 @pytest.mark.parametrize("how", ["a bit", "an end", "a folder", "an older one"])
-def test_a_damaged_state_is_said_and_begun_anew_where_nothing_was_written(written, how):
-    train(written, RecordedLines())
-    damage(written.work / "state.safetensors", how)
-    shutil.rmtree(written.out)
+def test_a_damaged_state_is_said_and_begun_anew_where_nothing_was_written(trained, how):
+    damage(trained.work / "state.safetensors", how)
+    shutil.rmtree(trained.out)
     reporter = RecordedLines()
-    train(written, reporter)
+    train(trained, reporter)
 
     assert "is damaged" in reporter.lines[0]
-    assert progress_of(written).steps == 1
+    assert progress_of(trained).steps == 1
 
 
 def rewritten(file, change):
@@ -702,26 +719,24 @@ def rewritten(file, change):
     ],
     ids=["a field", "a name", "a shape", "a moment", "a part of a beginning"],
 )
-def test_a_state_of_another_version_is_said_and_stays(written, change, reason):
+def test_a_state_of_another_version_is_said_and_stays(trained, change, reason):
     """It holds hours of training, which that version can go on with."""
-    train(written, RecordedLines())
-    file = written.work / "state.safetensors"
+    file = trained.work / "state.safetensors"
     rewritten(file, change)
     content = file.read_bytes()
     with pytest.raises(YggdrasilError, match=rf"state.safetensors was written by another version .*{reason}.*--out"):
-        train(written, RecordedLines())
+        train(trained, RecordedLines())
 
     assert file.read_bytes() == content
 
 
 @pytest.mark.parametrize("size", [0, 1000])
-def test_states_that_were_cut_short_are_made_again(written, size):
-    train(written, RecordedLines())
-    for file in (written.work / "states").iterdir():
+def test_states_that_were_cut_short_are_made_again(trained, size):
+    for file in (trained.work / "states").iterdir():
         os.truncate(file, size)
-    train(written, RecordedLines())
+    train(trained, RecordedLines())
 
-    assert progress_of(written).steps == 2
+    assert progress_of(trained).steps == 2
 
 
 def test_states_on_another_disk_go_with_their_training(written, tmp_path):
@@ -789,15 +804,14 @@ def other_start(settings, target, tmp_path):
 
 
 @pytest.mark.parametrize("change", [other_target, damaged_state, no_state, other_start])
-def test_a_drafter_is_replaced_by_none_but_the_training_that_made_it(written, target, tmp_path, change):
+def test_a_drafter_is_replaced_by_none_but_the_training_that_made_it(trained, target, tmp_path, change):
     """It may have taken hours, and the first look of another one would take its place."""
-    train(written, RecordedLines())
-    settings, sentence = change(written, target, tmp_path)
-    files = {file.name: file.read_bytes() for file in written.out.iterdir()}
+    settings, sentence = change(trained, target, tmp_path)
+    files = {file.name: file.read_bytes() for file in trained.out.iterdir()}
     with pytest.raises(YggdrasilError, match=sentence):
         train(settings, RecordedLines())
 
-    assert {file.name: file.read_bytes() for file in written.out.iterdir()} == files
+    assert {file.name: file.read_bytes() for file in trained.out.iterdir()} == files
 
 
 def test_a_full_disk_is_a_sentence_that_names_the_drafter(written, monkeypatch):
