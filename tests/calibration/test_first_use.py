@@ -329,6 +329,7 @@ def test_a_first_chat_parses_the_tokenizer_once(tmp_path, user_cache, monkeypatc
     assert len(parsed) == 1
 
 
+@pytest.mark.slow
 def test_a_first_use_on_a_gpu(models, tmp_path):
     """On the device that stands in for one: the same tokens, by a plan for that device, found again."""
     target, draft_model = models

@@ -205,7 +205,7 @@ def decoder(pair):
     return pair.decoder(PLAIN_POLICY, FEW, other_stages=[schedule.labels for schedule in MEASURED])
 
 
-@pytest.mark.parametrize("executor", ["in-order", "captured"])
+@pytest.mark.parametrize("executor", ["in-order", pytest.param("captured", marks=pytest.mark.slow)])
 def test_measured_stages_are_enough_to_search_with(pair, decoder, executor):
     measured = MEASURED
     if executor == "captured":

@@ -35,10 +35,9 @@ def decoder_of(pair, policy, drafter=None, shapes=SHAPES):
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 @pytest.mark.skipif(not is_native(), reason="the portable kernels' sums depend on the width")
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["float32", "bfloat16"]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_rows_have_the_same_bits_whatever_travels_with_them(dtype, compile_cache):
     """Hidden states, keys and values of verified rows against those of plain steps, and so the tokens."""
     pair = pair_of(dtype)

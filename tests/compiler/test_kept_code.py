@@ -53,6 +53,7 @@ def start(cache, inductor):
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing(compile_cache, tmp_path):
     """Nor where TorchInductor's own folder, which may be a temporary one, has lost its graphs since."""
     num_compiled, num_loaded = start(compile_cache, tmp_path)

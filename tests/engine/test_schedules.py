@@ -131,7 +131,9 @@ def signature(decoder, monkeypatch):
     return generation.tokens, generation.metrics.iterations, len(heads)
 
 
-@pytest.mark.parametrize("name", [*NAMED_VARIANTS, "default", "overlapped and late"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in NAMED_VARIANTS), "default", "overlapped and late"]
+)
 def test_every_dependency_that_is_forgotten_shows(perfect_pair, perfect_decoder, name, monkeypatch):
     """The stress test can fail: whichever one a stage does not wait for, slowed down, something else comes out."""
     other = {"bookkeeping": "overlapped", "depth_prediction": "late", "head_draft": "ahead", "tail_draft": "ahead"}

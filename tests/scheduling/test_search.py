@@ -96,6 +96,7 @@ def test_accepted_lengths_are_those_of_the_tables():
     st.integers(0, 1000), st.sampled_from(["latency", "aal"]), st.sampled_from(["in-order", "captured"]),
     st.floats(0.1, 10), st.floats(0.01, 3), st.floats(0.1, 60), st.integers(1, 15),
 )  # fmt: skip
+@pytest.mark.slow
 def test_pruning_never_loses_a_plan_of_the_full_grid(seed, objective, executor, head, per_row, verify, keep):
     lengths = made_up_lengths(seed)
     costs = StageCosts.from_samples(made_up_samples(head=head, per_row=per_row, verify=verify))

@@ -93,6 +93,7 @@ def test_a_pair_learns_and_goes_on_learning(script, texts, tmp_path):
     assert "| English prose |" in card
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_text_says(script, texts):
     """Which repeats itself: every next byte could be known."""
     train(script, texts, 5.0)

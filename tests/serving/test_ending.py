@@ -70,7 +70,11 @@ def is_up(client):
     return health(client) == 200
 
 
-@pytest.mark.parametrize(("tokens", "signals"), [(60, 1), (400, 2)], ids=["in time", "second signal"])
+@pytest.mark.parametrize(
+    ("tokens", "signals"),
+    [(60, 1), pytest.param(400, 2, marks=pytest.mark.slow)],
+    ids=["in time", "second signal"],
+)
 def test_sigterm_lets_an_answer_end_within_the_limit(tokens, signals):
     """Where it may not, the stream ends as one that failed, and the log has nothing to tell."""
     process, client = start(30)
@@ -107,6 +111,7 @@ def test_sigterm_lets_an_answer_end_within_the_limit(tokens, signals):
     assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_all_answers_that_a_request_has_begun_with_may_end():
     process, client = start(30)
     found = {}
@@ -143,6 +148,7 @@ def test_websockets_and_bad_requests_leave_nothing_in_the_log():
     assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_two_signals_at_once_end_an_idle_server_in_silence():
     process, client = start(30)
     client.close()

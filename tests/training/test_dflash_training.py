@@ -112,6 +112,7 @@ def settings(tmp_path, monkeypatch):
     return TrainSettings(target, tmp_path / "head", "dflash", minutes=0.0, tokens=1, threads=1)
 
 
+@pytest.mark.slow
 def test_a_trained_head_drafts_more_than_an_untrained_one_and_the_text_is_the_targets(settings):
     untrained = replace(settings, out=settings.out.with_name("untrained"))
     train(untrained, RecordedLines())

@@ -507,6 +507,7 @@ def test_the_rate_rises_at_first_and_falls_to_nothing_at_a_runs_end(written, rat
     assert rates[-1] < 0.3 * max(rates)
 
 
+@pytest.mark.slow
 def test_a_training_that_nothing_improves_lets_its_rate_fall_before_it_ends(written, seconds, rates, monkeypatch):
     """By its own looks: what an earlier run reached says nothing of a rate that has begun anew."""
     asked = []
@@ -519,6 +520,7 @@ def test_a_training_that_nothing_improves_lets_its_rate_fall_before_it_ends(writ
     assert min(asked) == 0
 
 
+@pytest.mark.slow
 def test_slow_evaluations_are_rare(written, seconds, monkeypatch):
     """With 100 s an evaluation, one begins at least 1,500 s after the last, not every three minutes."""
     began = []

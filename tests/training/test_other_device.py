@@ -40,6 +40,7 @@ def test_a_head_learns_there_what_it_learns_here(folder, elsewhere):
     assert elsewhere("unlikeness", str(target), None, folder) < 0.12
 
 
+@pytest.mark.slow
 def test_a_target_writes_there_what_it_writes_here(folder, elsewhere):
     texts = elsewhere("texts_written", str(folder / "target"), folder)
 

@@ -75,7 +75,11 @@ def test_a_plan_and_a_drafter_that_is_not_there_are_refused(trained):
         opened(replace(trained, target=str(plan)), drafter=str(trained.out))
 
 
-@pytest.mark.parametrize("agreement", [(0.0,) * 5, (0.95,) * 5], ids=["it says so", "it says the opposite"])
+@pytest.mark.parametrize(
+    "agreement",
+    [pytest.param((0.0,) * 5, marks=pytest.mark.slow), (0.95,) * 5],
+    ids=["it says so", "it says the opposite"],
+)
 def test_a_useless_head_does_not_draft(trained, monkeypatch, agreement):
     """By its training, or after a few trees; every iteration takes the time that a large target's would."""
     monkeypatch.setattr(pretrained, "_agreement", lambda *_: agreement)
