@@ -71,6 +71,19 @@ def cost_key(schedule: Schedule, stage: str) -> str:
     return stage if is_same_work or stage not in variants else f"{stage}={variants[stage]}"
 
 
+def _measured_keys(code: str) -> dict[str, str]:
+    """Return stage -> cost key of the costs that samples of a schedule give, "loop" included.
+
+    Args:
+        code: the schedule's ``schedule_code``.
+    """
+    schedule = Schedule.of(dict(part.split("=", 1) for part in code.split()))
+    keys = {stage: cost_key(schedule, stage) for stage in schedule.predecessors}
+    if keys["head_draft"] == "head_draft=ahead" and schedule.variants["tail_draft"] != "ahead":
+        del keys["head_draft"]  # its samples include the tail draft; ``StageCosts._stage`` adds both instead
+    return {**keys, LOOP: LOOP}
+
+
 @dataclass(frozen=True)
 class StageCosts:
     """Measured costs of the stages: key (``cost_key``) -> sizes -> milliseconds.
@@ -98,19 +111,18 @@ class StageCosts:
         drafted = frame[frame["depth"] > 0]
         if plain.empty or drafted.empty:
             raise YggdrasilError(f"{source} holds no iterations; {_MEASURE}")
+        columns = {stage: drafted[stage].to_numpy(dtype=float) for stage in (*STAGES, LOOP)}
+        keys_of = {code: _measured_keys(code) for code in drafted["schedule"].unique()}
         collected: dict[str, dict[tuple[int, ...], list[Array]]] = {}
-        for names, samples in drafted.groupby(["schedule", "width", "depth", "verify_width"]):
+        for names, rows in sorted(drafted.groupby(["schedule", "width", "depth", "verify_width"]).indices.items()):
             code, width, depth, verify_width = cast("tuple[str, int, int, int]", names)
-            schedule = Schedule.of(dict(part.split("=", 1) for part in code.split()))
             shape = TreeShape(int(width), int(depth), int(verify_width))
-            for stage in (*schedule.predecessors, LOOP):
-                key = LOOP if stage == LOOP else cost_key(schedule, stage)
-                if key == "head_draft=ahead" and schedule.variants["tail_draft"] != "ahead":
-                    continue  # includes the tail draft; ``_stage`` adds both instead
-                ran = samples[stage].dropna()
-                if not ran.empty:
+            for stage, key in keys_of[code].items():
+                samples = columns[stage][rows]
+                ran = samples[~np.isnan(samples)]
+                if len(ran):
                     size = _SIZES.get(key, _any_shape)(shape)
-                    collected.setdefault(key, {}).setdefault(size, []).append(ran.to_numpy())
+                    collected.setdefault(key, {}).setdefault(size, []).append(ran)
         tables = {
             key: {size: _trimmed_mean(np.concatenate(parts)) for size, parts in sorted(sizes.items())}
             for key, sizes in collected.items()
