@@ -4,12 +4,13 @@ To be imported in a process of its own: there is no way back. What a GPU refuses
 in one operation, where none of them is a number, and indices elsewhere than what they index.
 """
 
+from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._device import _device_constructors
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 
@@ -68,25 +69,47 @@ _WITH_TENSORS_OF_ITS_OWN = ("yggdrasil::run_layer",)  # reads weights and caches
 def _run(operator: Any, args: Any, kwargs: Any) -> Any:
     if operator.name() in _WITH_TENSORS_OF_ITS_OWN:
         return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    is_there = any(isinstance(each, _Apart) for each in tensors)
+    given = list(_leaves((*args, *kwargs.values())))
+    is_there = any(isinstance(each, _Apart) for each in given)
     if is_there and operator not in _BETWEEN_DEVICES:
-        _refuse_mixed(operator, args, tensors)
-    wanted = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.device)]
+        _refuse_mixed(operator, args, [each for each in given if isinstance(each, torch.Tensor)])
+    wanted = [each for each in given if isinstance(each, torch.device)]
     if wanted:
         is_there = wanted[0].type == DEVICE.type
-    inner_args, inner_kwargs = tree_map_only(
-        (_Apart, torch.device), lambda each: each.inner if isinstance(each, _Apart) else _PROCESSOR, (args, kwargs)
-    )
-    for each in tree_leaves((args, kwargs)):
-        if is_there and isinstance(each, torch.Generator) and each.device.type != DEVICE.type:
-            raise RuntimeError(f"{operator}: a generator of another device")
+    if is_there and any(isinstance(each, torch.Generator) and each.device.type != DEVICE.type for each in given):
+        raise RuntimeError(f"{operator}: a generator of another device")
+    inner_args = _mapped(_here, args)
+    inner_kwargs = {name: _mapped(_here, each) for name, each in kwargs.items()}
     output = _on_gpus(operator)(*inner_args, **inner_kwargs) if is_there else operator(*inner_args, **inner_kwargs)
     if operator._schema.is_mutable and isinstance(output, torch.Tensor) and output is inner_args[0]:
         return args[0]
-    return tree_map_only(torch.Tensor, _Apart, output) if is_there else output
+    return _mapped(_there, output) if is_there else output
 
 
+def _leaves(values: Any) -> Iterator[Any]:
+    """What lists and tuples hold. PyTorch's own trees know more containers and take most of a run's time."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    return type(value)(_mapped(change, each) for each in value) if isinstance(value, list | tuple) else change(value)
+
+
+def _here(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return _PROCESSOR
+    return value.inner if isinstance(value, _Apart) else value
+
+
+def _there(value: Any) -> Any:
+    return _Apart(value) if isinstance(value, torch.Tensor) else value
+
+
+@cache
 def _on_gpus(operator: Any) -> Any:
     """The implementation for GPUs of an operator over quantised weights: a processor's reads another layout."""
     from yggdrasil.native.portable_quantised import ON_GPUS

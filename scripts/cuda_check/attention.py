@@ -96,7 +96,7 @@ def _microseconds(
     _equal("output", attend(*step.caches[0]), _expected(step), TOLERANCE[torch.bfloat16])
     capture = Recorder(device).capture(lambda: [attend(*layer) for layer in step.caches])
     capture.prepare()
-    return round(statistics.median(time_calls(capture, device, 3 if tiny else 30)) / len(step.caches) * 1e3, 2)
+    return round(statistics.median(time_calls(capture, device, 1 if tiny else 30)) / len(step.caches) * 1e3, 2)
 
 
 def _expected(step: TreePass) -> Tensor:

@@ -77,7 +77,7 @@ def float32(notes: Notes, device: torch.device, *, tiny: bool) -> None:
     if found is None:
         return
     pair = _pair(device, torch.float32)
-    count, num_prompts = (6, 1) if tiny else (48, 3)
+    count, num_prompts = (4, 1) if tiny else (48, 3)
     wanted = expected_tokens(num_prompts, count)
     for mode in modes():
         notes.attempt(f"plain, {mode}", partial(_tokens, pair, device, mode, PLAIN_POLICY, wanted), seconds=8)
@@ -128,7 +128,7 @@ def _other_decodes(
 def bfloat16(notes: Notes, device: torch.device, *, tiny: bool) -> None:
     """Tokens against float32's; the lead of the best logit at a first divergence says whether rounding explains it."""
     pair = _pair(device, torch.bfloat16)
-    count, num_prompts = (6, 1) if tiny else (48, 6)
+    count, num_prompts = (4, 1) if tiny else (48, 6)
     wanted = expected_tokens(num_prompts, count)
     for mode in modes()[-1:]:
         for name, policy in (("plain", PLAIN_POLICY), ("tree", FixedPolicy(TREES[0]))):

@@ -38,7 +38,7 @@ def costs(notes: Notes, device: torch.device, *, tiny: bool, size: str) -> None:
             assembly = assemble(loaded, None, shapes, backend if backend == "cudagraph" else "cudagraph")
         # Few widths of what runs uncompiled: it is there to say what compiling brings.
         chosen = widths if mode == "compiled" else tuple(w for w in widths if w in (1, 8, 64))
-        timer = _Timer(assembly, device, samples=3 if tiny else 30)
+        timer = _Timer(assembly, device, samples=1 if tiny else 30)
         for width in chosen:
             # The first call compiles inside the mode in which the step is made.
             with steps_of(mode, device):

@@ -227,7 +227,7 @@ class _Run:
         }
 
     def _median(self, launch: Callable[[], object]) -> float:
-        return round(statistics.median(time_calls(launch, self._device, 3 if self._tiny else 30)), 4)
+        return round(statistics.median(time_calls(launch, self._device, 1 if self._tiny else 30)), 4)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

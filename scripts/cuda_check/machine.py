@@ -70,14 +70,14 @@ def copy_bandwidth(device: torch.device, *, tiny: bool) -> float:
     """GB/s of a large copy, bytes read plus bytes written."""
     source = torch.ones((1 << 16) if tiny else (1 << 31), dtype=torch.bfloat16, device=device)
     target = torch.empty_like(source)
-    ms = statistics.median(time_calls(lambda: target.copy_(source), device, 3 if tiny else 12))
+    ms = statistics.median(time_calls(lambda: target.copy_(source), device, 1 if tiny else 12))
     return round(2 * source.nbytes / ms / 1e6, 1)
 
 
 def read_bandwidth(device: torch.device, *, tiny: bool) -> float:
     """GB/s of a large read: a sum, whose result is one number a row."""
     source = torch.ones((1 << 6, 1 << 10) if tiny else (1 << 12, 1 << 20), dtype=torch.bfloat16, device=device)
-    ms = statistics.median(time_calls(lambda: source.sum(1, dtype=torch.float32), device, 3 if tiny else 12))
+    ms = statistics.median(time_calls(lambda: source.sum(1, dtype=torch.float32), device, 1 if tiny else 12))
     return round(source.nbytes / ms / 1e6, 1)
 
 
@@ -85,7 +85,7 @@ def _matmul_rate(device: torch.device, *, tiny: bool) -> float:
     """TFLOP/s of a large bfloat16 matrix product on random data."""
     size = 64 if tiny else 8192
     a, b = (torch.randn(size, size).to(device, torch.bfloat16) for _ in range(2))
-    ms = statistics.median(time_calls(lambda: a @ b, device, 3 if tiny else 12))
+    ms = statistics.median(time_calls(lambda: a @ b, device, 1 if tiny else 12))
     return round(2 * size**3 / ms / 1e9, 3)
 
 
