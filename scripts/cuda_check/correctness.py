@@ -72,6 +72,7 @@ def float32(notes: Notes, device: torch.device, *, tiny: bool) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             name = f"attention {str(dtype).removeprefix('torch.')}, same bits at every width"
             notes.attempt(name, partial(_same_bits, device, dtype))
+    notes.attempt("attention of few of a step's rows", partial(_few_rows, device))
     notes.attempt("rows are kept", lambda: _rows_are_kept(device, 1 if tiny else 8))
     found = notes.attempt("load the bundled pair", lambda: _describe(_pair(device, torch.float32)), always=True)
     if found is None:
@@ -198,6 +199,19 @@ def _attention(device: torch.device, dtype: torch.dtype, case: tuple[Any, ...]) 
         ("output", "keys", "values"), step.run(torch.ops.yggdrasil.tree_attention, window, bound), expected, strict=True
     ):
         _equal(name, ours, theirs, TOLERANCE[dtype])
+    return "equal"
+
+
+def _few_rows(device: torch.device) -> str:
+    """Outputs of some rows, as draft heads read them; the keys and values of all are written."""
+    step = AttentionCase(7, torch.float32, width=16, num_context=150, head_dim=64, group=2, has_fewer_queries=True)
+    expected = step.run(portable.tree_attention)
+    for name in ("query", "key", "value", "offsets", "mask"):
+        setattr(step, name, getattr(step, name).to(device))
+    step.caches = [cache.to(device) for cache in step.caches]
+    found = step.run(torch.ops.yggdrasil.tree_attention)
+    for name, ours, theirs in zip(("output", "keys", "values"), found, expected, strict=True):
+        _equal(name, ours, theirs, TOLERANCE[torch.float32])
     return "equal"
 
 

@@ -1,6 +1,7 @@
 """A first use on the device that stands in for a GPU; for a process of its own."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ from other_device import DEVICE  # before anything that asks PyTorch for what it
 from tiny_pair import byte_tokenizer
 
 from yggdrasil.calibration import first_use as calibration
-from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
+from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedExperts, QuantisedLinear
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.engine import loading
 from yggdrasil.engine.assembly import assemble
@@ -38,13 +39,18 @@ def first_use(target: str, drafter: str, cache: str, prompt: str) -> dict[str, o
     }  # fmt: skip
 
 
-def quantised(file: str, prompt: list[int]) -> dict[str, object]:
-    """Tokens of a GGUF file whose blocks lie there, and how many layers read them."""
+def quantised(files: list[str], prompt: list[int]) -> list[dict[str, object]]:
+    """Tokens of each GGUF file whose blocks lie there, and how many layers of each class read them."""
+    return [_quantised(file, prompt) for file in files]
+
+
+def _quantised(file: str, prompt: list[int]) -> dict[str, object]:
     loaded = load_model(file, torch.float32, DEVICE, 1, weights="file")
     shapes = Shapes(64, (), 4, 1, (1, 4, 8), (8,))
     assembly = assemble(loaded, NGramDrafter(), shapes, "cudagraph")
     decoder = OpenDecoder(assembly, byte_tokenizer(), FixedPolicy(TreeShape(1, 3, 4)), frozenset())
-    layers = [each for each in loaded.model.modules() if isinstance(each, QuantisedLinear | QuantisedEmbedding)]
-    where = {layer.packed.device.type for layer in layers}
+    classes = QuantisedLinear | QuantisedEmbedding | QuantisedExperts
+    layers = [each for each in loaded.model.modules() if isinstance(each, classes)]
+    where = {weights.device.type for layer in layers for weights in layer.buffers()}
     tokens = decoder.generate(prompt, max_new_tokens=20).tokens
-    return {"tokens": tokens, "layers": len(layers), "where": where}
+    return {"tokens": tokens, "layers": Counter(type(layer).__name__ for layer in layers), "where": where}

@@ -343,18 +343,25 @@ def test_a_first_use_on_a_gpu(models, tmp_path):
 
 
 def test_quantised_blocks_on_a_gpu(tmp_path):
-    """Tokens of transformers on the dequantised weights."""
-    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"), kind=Kind.Q5_0)
-    full = load_model(file, torch.float32, torch.device("cpu"), 1, pack=False).model
-    full.set_attn_implementation("eager")
-    prompt = [5, 9, 9, 40, 7]
-    ids = torch.tensor([prompt])
-    settings = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0}
-    expected = full.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist()
+    """Tokens of transformers on the dequantised weights, also of a mixture of experts."""
+    prompt, settings = [5, 9, 9, 40, 7], {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None}
+    ids, files, expected = torch.tensor([prompt]), [], []
+    models = {"llama": tiny_model("llama"), "qwen3_moe": tiny_model("qwen3_moe", num_experts=5, num_experts_per_tok=3)}
+    for family, model in models.items():
+        file = write_gguf(tmp_path / f"{family}.gguf", model, family, Kind.Q5_0)
+        full = load_model(file, torch.float32, torch.device("cpu"), 1, pack=False).model
+        full.set_attn_implementation("eager")
+        answer = full.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **settings)
+        expected.append(answer[0, len(prompt) :].tolist())
+        files.append(str(file))
     with ProcessPoolExecutor(1, get_context("spawn"), import_module, ("on_stand_in",)) as processes:
-        found = processes.submit(_there, str(file), prompt, of="quantised").result()
+        found = processes.submit(_there, files, prompt, of="quantised").result()
 
-    assert found == {"tokens": expected, "layers": 2 + 4 * full.config.num_hidden_layers, "where": {"apart"}}
+    assert [each["tokens"] for each in found] == expected
+    assert all(each["where"] == {"apart"} for each in found)
+    plain, mixture = (each["layers"] for each in found)
+    assert (plain["QuantisedLinear"], plain["QuantisedEmbedding"]) == (1 + 4 * 2, 1)  # q, k and v are one, gate and up
+    assert (mixture["QuantisedEmbedding"], mixture["QuantisedExperts"]) == (1, 2)
 
 
 def _there(*given, of="first_use"):

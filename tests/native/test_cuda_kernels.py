@@ -136,13 +136,20 @@ def test_a_row_of_triton_attention_has_the_same_bits_at_every_width(dtype, windo
 
 
 @interpreted
-def test_a_step_that_asks_for_few_of_its_rows_gets_the_portable_operator():
+@pytest.mark.parametrize("window", [0, 4])
+def test_triton_attention_of_few_of_a_steps_rows_is_theirs_among_all(window):
+    """Draft heads read the states of few rows; the keys and values of all are written."""
     from yggdrasil.native import cuda
 
-    attend = cuda.with_fallback(vars(portable))["tree_attention"]
+    attend = cuda.with_fallback({"tree_attention": None, "keep_rows": None})["tree_attention"]
     for seed in range(100, 104):
         case = AttentionCase(seed, torch.float32, has_fewer_queries=True)
-        torch.testing.assert_close(case.run(attend), case.run(portable.tree_attention))
+        sinks = case.sinks if seed % 2 else None
+        found, *caches = case.run(attend, window, sinks=sinks)
+        expected, *expected_caches = case.run(portable.tree_attention, window, sinks=sinks)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        for ours, theirs in zip(caches, expected_caches, strict=True):
+            assert torch.equal(ours, theirs)
 
 
 @interpreted
@@ -158,6 +165,9 @@ def random_blocks(form, num_rows, num_blocks):
     """Rows of blocks [N, bytes] with any bits, but for their scales: those are small numbers."""
     size = BLOCKS[form][1]
     blocks = torch.randint(0, 256, (num_rows, num_blocks, size), dtype=torch.uint8)
+    if form == Format.MXFP4:
+        blocks[..., 0] = torch.randint(0, 3, (num_rows, num_blocks)) + 120  # exponents
+        return blocks.flatten(1)
     scales = {Format.Q6_K: (208,)}.get(form, (0, 2) if form in (3, 7, 12, 13) else (0,))
     for place in scales:
         halves = torch.rand(num_rows, num_blocks, 1).half() / 10
@@ -195,3 +205,96 @@ def test_triton_multiplies_rows_by_quantised_weights(form, dtype, tolerance, bfl
         assert torch.equal(cuda.quantised_linear(x[rows], blocks, bias, 40, form, 1), found[rows])
     ids = torch.tensor([[3, 39], [0, 3]])
     assert torch.equal(cuda.quantised_rows(ids, blocks, form, num_inputs, 40, torch.float32), weight[ids])
+
+
+FEW = (6, 3, 64, 96)  # E, C, H, I
+
+
+def random_experts(forms, sizes=FEW):
+    """Gate, up and down of every expert as blocks [E, N, bytes], biases, and portable experts over their numbers."""
+    num_experts, _, hidden, inner = sizes
+    shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+    packed = [
+        random_blocks(form, num_experts * outputs, inputs // BLOCKS[form][0]).unflatten(0, (num_experts, outputs))
+        for form, (outputs, inputs) in zip(forms, shapes, strict=True)
+    ]
+    biases = [torch.randn(num_experts, outputs) for outputs, _ in shapes]
+    gate, up, down = (
+        portable_quantised.dequantise(blocks, form, inputs)
+        for blocks, form, (_, inputs) in zip(packed, forms, shapes, strict=True)
+    )
+    return packed, biases, torch.stack([gate, up], 1), down[:, None]
+
+
+def random_choices(num_rows, sizes=FEW):
+    """Rows, and the different experts of each with their shares; a few rows choose less."""
+    num_experts, per_row, hidden, _ = sizes
+    chosen = torch.rand(num_rows, num_experts).argsort(1)[:, :per_row]
+    chosen[1::5, 1:] = num_experts
+    return torch.randn(num_rows, hidden), chosen, torch.rand(num_rows, per_row)
+
+
+MIXES = ((Format.Q4_0, Format.Q4_0, Format.Q8_0), (Format.MXFP4,) * 3)
+KINDS = ((0, []), (1, []), (0, [7.0, 1.702]))  # activation and clamp
+
+
+@pytest.mark.parametrize(("activation", "clamp"), KINDS)
+def test_portable_experts_over_blocks_are_those_over_their_numbers(activation, clamp):
+    packed, biases, gate_up, down = random_experts(MIXES[0])
+    for count in (0, 3):
+        given = random_choices(12)
+        found = portable_quantised.quantised_experts(*given, packed, MIXES[0], biases[:count], 96, activation, clamp, 1)
+        expected = portable.packed_experts(*given, gate_up, down, biases[:count], 96, activation, clamp, 1)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@interpreted
+@pytest.mark.parametrize("forms", MIXES)
+@pytest.mark.parametrize(("activation", "clamp"), KINDS)
+def test_triton_runs_experts_over_blocks(forms, activation, clamp, monkeypatch, bfloat16_products):
+    """The portable sums, and the same bits for a row in any company: rows of an expert share tiles."""
+    from yggdrasil.native import cuda
+
+    monkeypatch.setattr(cuda, "_num_multiprocessors", lambda _: 3)
+    packed, biases, _, _ = random_experts(forms)
+    rows, chosen, shares = random_choices(25)
+    for count in (0, 3):
+        others = packed, forms, biases[:count], 96, activation, clamp, 1
+        found = cuda.quantised_experts(rows, chosen, shares, *others)
+        expected = portable_quantised.quantised_experts(rows, chosen, shares, *others)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+        for part in (slice(1), slice(1, 2), slice(5, 23)):
+            assert torch.equal(cuda.quantised_experts(rows[part], chosen[part], shares[part], *others), found[part])
+    same = torch.full_like(chosen[:, :1], 5)
+    for chosen_alone in (same, same + 1):  # all rows choose one expert, or none
+        given = rows, chosen_alone, shares[:, :1], *others
+        torch.testing.assert_close(
+            cuda.quantised_experts(*given), portable_quantised.quantised_experts(*given), rtol=1e-4, atol=1e-3
+        )
+
+
+@interpreted
+def test_experts_without_a_gate_run_by_triton():
+    from yggdrasil.native import cuda
+
+    packed = random_experts(MIXES[0])[0]
+    given = *random_choices(9), packed[1:], MIXES[0][1:], [], 96, 2, [], 1
+    found, expected = cuda.quantised_experts(*given), portable_quantised.quantised_experts(*given)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_tiles_have_every_pair_of_an_expert_once():
+    pytest.importorskip("triton")
+    from yggdrasil.native import cuda
+
+    for num_pairs, num_experts in ((1, 4), (7, 3), (200, 5), (64, 64), (300, 1)):
+        pairs = torch.randint(0, num_experts + 1, (num_pairs,))
+        order, (experts, firsts, ends) = cuda._tiles_of_experts(pairs, num_experts)
+        found = []
+        for expert, first, end in zip(experts.tolist(), firsts.tolist(), ends.tolist(), strict=True):
+            if expert < num_experts:
+                tile = order[first : min(first + 16, end)].tolist()
+                assert tile
+                assert set(pairs[tile].tolist()) == {expert}
+                found += tile
+        assert sorted(found) == torch.where(pairs < num_experts)[0].tolist()

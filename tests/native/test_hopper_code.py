@@ -79,3 +79,24 @@ def test_products_with_quantised_weights_fit(launched, tmp_path, form):
 
     assert [name for name, _ in launched] == ["multiply", "add_splits"]
     assert_fits(launched, tmp_path)
+
+
+@pytest.mark.parametrize("form", [12, 39])
+def test_experts_with_quantised_weights_fit(launched, tmp_path, form):
+    from yggdrasil.native import cuda
+
+    size, num_bytes = BLOCKS[form]
+    blocks = torch.zeros(4, 512, 512 // size * num_bytes, dtype=torch.uint8)
+    rows, chosen, shares = (
+        torch.zeros(16, 512, dtype=torch.bfloat16),
+        torch.zeros(16, 2, dtype=torch.int64),
+        torch.ones(16, 2),
+    )
+    cuda.quantised_experts(rows, chosen, shares, [blocks] * 3, [form] * 3, [], 512, 0, [], 1)
+
+    assert [name for name, _ in launched] == [
+        *["multiply_experts", "add_splits"] * 2,
+        "multiply_experts",
+        "add_experts",
+    ]
+    assert_fits(launched, tmp_path)

@@ -2,17 +2,24 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf_files import tiny_model, write_gguf
 from tiny_pair import make_pair
 
 import yggdrasil
+from yggdrasil.checkpoints.source import Source
+from yggdrasil.engine import loading
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.runtime import memory_limits
+from yggdrasil.runtime import gpu_memory, memory_limits
 from yggdrasil.runtime.cache import StaticCache
-from yggdrasil.runtime.memory_limits import cache_bytes, check_cache_memory, check_gpu_memory
+from yggdrasil.runtime.gpu_memory import ToLoad, check_card, weight_bytes
+from yggdrasil.runtime.memory_limits import cache_bytes, check_cache_memory
+from yggdrasil.runtime.native_steps.loading import sizes_of
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.tree.token_tree import TokenTree
 
@@ -34,18 +41,68 @@ def test_memory_that_is_not_there_is_named(monkeypatch):
         check_cache_memory([pair.target, pair.drafter], 200, 400)
 
 
-def test_a_card_that_is_too_small_is_named_before_weights_go_there(monkeypatch):
-    model, card = make_pair().target.model, torch.device("cuda")
-    needed = sum(each.nbytes for each in model.parameters())
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed, 2 * needed))
-    check_gpu_memory(model, "tiny", card)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 1, 2 * needed))
-    check_gpu_memory(model, "tiny", torch.device("cpu"))
-    with pytest.raises(YggdrasilError, match=r"weights of tiny take .* GB, but .* GB of the GPU's memory are free"):
-        check_gpu_memory(model, "tiny", card)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)  # held for later tensors, one byte in none
+CARD = torch.device("cuda")
+
+
+def with_free(monkeypatch, num_bytes):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (num_bytes, 2 * num_bytes))
+
+
+def test_what_pytorch_holds_of_a_card_for_later_is_free(monkeypatch):
+    with_free(monkeypatch, 100)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 9)
-    check_gpu_memory(model, "tiny", card)
+    assert memory_limits.free_bytes(CARD) == 101
+
+
+@pytest.mark.parametrize("weights", ["full", "file"])
+def test_weights_take_what_is_said(tmp_path, weights):
+    """Of a GGUF file, as it lies or dequantised, and of a folder."""
+    model = tiny_model("llama", tie_word_embeddings=False)
+    file = write_gguf(tmp_path / "model.gguf", model, kind=Kind.Q5_0)
+    model.bfloat16().save_pretrained(tmp_path / "folder")
+    source = Source.find(file)
+    numbers = sum(each.numel() for each in model.parameters())
+    matrices = sum(each.numel() for each in model.parameters() if each.dim() > 1)
+    expected = {"full": 2 * numbers, "file": matrices * 22 // 32 + 2 * (numbers - matrices)}
+    assert weight_bytes(source, torch.bfloat16, weights) == expected[weights]
+    if weights == "full":
+        assert weight_bytes(Source.find(tmp_path / "folder"), torch.float32, "full") == 4 * numbers
+        assert weight_bytes(Source.find(tmp_path / "folder"), torch.bfloat16, "q8_0") < 1.2 * numbers
+
+
+def test_a_card_that_is_too_small_is_named_before_anything_is_loaded(tmp_path, monkeypatch):
+    model = tiny_model("llama")
+    source = Source.find(write_gguf(tmp_path / "model.gguf", model, kind=Kind.Q5_0))
+    monkeypatch.setattr(gpu_memory, "_GRAPHS", 1000)
+    weights = weight_bytes(source, torch.bfloat16, "full")
+    caches = memory_limits.kv_bytes(sizes_of(source), torch.bfloat16, 80)
+    needed = weights + caches + 1000 + 12 * 9 * sizes_of(source).vocab_size
+
+    def check(num_free, is_there=False, device=CARD):
+        with_free(monkeypatch, num_free)
+        check_card([ToLoad(source, "full", is_there)], torch.bfloat16, device, 64, 80, 9)
+
+    check(needed)
+    check(needed - weights, is_there=True)
+    check(0, device=torch.device("cpu"))
+    for options in ({"num_free": needed - 1}, {"num_free": needed - weights - 1, "is_there": True}):
+        with pytest.raises(YggdrasilError, match=r"model.gguf would take about .* GB of the GPU's memory are free"):
+            check(**options)
+
+
+def test_a_plan_for_a_card_that_is_too_small_loads_nothing(tmp_path, monkeypatch):
+    """A first use, and a calibration."""
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"), kind=Kind.Q5_0)
+    with_free(monkeypatch, 1000)
+    card = SimpleNamespace(total_memory=2000)
+    for name, value in (("is_available", True), ("get_device_name", "a card"), ("get_device_properties", card)):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(loading, "shared_model", lambda *_, **__: pytest.fail("loaded"))
+    for name in ("YGGDRASIL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    with pytest.raises(YggdrasilError, match=r"would take about .* but 0\.0 GB of the GPU's memory are free"):
+        yggdrasil.Decoder.from_pretrained(file, device="cuda")
 
 
 def test_caches_that_a_card_cannot_hold_are_named_before_they_are_made(monkeypatch):

@@ -50,7 +50,7 @@ def model_fingerprint(path: Path) -> str:
     hasher = hashlib.sha256()
     _add_json(hasher, {key: value for key, value in config.items() if key not in _INCIDENTAL_CONFIG_KEYS})
     heads = head_files(path)
-    weights = _weight_files(path) if not heads or _has_weights(path) else []
+    weights = weight_files(path) if not heads or _has_weights(path) else []
     for file in dict.fromkeys([*weights, *heads]):
         if file.suffix == ".safetensors":
             _add_weights(hasher, file)
@@ -72,7 +72,7 @@ def head_files(path: Path) -> list[Path]:
     if own:
         return own[:1]
     if _has_weights(path):
-        return _weight_files(path)
+        return weight_files(path)
     return [path / PICKLED_HEAD] if (path / PICKLED_HEAD).is_file() else []
 
 
@@ -82,7 +82,7 @@ def check_weights(path: Path) -> None:
     Raises:
         ArtifactError: there are none, a file is missing, or one is truncated.
     """
-    for file in _weight_files(path):
+    for file in weight_files(path):
         with file.open("rb") as stream:
             _read_header(stream, file, file.stat().st_size)
 
@@ -97,7 +97,7 @@ def packed_bytes(path: Path) -> int:
         return sum(tensor.num_bytes >> (tensor.kind == 0) for tensor in read_gguf_layout(path).tensors.values())
     config = _read_json(path / "config.json")
     dtypes = [config.get(key) for key in ("dtype", "torch_dtype")] if isinstance(config, dict) else []
-    return sum(file.stat().st_size for file in _weight_files(path)) >> ("float32" in dtypes)
+    return sum(file.stat().st_size for file in weight_files(path)) >> ("float32" in dtypes)
 
 
 def tokenizer_fingerprint(path: Path) -> str:
@@ -135,7 +135,7 @@ def tokenizer_fingerprint(path: Path) -> str:
     return hasher.hexdigest()[:_DIGITS]
 
 
-def _weight_files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
     """Return the safetensors files that make up the checkpoint, in name order."""
     index = path / "model.safetensors.index.json"
     if index.is_file():

@@ -126,11 +126,17 @@ def build_assembly(source: "PairSource", knots: torch.Tensor | None = None, back
         YggdrasilError: a model is missing or unsupported, the device is not available, the backend does not run on it,
             or tree attention differs from plain attention.
     """
+    from yggdrasil.runtime.gpu_memory import ToLoad, check_card
     from yggdrasil.runtime.loading import load_model  # imported here: a first use only checks the pair
     from yggdrasil.runtime.selfcheck import check_tree_attention
 
     device, dtype = open_device(source.device), DTYPES[source.dtype]
     backend = backend or usable_backend(source.backend, device) or default_backend(device)
+    models = [ToLoad(Source.find(source.target), source.weights)]
+    if source.drafter is not None and not is_head(source.drafter):
+        models.append(ToLoad(Source.find(source.drafter), source.drafter_weights))
+    shapes = source.shapes
+    check_card(models, dtype, device, shapes.max_length, shapes.cache_capacity, shapes.widest_pass)
     target = load_model(source.target, dtype, device, source.target_threads, weights=source.weights)
     check_tree_attention(target, _text_of(source.target))
     drafter: LoadedModel | LoadedHead | None = None

@@ -109,25 +109,31 @@ class PackedExperts(nn.Module):
 
 
 def pack_experts(
-    name: str, module: nn.Module, num_threads: int, arena: Arena, quantise: Quantise
+    name: str, module: nn.Module, num_threads: int, arena: Arena, quantise: Quantise, device: torch.device
 ) -> PackedExperts | QuantisedExperts | None:
     """Return a module with packed weights that replaces the experts module ``module``, whose weights it takes.
 
-    None if ``module`` is no mixture of experts, or of a form that the operators do not support; it is unchanged then.
+    None if ``module`` is no mixture of experts, or of a form that the operators do not support, or not quantised for a
+    GPU; it is unchanged then.
 
     Args:
         name: the module's name in the model, which precedes the names of the parts that ``quantise`` gets.
         num_threads: threads of the operator.
         arena: provides the memory of the packed weights.
         quantise: returns the quantised rows of a part, or None; they are used if it returns rows of all parts.
+        device: where the weights are packed to.
+
+    Raises:
+        YggdrasilError: the device is a GPU, and the weights are of a format without kernels there.
     """
     form = form_of(module)
     if form is None:
         return None
+    is_here = device.type == "cpu"
     rows = _quantised(name, module, form, quantise)
     if rows is None:
-        return PackedExperts(module, form, num_threads, arena)
-    packed = [each.pack(arena) for each in rows]
+        return PackedExperts(module, form, num_threads, arena) if is_here else None
+    packed = [each.pack(arena) if is_here else each.on_gpu(device) for each in rows]
     return QuantisedExperts(packed, form.activation, num_threads, form.biases(module), form.clamp)
 
 

@@ -14,7 +14,6 @@ from yggdrasil.checkpoints.experts import expert_parts, form_of, pack_experts
 from yggdrasil.checkpoints.formats.layers import QuantisedEmbedding, QuantisedLinear
 from yggdrasil.checkpoints.formats.rows import PackedRows, Quantise
 from yggdrasil.checkpoints.packable import is_packable, page_out
-from yggdrasil.errors import YggdrasilError
 from yggdrasil.native.arena import Arena
 
 _CPU = torch.device("cpu")
@@ -71,15 +70,15 @@ def pack_linears(
 ) -> None:
     """Replace the linear layers and experts of ``model``, which is on a CPU, by packed ones on ``device``, in place.
 
-    Embeddings, and on a GPU linear layers too, are replaced only if they are quantised. A quantised weight shared by
-    embedding and LM head is packed once; otherwise a tied embedding stays unpacked.
+    Embeddings, and on a GPU linear layers and experts too, are replaced only if they are quantised. A quantised weight
+    shared by embedding and LM head is packed once; otherwise a tied embedding stays unpacked.
 
     Args:
         num_threads: threads of each packed layer.
         quantise: returns the quantised rows of a weight, or None to keep it unquantised; None: no weight is quantised.
 
     Raises:
-        YggdrasilError: ``device`` is a GPU, and the model has a mixture of experts or a format without a GPU kernel.
+        YggdrasilError: ``device`` is a GPU, and the model has a format without a GPU kernel.
     """
     packer = _Packer(num_threads, quantise or (lambda name, weight: None), device)
     for name, child in list(model.named_modules(remove_duplicate=False)):
@@ -117,18 +116,14 @@ class _Packer:
         The memory of replaced weights that view a file is given back to the system.
 
         Raises:
-            YggdrasilError: the device is a GPU, and ``module`` has quantised experts or a format without kernels there.
+            YggdrasilError: the device is a GPU, and ``module`` has a format without kernels there.
         """
         # Exact types only: a subclass (an adapted layer, a scaled embedding) may compute something else.
         if type(module) is nn.Embedding:
             found = self._quantised_weight(name, module.weight, module.weight)
             return None if found is None else QuantisedEmbedding(found, module.weight.dtype)
         if type(module) is not nn.Linear and not _is_transposed(module):
-            if self._device.type != "cpu":
-                if form_of(module) is not None:
-                    raise YggdrasilError("no kernel for GPUs reads quantised experts; take --weights full")
-                return None
-            return pack_experts(name, module, self._num_threads, self._arena, self._quantise)
+            return pack_experts(name, module, self._num_threads, self._arena, self._quantise, self._device)
         layer: Any = module
         weight: Tensor = layer.weight.t() if _is_transposed(module) else layer.weight
         if not is_packable(weight):

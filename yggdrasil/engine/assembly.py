@@ -233,7 +233,8 @@ def assemble(
             check_capturable(Schedule.parse(labels))
     _refuse_recurrent(drafter)
     if target.device.type == "cuda":  # on a CPU, memory is taken as texts grow
-        with_caches = [target, *([drafter] if isinstance(drafter, LoadedModel) else [])]
+        second = drafter.loaded if isinstance(drafter, LoadedHead) else drafter
+        with_caches = [target, *([second] if isinstance(second, LoadedModel) else [])]
         check_caches(with_caches, shapes.max_length, shapes.cache_capacity)
     tree = TokenTree.allocate(shapes.num_nodes, shapes.candidates, target.device)
     recorder = Recorder(target.device) if backend == "cudagraph" else None
@@ -253,9 +254,8 @@ def assemble(
     else:
         chosen = drafter
     hidden_layers = () if chosen is None else _layers_read(chosen, target)
-    widest = max(*shapes.prefill_widths, *shapes.verify_widths, shapes.num_nodes)
     target_runner = ModelRunner(
-        target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder, widest, is_sparse=True
+        target, shapes.cache_capacity, vocab_size, backend, hidden_layers, recorder, shapes.widest_pass, is_sparse=True
     )
     make_target = TargetModel if recorder is None else CapturedTarget
     model = make_target(target_runner, tree, shapes.verify_widths, shapes.prefill_widths)

@@ -12,6 +12,7 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.checkpoints.tokenizer import Tokenizer
 from yggdrasil.compiler.compiled import Backend
+from yggdrasil.drafters.heads.kinds import is_head
 from yggdrasil.drafters.protocol import Drafter, group_of
 from yggdrasil.drafters.registry import missing_names
 from yggdrasil.engine.assembly import Assembly, assemble, default_backend, open_device, usable_backend
@@ -30,8 +31,8 @@ from yggdrasil.predictor.bundle import Learned
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.memory_limits import check_cache_memory
 from yggdrasil.runtime.native_steps.loading import refuse_uncovered
-from yggdrasil.runtime.shared import shared_model
-from yggdrasil.scheduling.plan import Plan
+from yggdrasil.runtime.shared import is_shared, shared_model
+from yggdrasil.scheduling.plan import Plan, Shapes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 DtypeName = Literal["bfloat16", "float32"]
@@ -80,6 +81,9 @@ def load_parts(
     if backend == "native":
         refuse_uncovered(source)
     backend = usable_backend(backend, device) or default_backend(device, compiles=not plan.is_provisional)
+    shapes = plan.shapes if max_length is None else replace(plan.shapes, max_length=max_length)
+    if device.type != "cpu":
+        _check_card(plan, source, shapes, dtype, device)
     # Before the weights are resident: tables take more memory while they are read.
     model_free = planned_model_free(plan, folder) if stand_in is None else []
     target = shared_model(
@@ -101,6 +105,21 @@ def load_parts(
         target, second, shapes, backend, knots=knots, stages=plan.stages, model_free=group_of(model_free)
     )
     return DecoderParts(assembly, tokenizer, policy, end_tokens(str(source.folder), target.sizes.eos, tokenizer))
+
+
+def _check_card(plan: Plan, source: Source, shapes: Shapes, dtype: DtypeName, device: torch.device) -> None:
+    """Raise YggdrasilError if the models of ``plan``, their caches and CUDA graphs do not fit the GPU ``device``."""
+    from yggdrasil.runtime.gpu_memory import ToLoad, check_card  # imported here: a CPU needs no such check
+
+    models = [(source, plan.target)]
+    if plan.drafter is not None and not is_head(plan.drafter.path()):
+        models.append((Source.find(plan.drafter.path()), plan.drafter))
+    to_load = []
+    for found, ref in models:
+        weights = plan.weights_in(dtype, ref)
+        is_there = is_shared(found, DTYPES[dtype], device, ref.threads, weights)
+        to_load.append(ToLoad(found, weights, is_there))
+    check_card(to_load, DTYPES[dtype], device, shapes.max_length, shapes.cache_capacity, shapes.widest_pass)
 
 
 def check_opening(plan: object, dtype: object, drafter: object, target: object) -> None:

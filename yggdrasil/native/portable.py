@@ -4,7 +4,7 @@ Dims: W rows of the step, Hq query heads, Hkv key heads, D head size, S cache ca
 outputs; for experts: E experts, K experts per row, H hidden size, I intermediate size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,11 @@ def clamped_gate(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
+def activated(gate: Tensor, up: Tensor, activation: int, clamp: Sequence[float]) -> Tensor:
+    """Return ``clamped_gate`` of the inputs if ``clamp`` has its limit and alpha, else ``gated``."""
+    return clamped_gate(gate, up, *clamp) if clamp else gated(gate, up, activation)
+
+
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: int) -> Tensor:
     """Return ``x`` [..., K] times the transposed, unpacked ``weight`` [N, K] plus ``bias`` [N] (or None), [..., N]."""
     return torch.nn.functional.linear(x, weight, bias)
@@ -90,7 +95,7 @@ def packed_experts(  # noqa: PLR0913  (an operator's schema)
         gates, ups = x[rows] @ first[0].t(), x[rows] @ first[-1].t()
         if biases:
             gates, ups = ((each + bias[expert]).to(x.dtype) for each, bias in zip((gates, ups), biases, strict=False))
-        given = (clamped_gate(gates, ups, *clamp) if clamp else gated(gates, ups, activation)) @ last.t()
+        given = activated(gates, ups, activation, clamp) @ last.t()
         if biases:
             given = (given + biases[2][expert]).to(x.dtype)
         output.index_add_(0, rows, (given * shares[rows, places, None]).to(x.dtype))

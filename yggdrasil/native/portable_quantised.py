@@ -3,17 +3,29 @@
 There, ``packed`` holds a weight's rows of GGUF blocks unchanged, [N, bytes] uint8. CPUs have kernels of their own over
 another layout.
 
-Dims: W rows, N outputs, K inputs.
+Dims: W rows, N outputs, K inputs; for experts: E experts, C experts per row, H hidden size, I intermediate size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = 2, 3, 6, 7, 8, 12, 13, 14  # GGUF's type numbers
-FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
+from yggdrasil.native.portable import activated
+
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 = 2, 3, 6, 7, 8, 12, 13, 14, 39  # GGUF's type numbers
+FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4)
+_MXFP4_VALUES = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    12,
+)  # twice the numbers that 3 bits of a 4-bit float stand for; a fourth is the sign
 
 
 def quantised_linear(
@@ -42,12 +54,54 @@ def quantised_rows(ids: Tensor, packed: Tensor, form: int, inputs: int, num_rows
     return dequantise(packed[ids], form, inputs).to(dtype)
 
 
-ON_GPUS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (quantised_linear, quantised_rows)}
+def quantised_experts(  # noqa: PLR0913  (an operator's schema)
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    packed: Sequence[Tensor],
+    forms: Sequence[int],
+    biases: Sequence[Tensor],
+    inner_features: int,
+    activation: int,
+    clamp: Sequence[float],
+    num_threads: int,
+) -> Tensor:
+    """Return the weighted sums [W, H] of the outputs of each row's experts, whose weights are dequantised as a whole.
+
+    Args:
+        x: [W, H].
+        chosen: [W, C] int64, expert ids; E is no expert.
+        shares: [W, C], weights of the experts' outputs.
+        packed: GGUF blocks of gate (unless experts have none) and up [E, I, bytes], and of down [E, H, bytes], uint8.
+        forms: their GGUF type numbers.
+        biases: empty, or float32 of gate [E, I], up [E, I] and down [E, H].
+        inner_features: I.
+        activation: 0 for SiLU, 1 for tanh-approximated GELU, 2 for squared ReLU without a gate.
+        clamp: empty, or limit and alpha of gpt-oss's clamped SwiGLU.
+        num_threads: not used here.
+    """
+
+    def products(part: int, rows: Tensor) -> Tensor:  # [W, C or 1, K] -> [W, C, N]
+        weight = dequantise(packed[part], forms[part], rows.shape[-1])
+        values = (rows.float() @ weight.to(x.dtype).float()[ids].transpose(-1, -2)).squeeze(-2)
+        return (values + biases[part][ids] if biases else values).to(x.dtype)
+
+    ids = chosen.clamp(max=packed[0].shape[0] - 1)
+    rows = x[:, None, None].expand(-1, chosen.shape[1], -1, -1)
+    firsts = [products(part, rows) for part in range(len(packed) - 1)]
+    outputs = products(len(packed) - 1, activated(firsts[0], firsts[-1], activation, clamp)[:, :, None])
+    weights = torch.where(chosen < packed[0].shape[0], shares, 0.0)
+    return (outputs.float() * weights.float()[..., None]).sum(1).to(x.dtype)
+
+
+ON_GPUS: dict[str, Callable[..., Any]] = {
+    each.__name__: each for each in (quantised_linear, quantised_rows, quantised_experts)
+}
 
 
 def weights_per_block(form: int) -> int:
     """Return the number of weights in a block of the GGUF type number ``form``: 32 or 256."""
-    return 32 if form <= Q8_0 else 256
+    return 256 if form in (Q4_K, Q5_K, Q6_K) else 32
 
 
 def dequantise(rows: Tensor, form: int, num_inputs: int) -> Tensor:
@@ -69,6 +123,10 @@ def dequantise(rows: Tensor, form: int, num_inputs: int) -> Tensor:
 def _of_32(form: int, at: Tensor, byte: Callable[[Tensor], Tensor], half: Callable[[int], Tensor]) -> Tensor:
     if form == Q8_0:
         return _signed(byte(2 + at)).float() * half(0)
+    if form == MXFP4:
+        code = (byte(1 + at % 16) >> (at // 16 * 4)) & 15
+        value = torch.tensor(_MXFP4_VALUES, dtype=torch.float32, device=at.device)[code & 7]
+        return torch.where(code > 7, -value, value) * _half_power(byte(0 * at))
     has_least, has_high = form in (Q4_1, Q5_1), form in (Q5_0, Q5_1)
     first = (4 if has_least else 2) + (4 if has_high else 0)
     value = (byte(first + at % 16) >> (at // 16 * 4)) & 15
@@ -96,6 +154,12 @@ def _of_256(form: int, at: Tensor, byte: Callable[[Tensor], Tensor], half: Calla
     if form == Q5_K:
         value = value | ((byte(16 + at % 32) >> part) & 1) << 4
     return half(0) * scale.float() * value.float() - half(2) * least.float()
+
+
+def _half_power(exponent: Tensor) -> Tensor:
+    """Return 2 ** (``exponent`` - 128), exactly, in float32; int32 ``exponent`` is between 0 and 255."""
+    bits = torch.where(exponent < 2, 0x00200000 << exponent, (exponent - 1) << 23)
+    return bits.to(torch.int32).view(torch.float32)
 
 
 def _signed(byte: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 Grids depend on shapes only, and lengths are read on the device, so a captured launch is valid for any context length;
 programs without work return at once.
 
-Dims: W rows of the step, G query heads per key head, D head size, S cache capacity, T tree slots, P splits of the keys.
+Dims: W rows of the step, R rows with queries, G query heads per key head, D head size, S cache capacity, T tree slots,
+P splits of the keys.
 """
 
 import triton
@@ -66,17 +67,18 @@ def _add_block(scores, values, top, total, mixed):
 @triton.jit
 def attend_to_split(
     query, key, value, key_cache, value_cache, offsets, tree_mask, tree_lengths, partial, stats,
-    query_head, query_row, key_head, key_row, value_head, value_row, cache_head, num_tree_slots, width, scale,
+    query_head, query_row, key_head, key_row, value_head, value_row, cache_head, num_tree_slots, width, num_queries,
+    scale,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Triton kernel: attend with a block of rows (axis 1) of a key head (axis 0) to one split of the keys (axis 2).
 
-    ``partial`` [Hq * W, P, D] float32 receives unnormalised sums, ``stats`` [Hq * W, P, 2] float32 the maximum score
-    and the sum of weights. Splits without keys are not written. ``tree_mask`` is [W, T] uint8; ``tree_lengths`` [W] are
+    ``partial`` [Hq * R, P, D] float32 receives unnormalised sums, ``stats`` [Hq * R, P, 2] float32 the maximum score
+    and the sum of weights. Splits without keys are not written. ``tree_mask`` is [R, T] uint8; ``tree_lengths`` [R] are
     the tree slots that each row sees, read only with a WINDOW. ``*_head`` and ``*_row`` are strides in elements. GROUP
-    is Hq / Hkv: the rows of a key head are those of all its query heads, GROUP * W.
+    is Hq / Hkv: the rows of a key head are those of all its query heads, GROUP * R. ``width`` is W, ``num_queries`` R.
 
     Keys and values of the step's rows are read from ``key`` and ``value`` [Hkv, W, D]; the first block of rows also
     copies them to the caches' slots from ``offsets[1]`` on.
@@ -86,10 +88,10 @@ def attend_to_split(
     if first >= last:
         return
     context, written = tl.load(offsets).to(tl.int32), tl.load(offsets + 1).to(tl.int32)
-    member = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)  # row of the group: query head * W + row of the step
-    is_member = member < GROUP * width
-    row = member % width
-    query_heads = head * GROUP + member // width
+    member = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)  # row of the group: query head * R + row
+    is_member = member < GROUP * num_queries
+    row = member % num_queries
+    query_heads = head * GROUP + member // num_queries
     columns = tl.arange(0, BLOCK_D)
     inside = columns < HEAD_DIM
     queries = tl.load(
@@ -138,7 +140,7 @@ def attend_to_split(
         from_step = value + head * value_head + new[:, None] * value_row + columns[None, :]
         values = _load_rows(value_base + place, from_step, is_old, is_new, is_kept)
         top, total, mixed = _add_block(scores, values, top, total, mixed)
-    out = (query_heads.to(tl.int64) * width + row) * NUM_SPLITS + split
+    out = (query_heads.to(tl.int64) * num_queries + row) * NUM_SPLITS + split
     tl.store(partial + out[:, None] * HEAD_DIM + columns[None, :], mixed, mask=is_member[:, None] & inside[None, :])
     tl.store(stats + out * 2, top, mask=is_member)
     tl.store(stats + out * 2 + 1, total, mask=is_member)
@@ -146,11 +148,11 @@ def attend_to_split(
 
 @triton.jit
 def merge_splits(
-    partial, stats, output, offsets, sinks, width,
+    partial, stats, output, offsets, sinks, width, num_queries,
     WINDOW: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Triton kernel: combine the splits of a row and query head (axis 0: head * W + row) into ``output`` [W, Hq, D].
+    """Triton kernel: combine the splits of a row and query head (axis 0: head * R + row) into ``output`` [R, Hq, D].
 
     ``partial`` and ``stats`` are those that ``attend_to_split`` has written; ``sinks`` [Hq] are read if HAS_SINKS.
     """
@@ -165,7 +167,7 @@ def merge_splits(
     total = tl.load(stats + place * 2 + 1, mask=is_used, other=0.0)
     most = tl.max(top, 0)
     if HAS_SINKS:
-        sink = tl.load(sinks + member // width).to(tl.float32)
+        sink = tl.load(sinks + member // num_queries).to(tl.float32)
         most = tl.maximum(most, sink)
     weight = tl.exp(top - most)
     whole = tl.sum(total * weight, 0)
@@ -175,7 +177,7 @@ def merge_splits(
         partial + place[:, None] * HEAD_DIM + columns[None, :], mask=is_used[:, None] & inside[None, :], other=0.0
     )
     mixed = tl.sum(sums * weight[:, None], 0) / whole
-    row, head = member % width, member // width
+    row, head = member % num_queries, member // num_queries
     out = (row * NUM_HEADS + head).to(tl.int64) * HEAD_DIM + columns
     tl.store(output + out, mixed.to(output.dtype.element_ty), mask=inside)
 

@@ -3,7 +3,7 @@
 Weights are dequantised in registers. How the inputs of a row are summed depends on the weight's shape alone, so a row
 has the same bits at every width.
 
-Dims: W rows of the step, N outputs, K inputs, P splits of the inputs.
+Dims: W rows of the step, N outputs, K inputs, P splits of the inputs; E experts, C experts per row.
 """
 
 import triton
@@ -11,6 +11,7 @@ import triton.language as tl
 
 Q4_0, Q4_1, Q5_0, Q5_1 = tl.constexpr(2), tl.constexpr(3), tl.constexpr(6), tl.constexpr(7)
 Q8_0, Q4_K, Q5_K, Q6_K = tl.constexpr(8), tl.constexpr(12), tl.constexpr(13), tl.constexpr(14)
+MXFP4 = tl.constexpr(39)
 
 
 @triton.jit
@@ -27,6 +28,11 @@ def _half(place, inside):
 @triton.jit
 def _of_32(block, at, inside, FORMAT: tl.constexpr):
     """Return the weights ``at`` (0 to 31) of blocks of 32 weights."""
+    if FORMAT == MXFP4:
+        code = (_byte(block + 1 + at % 16, inside) >> (at // 16 * 4)) & 15
+        exponent, bit = (code >> 1) & 3, code & 1
+        value = tl.where(exponent == 0, bit, (2 + bit) << tl.maximum(exponent - 1, 0)).to(tl.float32)  # doubled
+        return tl.where(code > 7, -value, value) * _half_power(_byte(block + 0 * at, inside))
     scale = _half(block, inside)
     if FORMAT == Q8_0:
         return _signed(_byte(block + 2 + at, inside)).to(tl.float32) * scale
@@ -39,6 +45,12 @@ def _of_32(block, at, inside, FORMAT: tl.constexpr):
     if has_least:
         return value.to(tl.float32) * scale + _half(block + 2, inside)
     return (value - (16 if has_high else 8)).to(tl.float32) * scale
+
+
+@triton.jit
+def _half_power(exponent):
+    """Return 2 ** (exponent - 128) for 0 to 255, exactly: the bits of the float32 number are made here."""
+    return tl.where(exponent < 2, 0x00200000 << exponent, (exponent - 1) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -94,8 +106,24 @@ def multiply(
     GGUF block of type number FORMAT has BLOCK_INPUTS weights in BLOCK_BYTES bytes.
     """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    _multiply_rows(
+        inputs, row, row, row < width, blocks, partial, width, num_outputs, num_inputs, row_bytes, steps_each,
+        FORMAT, BLOCK_INPUTS, BLOCK_BYTES, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+
+
+@triton.jit
+def _multiply_rows(
+    inputs, source, row, is_row, blocks, partial, width, num_outputs, num_inputs, row_bytes, steps_each,
+    FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Multiply the rows ``source`` of ``inputs`` and store the sums at the rows ``row`` of ``partial``, see `multiply`.
+
+    Both are [BLOCK_M]; where ``is_row`` is false, nothing is read or stored.
+    """
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_row, is_output = row < width, output < num_outputs
+    is_output = output < num_outputs
     rows = blocks + output.to(tl.int64)[:, None] * row_bytes
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     first = tl.program_id(2) * steps_each * BLOCK_K
@@ -103,13 +131,73 @@ def multiply(
         at = start + tl.arange(0, BLOCK_K)
         is_input = at < num_inputs
         x = tl.load(
-            inputs + row[:, None] * num_inputs + at[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0
+            inputs + source[:, None] * num_inputs + at[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0
         )
         inside = is_output[:, None] & is_input[None, :]
         weights = _weights(rows, at[None, :], inside, FORMAT, BLOCK_INPUTS, BLOCK_BYTES)
         total += tl.dot(x, tl.trans(weights.to(x.dtype)), input_precision="ieee")
     place = (tl.program_id(2).to(tl.int64) * width + row)[:, None] * num_outputs + output[None, :]
     tl.store(partial + place, total, mask=is_row[:, None] & is_output[None, :])
+
+
+@triton.jit
+def multiply_experts(
+    inputs, order, tiles, blocks, partial, num_pairs, num_experts, num_tiles, num_outputs, num_inputs, row_bytes,
+    steps_each, per_row,
+    FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Triton kernel: ``multiply`` for pairs of a row and an expert, with the weight of the pair's expert.
+
+    Program i of axis 0 multiplies tile i: at most BLOCK_M pairs of one expert. Pair p is of row p // C. Pairs in no
+    tile get no sums.
+
+    Args:
+        inputs: [W, K] with ``per_row`` = C, or a row for each pair, [W * C, K] with ``per_row`` = 1.
+        order: [W * C] int64, the pairs sorted by expert.
+        tiles: [3, ``num_tiles``] int64: the tile's expert, E if it has no pairs, and the first and the end of its pairs
+            in ``order``.
+        blocks: [E, N, ``row_bytes``] uint8.
+        partial: [P, W * C, N] float32, receives the sums.
+    """
+    tile = tl.program_id(0)
+    expert = tl.load(tiles + tile)
+    if expert < num_experts:
+        at = tl.load(tiles + num_tiles + tile) + tl.arange(0, BLOCK_M)
+        is_pair = at < tl.load(tiles + 2 * num_tiles + tile)
+        pair = tl.load(order + at, mask=is_pair, other=0)
+        _multiply_rows(
+            inputs, pair // per_row, pair, is_pair, blocks + expert * num_outputs * row_bytes, partial, num_pairs,
+            num_outputs, num_inputs, row_bytes, steps_each,
+            FORMAT, BLOCK_INPUTS, BLOCK_BYTES, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+
+
+@triton.jit
+def add_experts(
+    partial, chosen, shares, bias, result, num_pairs, num_experts, num_outputs, num_splits,
+    PER_ROW: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Triton kernel: add the splits of each pair's sums, its expert's bias, and the pairs of a row, by their shares.
+
+    The grid is (W, blocks of BLOCK outputs). ``partial`` [P, W * C, N] float32; ``chosen`` [W, C] int64, E for no
+    expert; ``shares`` [W, C] weights of the pairs; ``bias`` [E, N]; ``result`` [W, N]. C is PER_ROW.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < num_outputs
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for number in range(PER_ROW):
+        pair = row * PER_ROW + number
+        expert = tl.load(chosen + pair)
+        if expert < num_experts:
+            sums = tl.zeros([BLOCK], dtype=tl.float32)
+            for split in range(0, num_splits):
+                sums += tl.load(partial + (split * num_pairs + pair) * num_outputs + at, mask=inside, other=0.0)
+            if HAS_BIAS:
+                sums += tl.load(bias + expert * num_outputs + at, mask=inside, other=0.0).to(tl.float32)
+            total += sums.to(result.dtype.element_ty).to(tl.float32) * tl.load(shares + pair).to(tl.float32)
+    tl.store(result + row * num_outputs + at, total.to(result.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -31,7 +31,6 @@ from yggdrasil.errors import YggdrasilError, first_line
 from yggdrasil.native import has_triton, is_native
 from yggdrasil.runtime.attention import ATTENTION_NAME
 from yggdrasil.runtime.loaded import LoadedModel
-from yggdrasil.runtime.memory_limits import check_gpu_memory
 from yggdrasil.runtime.states.operators import serve_recurrent_layers
 
 
@@ -85,7 +84,6 @@ def load_model(
     quantise = _quantise(model, found, weights, experts)
     if pack and quantise is not None and device.type != "cpu":
         pack_linears(model, num_threads, quantise, device)
-    check_gpu_memory(model, found.given, device)
     loaded = prepare_model(model.to(device), found.given, num_threads, pack=pack, quantise=quantise)
     check_no_placeholders(model)
     return loaded

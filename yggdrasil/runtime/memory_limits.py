@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
 
+from yggdrasil.checkpoints.model_sizes import ModelSizes
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.states.snapshots import NUM_STATES
@@ -49,25 +49,6 @@ def check_caches(models: Sequence[LoadedModel], max_length: int, capacity: int) 
         )
 
 
-def check_gpu_memory(model: nn.Module, name: str, device: torch.device) -> None:
-    """Check that the weights of ``model`` that are still on the host fit in the free memory of ``device``, a GPU.
-
-    On a CPU nothing is checked.
-
-    Raises:
-        YggdrasilError: they do not.
-    """
-    if device.type == "cpu":
-        return
-    needed = sum(each.nbytes for each in model.parameters() if each.device.type == "cpu")
-    left = free_bytes(device)
-    if left is not None and needed > left:
-        raise YggdrasilError(
-            f"the weights of {name} take {needed / 1e9:.1f} GB, but {left / 1e9:.1f} GB of the GPU's memory are free; "
-            "take --weights q8_0 or another format, a smaller model, or --device cpu"
-        )
-
-
 def free_bytes(device: torch.device) -> int | None:
     """Return the bytes of free memory of a GPU, or of the machine for a CPU; None if unknown.
 
@@ -86,11 +67,15 @@ def total_card_bytes() -> int | None:
 
 def cache_bytes(model: LoadedModel, capacity: int) -> int:
     """Return the bytes of a model's KV cache of ``capacity`` slots, and of its recurrent states with their copies."""
-    sizes = model.sizes
+    return kv_bytes(model.sizes, model.dtype, capacity)
+
+
+def kv_bytes(sizes: ModelSizes, dtype: torch.dtype, capacity: int) -> int:
+    """Return what ``cache_bytes`` does, for a model of ``sizes`` that computes in ``dtype``."""
     elements = sum(2 * heads * size * capacity for heads, size in sizes.key_heads)
     recurrence = sizes.recurrence
     states = 0 if recurrence is None else 4 * recurrence.state_size * len(recurrence.layers)  # float32
-    return elements * model.dtype.itemsize + NUM_STATES * states
+    return elements * dtype.itemsize + NUM_STATES * states
 
 
 def available_bytes() -> int | None:

@@ -34,7 +34,7 @@ def shared_model(
     Raises:
         YggdrasilError: the model cannot be loaded.
     """
-    key = (source.given, source.fingerprint(), dtype, device, num_threads, weights, is_described)
+    key = _key(source, dtype, device, num_threads, weights, is_described=is_described)
     with _opening:
         loaded = _open.get(key)
         if loaded is None:
@@ -42,3 +42,14 @@ def shared_model(
                 source, dtype, device, num_threads, weights=weights, is_described=is_described
             )
         return loaded
+
+
+def is_shared(source: Source, dtype: torch.dtype, device: torch.device, num_threads: int, weights: Weights) -> bool:
+    """Return whether ``shared_model`` would return a model that is loaded already, for native steps or others."""
+    return any(_key(source, dtype, device, num_threads, weights, is_described=each) in _open for each in (True, False))
+
+
+def _key(
+    source: Source, dtype: torch.dtype, device: torch.device, num_threads: int, weights: Weights, *, is_described: bool
+) -> _Key:
+    return source.given, source.fingerprint(), dtype, device, num_threads, weights, is_described

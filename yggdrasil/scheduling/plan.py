@@ -67,6 +67,11 @@ class Shapes:
         return max(1 + self.max_depth * self.widest_draft, self.verify_widths[-1]) + self.spare_nodes
 
     @property
+    def widest_pass(self) -> int:
+        """Rows of the widest pass of the target."""
+        return max(*self.prefill_widths, *self.verify_widths, self.num_nodes)
+
+    @property
     def cache_capacity(self) -> int:
         """Number of KV cache slots: the longest text, then the temporary rows of the widest step.
 

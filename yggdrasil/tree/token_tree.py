@@ -362,9 +362,11 @@ def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tens
 def num_considered(tree: TokenTree, most: int) -> int:
     """Return how many of a node's likeliest tokens to ``offer``: K, or ``CONSIDERED`` * K if the target samples.
 
-    The result is at most ``most``. Traced steps, and steps for a GPU, serve greedy targets too and offer K.
+    The result is at most ``most``. Steps for a GPU and steps traced for a CPU serve both kinds of targets: the former
+    offer ``CONSIDERED`` * K, because selecting more tokens takes a GPU no longer, the latter K.
     """
-    samples = type(weights := tree.draw_weights) is Tensor and weights.is_cpu and _may_sample(weights)
+    weights = tree.draw_weights
+    samples = weights is not None and (not weights.is_cpu or (type(weights) is Tensor and _may_sample(weights)))
     return min(CONSIDERED * tree.candidates, most) if samples else tree.candidates
 
 

@@ -28,11 +28,11 @@ class QuantisedRows(NamedTuple):
         """Copy the rows of blocks to the GPU ``device``, where kernels read them as they are.
 
         Raises:
-            YggdrasilError: no kernel for GPUs reads the format, or the weight is that of experts.
+            YggdrasilError: no kernel for GPUs reads the format.
         """
-        if self.format not in FORMATS or self.blocks.dim() != 2:
+        if self.format not in FORMATS:
             raise YggdrasilError(f"no kernel for GPUs reads weights of {self.format.name}; take --weights full")
-        return PackedRows(int(self.format), self.blocks.shape[0], self.num_inputs, self.blocks.to(device))
+        return PackedRows(int(self.format), self.blocks.shape[-2], self.num_inputs, self.blocks.to(device))
 
     def pack(self, arena: Arena) -> "PackedRows":
         """Pack the rows of blocks into the layout of the CPU's kernels, in memory of ``arena``."""
@@ -46,7 +46,7 @@ class QuantisedRows(NamedTuple):
 
 
 class PackedRows(NamedTuple):
-    """A quantised weight in the kernels' layout; on a GPU, rows of GGUF blocks [N, bytes]."""
+    """A quantised weight in the kernels' layout; on a GPU, rows of GGUF blocks [..., N, bytes]."""
 
     format: int  # GGUF's type number
     num_outputs: int
