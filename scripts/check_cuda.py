@@ -4,9 +4,11 @@
     python3 scripts/check_cuda.py --out results
     python3 scripts/check_cuda.py --out results --device cpu --tiny    # every section, on a stand-in for a GPU
 
-Needs PyTorch, transformers, numpy, yaml, safetensors and a C compiler for Triton; no network. Sections are processes of
-their own with times of their own, and ``report.json`` is written after each measurement. A section that fails is run
-again in simpler settings, with what failed alone: launches that wait, uncompiled steps, then eager ones.
+Needs PyTorch, transformers, numpy, yaml, safetensors and a C compiler for Triton; no network. If the folder
+yggdrasil/native/lib with libraries built elsewhere travels too, n-gram statistics draft; otherwise look-up does.
+Sections are processes of their own with times of their own, and ``report.json`` is written after each measurement. A
+section that fails is run again in simpler settings, with what failed alone: launches that wait, uncompiled steps,
+then eager ones.
 
 A GGUF file that is too large to travel at once goes in parts (and needs the package gguf there):
 
@@ -155,7 +157,9 @@ def _process(
     command += ["--file", arguments.file] if arguments.file else []
     command += ["--only", json.dumps([label, *(only if "everything" not in only else [])])]
     log = arguments.out / "log.txt"
-    environment = {**os.environ, **settings, "YGGDRASIL_CACHE": str(_cache(arguments))}
+    cache = _cache(arguments)
+    caches = {"YGGDRASIL_CACHE": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    environment = {**os.environ, **settings, **caches}
     with log.open("a") as stream:
         stream.write(f"\n==== {label}\n")
         stream.flush()
@@ -189,7 +193,8 @@ def _place_code(arguments: argparse.Namespace) -> dict[str, str]:
 def _bring_code(arguments: argparse.Namespace) -> None:
     """Pack what sections compiled into one file that may come back; where it is too large, without the largest."""
     folder, packed = _cache(arguments), arguments.out / "code.bin"
-    paths = sorted((folder / "captures").rglob("*.bin"), key=lambda path: path.stat().st_size)
+    found = [*(folder / "captures").rglob("*.bin"), *(folder / "triton").rglob("*")]
+    paths = sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_size)
     while paths:
         with tarfile.open(packed, "w:gz", compresslevel=3) as archive:
             for path in paths:

@@ -209,6 +209,9 @@ def test_compiled_code_comes_back_as_far_as_it_fits_and_is_used_again(tmp_path, 
     kept.mkdir(parents=True)
     for name, size in (("small.bin", 100), ("large.bin", 5000)):
         (kept / name).write_bytes(random.Random(0).randbytes(size))
+    kernel = tmp_path / "cache" / "triton" / "KEY" / "attend.cubin"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(b"kernel")
     monkeypatch.setattr(check_cuda, "MOST_CODE", 4000)
     check_cuda._bring_code(arguments)
     monkeypatch.setenv("YGGDRASIL_CACHE", str(elsewhere))
@@ -217,6 +220,7 @@ def test_compiled_code_comes_back_as_far_as_it_fits_and_is_used_again(tmp_path, 
     assert (out / "code.bin").stat().st_size <= 4000
     check_cuda._run_all(arguments)  # into the folder that has the code
     assert [path.name for path in elsewhere.rglob("*.bin")] == ["small.bin"]
+    assert (elsewhere / "triton" / "KEY" / "attend.cubin").read_bytes() == b"kernel"
     (out / "code.bin").write_bytes(b"cut off")
     check_cuda._run_all(arguments)
     assert "code.bin is not used" in json.loads((out / "report.json").read_text())["code"]

@@ -7,7 +7,15 @@ import typer
 
 from yggdrasil.cli import checks
 from yggdrasil.cli.open_decoder import open_decoder
-from yggdrasil.cli.shared_options import BackendOption, ChatOption, DrafterOption, Dtype, ForceOption, ModelArgument
+from yggdrasil.cli.shared_options import (
+    BackendOption,
+    ChatOption,
+    DeviceOption,
+    DrafterOption,
+    Dtype,
+    ForceOption,
+    ModelArgument,
+)
 from yggdrasil.errors import YggdrasilError
 
 
@@ -37,6 +45,7 @@ def bench(
         bool, typer.Option("--ignore-eos", help="Continue chats after end-of-text, as plain prompts always do.")
     ] = False,
     force_machine: ForceOption = False,
+    device: DeviceOption = None,
     backend: BackendOption = None,
 ) -> None:
     """Compare a plan with plain decoding, greedily, prompt by prompt.
@@ -52,7 +61,7 @@ def bench(
 
     requests = read_prompts(prompts, limit, chat=chat)
     imports_mb = resident_mb()
-    decoder = open_decoder(plan, dtype, drafter, force_machine=force_machine, backend=backend)
+    decoder = open_decoder(plan, dtype, drafter, force_machine=force_machine, device=device, backend=backend)
     settings = {
         "dtype": dtype or (decoder.plan.dtype if decoder.plan else None),
         **({} if drafter == "plan" else {"drafter": drafter}),
@@ -62,5 +71,5 @@ def bench(
         "chat": chat,
         "ignore_eos": ignore_eos or not chat,
     }
-    others = open_decoders_by_name(beside or (), dtype, force_machine=force_machine, backend=backend)
+    others = open_decoders_by_name(beside or (), dtype, force_machine=force_machine, device=device, backend=backend)
     compare_with_plain(decoder, requests, settings, out, imports_mb=imports_mb, beside=others)

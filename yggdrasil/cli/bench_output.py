@@ -18,10 +18,16 @@ from yggdrasil.compiler.compiled import Backend
 from yggdrasil.engine.decoder import Decoder
 from yggdrasil.errors import Interrupted, YggdrasilError
 from yggdrasil.prompts import Prompt
+from yggdrasil.scheduling.plan import DeviceName
 
 
 def open_decoders_by_name(
-    plans: Sequence[str], dtype: Dtype | None, *, force_machine: bool, backend: Backend | None = None
+    plans: Sequence[str],
+    dtype: Dtype | None,
+    *,
+    force_machine: bool,
+    device: DeviceName | None = None,
+    backend: Backend | None = None,
 ) -> dict[str, Decoder]:
     """Open a decoder for each of ``plans`` (names or files of plans, or models), and return the decoders by plan name.
 
@@ -30,6 +36,7 @@ def open_decoders_by_name(
     Args:
         dtype: arithmetic of the models; None: the plan's.
         force_machine: allow plans of another machine.
+        device: of the models; None: the plan's, without a plan a GPU if there is one.
         backend: builder of the steps; None: the default.
 
     Raises:
@@ -37,7 +44,7 @@ def open_decoders_by_name(
     """
     found: dict[str, Decoder] = {}
     for source in plans:
-        decoder = open_decoder(source, dtype, force_machine=force_machine, backend=backend)
+        decoder = open_decoder(source, dtype, force_machine=force_machine, device=device, backend=backend)
         name = decoder.plan.name if decoder.plan else source
         if name in found:
             raise YggdrasilError(f"two plans named {name} are given with --beside; give each once")

@@ -30,6 +30,10 @@ DrafterOption = Annotated[
         "calibrated also the folder of a head, which then drafts where it pays.",
     ),
 ]  # fmt: skip
+DeviceOption = Annotated[
+    Literal["cpu", "cuda"] | None,
+    typer.Option(help="Device of the models. Default: the plan's; without a plan a GPU if there is one."),
+]
 ForceOption = Annotated[bool, typer.Option("--force-machine", help="Use a plan of another machine; it may be slower.")]
 ChatOption = Annotated[
     bool, typer.Option("--chat", help="Wrap plain prompts as a user turn in the model's chat template.")
@@ -100,8 +104,7 @@ def opens_decoder(command: Callable[..., None], *, is_server: bool = False) -> C
         option("dtype", Dtype | None, None, "Dtype of both models. Default: the plan's."),
         Parameter("drafter", Parameter.KEYWORD_ONLY, default="plan", annotation=DrafterOption),
         Parameter("force_machine", Parameter.KEYWORD_ONLY, default=False, annotation=ForceOption),
-        option("device", Literal["cpu", "cuda"] | None, None,
-               "Device of the models. Default: the plan's; without a plan a GPU if there is one."),
+        Parameter("device", Parameter.KEYWORD_ONLY, default=None, annotation=DeviceOption),
         Parameter("backend", Parameter.KEYWORD_ONLY, default=None, annotation=BackendOption),
         option("grow_table", kind, default, f"{_GROW_TEXT}; {usual}.", names=_GROW_NAMES),
     ])  # fmt: skip
