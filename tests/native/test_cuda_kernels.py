@@ -193,7 +193,7 @@ def test_triton_multiplies_rows_by_quantised_weights(form, dtype, tolerance, bfl
     monkeypatch.setattr(cuda, "_num_multiprocessors", lambda _: 3)
     num_inputs = 768
     blocks, bias = random_blocks(form, 40, num_inputs // BLOCKS[form][0]), torch.randn(40).to(dtype)
-    weight, x = portable_quantised.dequantise(blocks, form, num_inputs), torch.randn(20, num_inputs).to(dtype)
+    weight, x = portable_quantised.dequantise(blocks, form, num_inputs), torch.randn(70, num_inputs).to(dtype)
     found = cuda.quantised_linear(x, blocks, bias, 40, form, 1)
     scale, expected = (
         (x.float().abs() @ weight.abs().T).max(),
@@ -201,7 +201,7 @@ def test_triton_multiplies_rows_by_quantised_weights(form, dtype, tolerance, bfl
     )
 
     torch.testing.assert_close(found.float() / scale, expected / scale, rtol=0, atol=tolerance)
-    for rows in (slice(1), slice(3, 20)):
+    for rows in (slice(1), slice(3, 20), slice(5, 40), slice(6, 70)):
         assert torch.equal(cuda.quantised_linear(x[rows], blocks, bias, 40, form, 1), found[rows])
     ids = torch.tensor([[3, 39], [0, 3]])
     assert torch.equal(cuda.quantised_rows(ids, blocks, form, num_inputs, 40, torch.float32), weight[ids])

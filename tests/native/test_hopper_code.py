@@ -75,9 +75,10 @@ def test_products_with_quantised_weights_fit(launched, tmp_path, form):
 
     size, num_bytes = BLOCKS[form]
     blocks = torch.zeros(64, 512 // size * num_bytes, dtype=torch.uint8)
-    cuda.quantised_linear(torch.zeros(16, 512, dtype=torch.bfloat16), blocks, None, 64, form, 1)
+    for width in (16, 32, 64):
+        cuda.quantised_linear(torch.zeros(width, 512, dtype=torch.bfloat16), blocks, None, 64, form, 1)
 
-    assert [name for name, _ in launched] == ["multiply", "add_splits"]
+    assert [name for name, _ in launched] == ["multiply", "add_splits"] * 3
     assert_fits(launched, tmp_path)
 
 

@@ -25,6 +25,7 @@ _WAVES = 2  # programs per multiprocessor for which keys, or the inputs of quant
 _ELEMENTS = {1: tl.int8, 2: tl.int16, 4: tl.int32}  # element size in bytes -> type in which rows are moved
 _ROW_BLOCKS = 2  # blocks of rows for which splits of the keys are sized, whatever the width
 _ROWS, _STEP, _OUTPUTS = 16, 128, 32  # rows, inputs and outputs of a tile of quantised weights
+_MOST_TILES = 4  # tiles of rows for which a program dequantises weights once
 _TILE = {"BLOCK_M": _ROWS, "BLOCK_N": _OUTPUTS, "BLOCK_K": _STEP, "num_warps": 4}
 _pointer_tables: dict[tuple[int, ...], Tensor] = {}
 
@@ -111,9 +112,10 @@ def quantised_linear(
     num_blocks, num_splits, steps_each = _split(x.device, out_features, num_inputs)
     partial = rows.new_empty((num_splits, width, out_features), dtype=torch.float32)
     result = rows.new_empty((width, out_features))
-    triton_quantised.multiply[(triton.cdiv(width, _ROWS), num_blocks, num_splits)](
+    num_tiles = min(triton.next_power_of_2(triton.cdiv(width, _ROWS)), _MOST_TILES)
+    triton_quantised.multiply[(triton.cdiv(width, _ROWS * num_tiles), num_blocks, num_splits)](
         rows, packed, partial, width, out_features, num_inputs, packed.shape[1], steps_each, **_block(packed, form, x),
-        **_TILE,
+        **_TILE, NUM_TILES=num_tiles,
     )  # fmt: skip
     triton_quantised.add_splits[(triton.cdiv(result.numel(), 1024),)](
         partial, partial if bias is None else bias, result, result.numel(), out_features, num_splits,

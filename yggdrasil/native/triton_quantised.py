@@ -97,18 +97,19 @@ def _weights(
 def multiply(
     inputs, blocks, partial, width, num_outputs, num_inputs, row_bytes, steps_each,
     FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_TILES: tl.constexpr,
 ):  # fmt: skip
-    """Triton kernel: multiply a block of rows (axis 0) by a block of outputs (axis 1) over a split of inputs (axis 2).
+    """Triton kernel: multiply NUM_TILES tiles of rows (axis 0) by a block of outputs (axis 1) over a split (axis 2).
 
     ``inputs`` [W, K]; ``blocks`` [N, ``row_bytes``] uint8; ``partial`` [P, W, N] float32 receives the sums. A split is
-    ``steps_each`` * BLOCK_K inputs. Row blocks are always of BLOCK_M rows: another size may sum in another order. A
-    GGUF block of type number FORMAT has BLOCK_INPUTS weights in BLOCK_BYTES bytes.
+    ``steps_each`` * BLOCK_K inputs. Tiles always have BLOCK_M rows: another size may sum in another order. They share
+    the dequantised weights. NUM_TILES is 1, 2 or 4. A GGUF block of type number FORMAT has BLOCK_INPUTS weights in
+    BLOCK_BYTES bytes.
     """
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = tl.program_id(0) * NUM_TILES * BLOCK_M + tl.arange(0, BLOCK_M)
     _multiply_rows(
         inputs, row, row, row < width, blocks, partial, width, num_outputs, num_inputs, row_bytes, steps_each,
-        FORMAT, BLOCK_INPUTS, BLOCK_BYTES, BLOCK_M, BLOCK_N, BLOCK_K,
+        FORMAT, BLOCK_INPUTS, BLOCK_BYTES, BLOCK_M, BLOCK_N, BLOCK_K, NUM_TILES,
     )  # fmt: skip
 
 
@@ -116,28 +117,50 @@ def multiply(
 def _multiply_rows(
     inputs, source, row, is_row, blocks, partial, width, num_outputs, num_inputs, row_bytes, steps_each,
     FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_TILES: tl.constexpr,
 ):  # fmt: skip
     """Multiply the rows ``source`` of ``inputs`` and store the sums at the rows ``row`` of ``partial``, see `multiply`.
 
-    Both are [BLOCK_M]; where ``is_row`` is false, nothing is read or stored.
+    Both are [BLOCK_M]; where ``is_row`` is false, nothing is read or stored. Further tiles have the rows after these.
     """
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = output < num_outputs
     rows = blocks + output.to(tl.int64)[:, None] * row_bytes
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    second, third, fourth = total, total, total
     first = tl.program_id(2) * steps_each * BLOCK_K
     for start in range(first, tl.minimum(first + steps_each * BLOCK_K, num_inputs), BLOCK_K):
         at = start + tl.arange(0, BLOCK_K)
-        is_input = at < num_inputs
-        x = tl.load(
-            inputs + source[:, None] * num_inputs + at[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0
-        )
-        inside = is_output[:, None] & is_input[None, :]
-        weights = _weights(rows, at[None, :], inside, FORMAT, BLOCK_INPUTS, BLOCK_BYTES)
-        total += tl.dot(x, tl.trans(weights.to(x.dtype)), input_precision="ieee")
-    place = (tl.program_id(2).to(tl.int64) * width + row)[:, None] * num_outputs + output[None, :]
-    tl.store(partial + place, total, mask=is_row[:, None] & is_output[None, :])
+        is_input = (at < num_inputs)[None, :]
+        weights = _weights(rows, at[None, :], is_output[:, None] & is_input, FORMAT, BLOCK_INPUTS, BLOCK_BYTES)
+        weights = tl.trans(weights.to(inputs.dtype.element_ty))
+        place = inputs + source[:, None] * num_inputs + at[None, :]
+        total = _added(total, place, is_row[:, None] & is_input, weights)
+        if NUM_TILES > 1:
+            place += BLOCK_M * num_inputs
+            second = _added(second, place, (row + BLOCK_M < width)[:, None] & is_input, weights)
+        if NUM_TILES > 2:
+            place += BLOCK_M * num_inputs
+            third = _added(third, place, (row + 2 * BLOCK_M < width)[:, None] & is_input, weights)
+            place += BLOCK_M * num_inputs
+            fourth = _added(fourth, place, (row + 3 * BLOCK_M < width)[:, None] & is_input, weights)
+    place = partial + (tl.program_id(2).to(tl.int64) * width + row)[:, None] * num_outputs + output[None, :]
+    tl.store(place, total, mask=is_row[:, None] & is_output[None, :])
+    if NUM_TILES > 1:
+        is_stored = (row + BLOCK_M < width)[:, None] & is_output[None, :]
+        tl.store(place + BLOCK_M * num_outputs, second, mask=is_stored)
+    if NUM_TILES > 2:
+        is_stored = (row + 2 * BLOCK_M < width)[:, None] & is_output[None, :]
+        tl.store(place + 2 * BLOCK_M * num_outputs, third, mask=is_stored)
+        is_stored = (row + 3 * BLOCK_M < width)[:, None] & is_output[None, :]
+        tl.store(place + 3 * BLOCK_M * num_outputs, fourth, mask=is_stored)
+
+
+@triton.jit
+def _added(total, place, inside, weights):
+    """Return ``total`` plus the products of the rows at ``place`` with ``weights`` [BLOCK_K, BLOCK_N]."""
+    rows = tl.load(place, mask=inside, other=0.0)
+    return total + tl.dot(rows, weights, input_precision="ieee")
 
 
 @triton.jit
@@ -169,7 +192,7 @@ def multiply_experts(
         _multiply_rows(
             inputs, pair // per_row, pair, is_pair, blocks + expert * num_outputs * row_bytes, partial, num_pairs,
             num_outputs, num_inputs, row_bytes, steps_each,
-            FORMAT, BLOCK_INPUTS, BLOCK_BYTES, BLOCK_M, BLOCK_N, BLOCK_K,
+            FORMAT, BLOCK_INPUTS, BLOCK_BYTES, BLOCK_M, BLOCK_N, BLOCK_K, 1,
         )  # fmt: skip
 
 
