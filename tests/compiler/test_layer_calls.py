@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny_pair import TEXT, TinyPair, make_pair, random_model
+from tiny_pair import TEXT, OracleDrafter, TinyPair, make_pair, random_model
 
 from yggdrasil.compiler.in_process import InProcessStep, compiling_by
 from yggdrasil.compiler.layer_calls import trace_step
@@ -28,15 +28,18 @@ def interpret(graph, inputs):
     return graph
 
 
-def decoder_of(pair, compiler=interpret, policy=TREE, **options):
+def decoder_of(pair, compiler=interpret, **options):
+    """A decoder whose steps are all traced; those of the target alone unless a ``drafter`` is given."""
+    options = {"drafter": OracleDrafter([*PROMPT, *pair.reference(PROMPT, 30)]), **options}
     with compiling_by(compiler):
-        decoder = pair.decoder(policy, FEW, backend="cudagraph", **options)
+        decoder = pair.decoder(TREE, FEW, backend="cudagraph", **options)
         decoder.assembly.complete()
     return decoder
 
 
 def steps_of(decoder):
-    return [step for runner in (decoder.assembly.target, decoder.assembly.drafter) for step in runner._steps.values()]
+    runners = [runner for runner in (decoder.assembly.target, decoder.assembly.drafter) if runner is not None]
+    return [step for runner in runners for step in runner._steps.values()]
 
 
 def plain_step(decoder):
@@ -44,12 +47,14 @@ def plain_step(decoder):
     return trace_step(module, inputs)
 
 
-@pytest.mark.parametrize("speculation", [True, False])
-def test_tokens_equal_transformers(speculation):
+def test_tokens_equal_transformers():
     pair = make_pair(num_hidden_layers=3)
-    decoder = decoder_of(pair)
+    decoder = decoder_of(pair, drafter=pair.drafter)
 
-    assert decoder.generate(PROMPT, max_new_tokens=40, speculation=speculation).tokens == pair.reference(PROMPT, 40)
+    for speculation in (True, False):
+        found = decoder.generate(PROMPT, max_new_tokens=24, speculation=speculation)
+        assert found.tokens == pair.reference(PROMPT, 24)
+        assert (found.metrics.aal > 1.5) == speculation
     assert all(step.is_compiled for step in steps_of(decoder) if not step.name.startswith("prefill"))
 
 
