@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import transformers
 from tiny import sharpened
-from tiny_pair import VOCAB_SIZE, OracleDrafter, byte_tokenizer
+from tiny_pair import VOCAB_SIZE, OracleDrafter, byte_tokenizer, generated
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from yggdrasil.engine.assembly import assemble
@@ -122,11 +122,7 @@ class RecurrentModel(NamedTuple):
 
     def reference(self, prompt, count):
         """``count`` tokens of transformers' own greedy decoding."""
-        tokens = torch.tensor([list(prompt)])
-        settings = {"do_sample": False, "max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
-        return self.plain.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)[
-            0, len(prompt) :
-        ].tolist()
+        return generated(self.plain, tuple(prompt), count)
 
     def oracle(self, prompt, count):
         """A drafter that knows most of what follows ``prompt``."""

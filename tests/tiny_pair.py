@@ -52,7 +52,7 @@ class TinyPair(NamedTuple):
 
     def reference(self, prompt: Sequence[int], count: int) -> list[int]:
         """``count`` tokens of transformers' own greedy decoding."""
-        return _generate(self.plain_target, tuple(prompt), count)
+        return generated(self.plain_target, tuple(prompt), count)
 
     def decoder(self, policy: Policy, shapes: Shapes = SHAPES, eos: Sequence[int] = (), **options: object) -> Decoder:
         """A decoder of this pair, or with another ``drafter``, on the ``backend`` "native" unless told otherwise."""
@@ -90,7 +90,8 @@ def make_pair(noise: float = 0.006, dtype: torch.dtype = torch.float32, seed: in
 
 
 @cache
-def _generate(model: PreTrainedModel, prompt: tuple[int, ...], count: int) -> list[int]:
+def generated(model: PreTrainedModel, prompt: tuple[int, ...], count: int) -> list[int]:
+    """``count`` tokens of transformers' greedy decoding; computed once."""
     tokens = torch.tensor([prompt])
     settings = {"do_sample": False, "max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
     return model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)[0, len(prompt) :].tolist()

@@ -7,7 +7,7 @@ import torch
 from examples import ALL
 from no_waiting import refuse_waiting
 from recurrent_models import RECURRENT, recurrent_model
-from tiny_pair import TEXT, VOCAB_SIZE
+from tiny_pair import TEXT, VOCAB_SIZE, OracleDrafter
 
 from yggdrasil import SamplingParams, Speculation
 from yggdrasil.checkpoints.facts import refuse_unverifiable
@@ -20,7 +20,7 @@ from yggdrasil.runtime.selfcheck import check_tree_attention
 from yggdrasil.runtime.states.buffers import StateBuffers
 from yggdrasil.tree.shape import TreeShape
 
-PROMPT = TEXT[:21]
+PROMPT, COUNT = TEXT[:21], 16
 TREE = FixedPolicy(TreeShape(2, 4, 8))
 EXACT, CLOSE = {"atol": 0.0, "rtol": 0.0}, {"atol": 1e-4, "rtol": 1e-4}
 WIDE = FixedPolicy(TreeShape(4, 4, 16))
@@ -145,13 +145,13 @@ def test_operators_without_the_native_library_agree_with_native_ones(delta, head
 @families
 def test_greedy_tokens_are_those_of_transformers(family):
     model = recurrent_model(family)
-    expected = model.reference(PROMPT, 25)
-    plain = model.decoder(PLAIN_POLICY).generate(PROMPT, max_new_tokens=25)
-    repeated = model.decoder(TREE, NGramDrafter()).generate(PROMPT, max_new_tokens=25)
-    known = model.decoder(WIDE, model.oracle(PROMPT, 30)).generate(PROMPT, max_new_tokens=25)
+    expected = model.reference(PROMPT, COUNT)
+    plain = model.decoder(PLAIN_POLICY).generate(PROMPT, max_new_tokens=COUNT)
+    repeated = model.decoder(TREE, NGramDrafter()).generate(PROMPT, max_new_tokens=COUNT)
+    known = model.decoder(WIDE, OracleDrafter([*PROMPT, *expected])).generate(PROMPT, max_new_tokens=COUNT)
 
     assert plain.tokens == repeated.tokens == known.tokens == expected
-    assert known.metrics.iterations < 15
+    assert known.metrics.iterations < 10
 
 
 @kinds
@@ -159,17 +159,18 @@ def test_captured_passes_commit_states_without_waiting(family, monkeypatch):
     """Greedy, drawn on the device, and chosen on the host; a later turn and a dropped answer return to kept states."""
     refuse_waiting(monkeypatch)
     model = recurrent_model(family)
-    decoder = model.decoder(WIDE, model.oracle(PROMPT, 30), backend="cudagraph")
+    expected = model.reference(PROMPT, COUNT)
+    decoder = model.decoder(WIDE, OracleDrafter([*PROMPT, *expected]), backend="cudagraph")
     decoder.assembly.complete()
-    first = decoder.generate(PROMPT, max_new_tokens=25)
+    first = decoder.generate(PROMPT, max_new_tokens=COUNT)
 
-    assert first.tokens == model.reference(PROMPT, 25)
-    assert first.metrics.iterations < 15
+    assert first.tokens == expected
+    assert first.metrics.iterations < 10
     for sampling in (SamplingParams(temperature=1.0, seed=5), SamplingParams(temperature=1.0, seed=5, typical_p=0.9)):
-        expected = model.decoder(PLAIN_POLICY).generate(PROMPT, max_new_tokens=15, sampling=sampling)
-        assert decoder.generate(PROMPT, max_new_tokens=15, sampling=sampling).tokens == expected.tokens
+        expected = model.decoder(PLAIN_POLICY).generate(PROMPT, max_new_tokens=8, sampling=sampling)
+        assert decoder.generate(PROMPT, max_new_tokens=8, sampling=sampling).tokens == expected.tokens
     for prompt in ([*PROMPT, *first.tokens, *TEXT[40:45]], [*PROMPT, *TEXT[50:54]], TEXT[30:60]):
-        assert decoder.generate(prompt, max_new_tokens=10).tokens == model.reference(prompt, 10)
+        assert decoder.generate(prompt, max_new_tokens=6).tokens == model.reference(prompt, 6)
 
 
 @families
@@ -178,7 +179,7 @@ def test_drawn_tokens_are_those_of_the_plain_loop(family):
     plain = model.decoder(PLAIN_POLICY).generate(PROMPT, max_new_tokens=15, sampling=sampling)
     tree = model.decoder(TREE, NGramDrafter()).generate(PROMPT, max_new_tokens=15, sampling=sampling)
 
-    assert tree.tokens == plain.tokens != model.reference(PROMPT, 25)[:15]
+    assert tree.tokens == plain.tokens != model.reference(PROMPT, COUNT)[:15]
 
 
 @kinds
@@ -186,7 +187,7 @@ def test_drawn_tokens_are_those_of_the_plain_loop(family):
 def test_a_later_turn_reads_only_what_is_new(family, options):
     model = recurrent_model(family)
     decoder = model.decoder(TREE, NGramDrafter())
-    first = decoder.generate(PROMPT, max_new_tokens=25, **options)
+    first = decoder.generate(PROMPT, max_new_tokens=COUNT, **options)
     text = [*PROMPT, *first.tokens]
     for prompt, new in (
         ([*text, *TEXT[40:45]], 5),
@@ -195,8 +196,8 @@ def test_a_later_turn_reads_only_what_is_new(family, options):
         (PROMPT, 2),
         (TEXT[30:60], 30),
     ):
-        found = decoder.generate(prompt, max_new_tokens=10, **options)
-        assert found.tokens == model.reference(prompt, 10)
+        found = decoder.generate(prompt, max_new_tokens=6, **options)
+        assert found.tokens == model.reference(prompt, 6)
         assert len(prompt) - found.metrics.reused_tokens <= new + APART
 
 
@@ -210,8 +211,8 @@ def test_conversations_take_turns(family):
         for text in texts:
             text += TEXT[number : number + 3]
             conversations.switch_to(text)
-            found = decoder.generate(text, max_new_tokens=12)
-            assert found.tokens == model.reference(text, 12)
+            found = decoder.generate(text, max_new_tokens=8)
+            assert found.tokens == model.reference(text, 8)
             assert number == 0 or len(text) - found.metrics.reused_tokens <= 3 + APART
             text += found.tokens
 
