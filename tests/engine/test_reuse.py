@@ -49,28 +49,31 @@ def as_fresh(pair, prompt, policy, options, count):
 @settings
 def test_a_second_turn_reads_only_what_is_new(pair, policy, options):
     decoder = pair.decoder(policy)
-    first = decoder.generate(PROMPT, max_new_tokens=30, **options)
+    first = decoder.generate(PROMPT, max_new_tokens=20, **options)
     assert first.metrics.reused_tokens == 0
     assert_caches_are_fresh(pair, decoder)
 
     prompt = [*PROMPT, *first.tokens, *TEXT[40:45]]
-    second = decoder.generate(prompt, max_new_tokens=20, **options)
+    second = decoder.generate(prompt, max_new_tokens=10, **options)
     assert len(prompt) - len(TEXT[40:45]) - 1 <= second.metrics.reused_tokens < len(prompt)
-    assert second.tokens == as_fresh(pair, prompt, policy, options, 20)
+    assert second.tokens == as_fresh(pair, prompt, policy, options, 10)
     assert_caches_are_fresh(pair, decoder)
 
 
-@settings
-@pytest.mark.parametrize("shared", [0, 1, 13, 20, 21, 30])
-def test_a_text_that_parts_is_kept_so_far(pair, policy, options, shared):
+PARTS = {"tree": (0, 1, 13, 20, 21, 30), "sampling": (13, 20), "drawn": (21, 30), "plain": (0, 30)}
+
+
+@pytest.mark.parametrize(("name", "shared"), [(name, shared) for name in SETTINGS for shared in PARTS.get(name, (30,))])
+def test_a_text_that_parts_is_kept_so_far(pair, name, shared):
+    policy, options = SETTINGS[name]
     decoder = pair.decoder(policy)
-    first = decoder.generate(PROMPT, max_new_tokens=30, **options)
+    first = decoder.generate(PROMPT, max_new_tokens=20, **options)
     text = [*PROMPT, *first.tokens]
     prompt = [*text[:shared], (text[shared] + 1) % VOCAB_SIZE, *TEXT[50:54]]
-    second = decoder.generate(prompt, max_new_tokens=20, **options)
+    second = decoder.generate(prompt, max_new_tokens=10, **options)
 
     assert second.metrics.reused_tokens == shared
-    assert second.tokens == as_fresh(pair, prompt, policy, options, 20)
+    assert second.tokens == as_fresh(pair, prompt, policy, options, 10)
     assert_caches_are_fresh(pair, decoder)
 
 
