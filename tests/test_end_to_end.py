@@ -33,6 +33,7 @@ from yggdrasil.tree.shape import TreeShape
 
 pytestmark = pytest.mark.compiled
 COUNT = 24
+SCRIPTS = str(Path(__file__).parents[1] / "scripts")
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +66,7 @@ def expected(reference, tokens, count=COUNT, eos=None):
     return reference.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[0, len(tokens) :].tolist()
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_drafter_that_does_not_pay_is_left_out(calibrated, reference, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Gain, "pays", property(lambda gain: False))
     monkeypatch.setattr("yggdrasil.calibration.calibration_settings.QUICK", replace(QUICK, own_text=1.0))
@@ -78,7 +80,7 @@ def test_a_drafter_that_does_not_pay_is_left_out(calibrated, reference, tmp_path
     assert f"left out {plan.left_out.describe()}; --keep-drafter keeps it" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*.partial"))
     prompt = list(range(40, 60))
-    assert list(Decoder.from_plan(path).generate(prompt, max_new_tokens=COUNT).tokens) == expected(reference, prompt)
+    assert list(Decoder.from_plan(path, backend="eager").generate(prompt, max_new_tokens=COUNT).tokens) == expected(reference, prompt)
 
 
 @pytest.mark.parametrize("way", ["plan", "tree", "plain"])
@@ -158,6 +160,7 @@ def test_the_program_compares_with_plain_decoding(at_root, calibrated, chat, cap
 @pytest.fixture
 def eager(monkeypatch):
     """Eager steps do: those that a plan has not would take minutes to compile. Nothing settles before it is timed."""
+    monkeypatch.syspath_prepend(SCRIPTS)
     monkeypatch.setattr("bench_systems.SETTLE_SECONDS", 0.0)
     for module in ("calibration.pair", "engine.loading"):
         monkeypatch.setattr(f"yggdrasil.{module}.default_backend", lambda *_, **__: "eager")
@@ -184,7 +187,7 @@ def test_a_searched_plan_decodes_the_same_and_is_reported(at_root, calibrated, r
 
 def script(monkeypatch, name, *arguments):
     """Run a script as its file does; returns the exit code."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+    monkeypatch.syspath_prepend(SCRIPTS)
     module = importlib.import_module(name)
     monkeypatch.setattr("sys.argv", [name, *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:

@@ -203,7 +203,7 @@ def test_leaving_out_a_drawn_child_is_refused():
         DrawnRule("sequoia", "without replacement").walk(tree, sampler)
 
 
-def p_value(rule, drafter, expansion, kind=None, runs=1500):
+def p_value(rule, drafter, expansion, kind=None, runs=800):
     counts = Counter(decode(SeededCoins(seed), rule, drafter, expansion, kind) for seed in range(runs))
     expected = expected_law()
     keys = sorted(expected)
@@ -219,8 +219,8 @@ def test_seeded_coins_follow_the_law(name):
 
 
 def test_the_chi_square_sees_a_bias():
-    assert p_value(TypicalRule(0.09, 0.3), "uniform", (2,), runs=800) < 1e-6
-    assert p_value(LikeliestAsDrawn(), "target", (1,), runs=800) < 1e-6
+    assert p_value(TypicalRule(0.09, 0.3), "uniform", (2,)) < 1e-6
+    assert p_value(LikeliestAsDrawn(), "target", (1,)) < 1e-6
 
 
 class LikeliestAsDrawn:

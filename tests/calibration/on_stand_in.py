@@ -52,5 +52,5 @@ def _quantised(file: str, prompt: list[int]) -> dict[str, object]:
     classes = QuantisedLinear | QuantisedEmbedding | QuantisedExperts
     layers = [each for each in loaded.model.modules() if isinstance(each, classes)]
     where = {weights.device.type for layer in layers for weights in layer.buffers()}
-    tokens = decoder.generate(prompt, max_new_tokens=20).tokens
+    tokens = decoder.generate(prompt, max_new_tokens=8).tokens
     return {"tokens": tokens, "layers": Counter(type(layer).__name__ for layer in layers), "where": where}

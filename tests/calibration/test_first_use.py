@@ -344,7 +344,7 @@ def test_a_first_use_on_a_gpu(models, tmp_path):
 
 def test_quantised_blocks_on_a_gpu(tmp_path):
     """Tokens of transformers on the dequantised weights, also of a mixture of experts."""
-    prompt, settings = [5, 9, 9, 40, 7], {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None}
+    prompt, settings = [5, 9, 9, 40, 7], {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None}
     ids, files, expected = torch.tensor([prompt]), [], []
     models = {"llama": tiny_model("llama"), "qwen3_moe": tiny_model("qwen3_moe", num_experts=5, num_experts_per_tok=3)}
     for family, model in models.items():

@@ -103,13 +103,26 @@ def test_where_no_lock_can_be_made_the_portable_kernels_take_their_place(tmp_pat
     assert not opened
 
 
-@pytest.mark.parametrize(
-    "script", ["exit 1", "kill -9 $$", "exit 0", 'for last; do :; done; head -c 1000 /dev/urandom > "$last"']
-)
-def test_a_compiler_that_does_not_do_its_work_leaves_the_portable_kernels(tmp_path, script):
-    compiler = tmp_path / "compiler"
+def compiler_that_runs(script, folder):
+    compiler = folder / "compiler"
     compiler.write_text(f"#!/bin/sh\n{script}\n")
     compiler.chmod(0o755)
+    return compiler
+
+
+@pytest.mark.parametrize("script", ["exit 1", "kill -9 $$", "exit 0"])
+def test_a_compiler_that_fails_or_writes_nothing_makes_no_library(tmp_path, monkeypatch, capsys, script):
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler_that_runs(script, tmp_path)))
+    monkeypatch.setattr(build, "INSTALLED", tmp_path / "nothing")
+
+    assert not build.load_native()
+    assert "the slower portable ones take their place" in capsys.readouterr().err
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_a_library_that_cannot_be_loaded_leaves_the_portable_kernels(tmp_path):
+    compiler = compiler_that_runs('for last; do :; done; head -c 1000 /dev/urandom > "$last"', tmp_path)
     code = "from yggdrasil.native import is_native; print(is_native())"
     environment = {
         "YGGDRASIL_CACHE": str(tmp_path / "cache"), "YGGDRASIL_LIBRARIES": str(tmp_path), "CXX": str(compiler),

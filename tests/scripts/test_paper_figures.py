@@ -36,17 +36,20 @@ def plan_of(target="tiny", drafter="tiny"):
     )  # fmt: skip
 
 
-@pytest.fixture
-def context(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr("bench_systems.SETTLE_SECONDS", 0.0)
-    folders = tmp_path / "target", tmp_path / "drafter"
+@pytest.fixture(scope="module")
+def context(pair, tmp_path_factory):
+    """What one test has measured others take up."""
+    folder = tmp_path_factory.mktemp("figures")
+    folders = folder / "target", folder / "drafter"
     for folder, model in zip(folders, (pair.plain_target, pair.plain_drafter), strict=True):
         model.save_pretrained(folder)
-    # Compiling transformers' forward pass takes a minute and is not what is tested.
-    monkeypatch.setattr(PreTrainedModel, "get_compiled_call", lambda model, _: model.__call__)
     decoder = pair.decoder(TREE)
     decoder.plan, decoder.learned = plan_of(*folders), made_up.learned()
-    return FigureContext(decoder, TEXTS, tmp_path, EFFORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench_systems.SETTLE_SECONDS", 0.0)
+        # Compiling transformers' forward pass takes a minute and is not what is tested.
+        patch.setattr(PreTrainedModel, "get_compiled_call", lambda model, _: model.__call__)
+        yield FigureContext(decoder, TEXTS, folder, EFFORT)
 
 
 @pytest.mark.parametrize("number", ["4", "5", "6", "11", "12", "13", "14", "15"])

@@ -17,7 +17,7 @@ from yggdrasil.serving.loop_messages import EventChannel
 from yggdrasil.serving.streams import TextFrames, frame
 
 CHAT = [{"role": "user", "content": "Count to a hundred"}]
-LONG = {"messages": CHAT, "max_tokens": 300, "ignore_eos": True}
+LONG = {"messages": CHAT, "max_tokens": 60, "ignore_eos": True}
 
 
 @pytest.fixture
