@@ -2,11 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from tiny_pair import chat_tokenizer, noisy_copy, random_model
 
+from yggdrasil.calibration.calibration_settings import QUICK
 from yggdrasil.cli import main
 
 NAME = "end-to-end"
@@ -61,12 +64,15 @@ def calibrate(root: Path) -> CalibratedPair:
 
 
 def write_plan(root: Path, target: Path, drafter: Path, prompts: Path, *options: str) -> Path:
-    """Calibrate, with as few steps to compile as a plan can have; returns the plan's path."""
-    code = run_program(
-        "calibrate", target, "--drafter", drafter, "--prompts", prompts, "--name", NAME, "--root", root,
-        "--quick", "--dtype", "float32", "--max-length", MAX_LENGTH, "--max-depth", 2, "--target-threads", 1,
-        "--drafter-threads", 1, "--draft-widths", "1,2", "--verify-widths", "1,2,4", *options,
-    )  # fmt: skip
+    """Calibrate, with as few steps to compile as a plan can have and little text; returns the plan's path."""
+    little = replace(QUICK, tokens=24, samples=4, own_text=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("yggdrasil.calibration.calibration_settings.QUICK", little)
+        code = run_program(
+            "calibrate", target, "--drafter", drafter, "--prompts", prompts, "--name", NAME, "--root", root,
+            "--quick", "--dtype", "float32", "--max-length", MAX_LENGTH, "--max-depth", 2, "--target-threads", 1,
+            "--drafter-threads", 1, "--draft-widths", "1,2", "--verify-widths", "1,2,4", *options,
+        )  # fmt: skip
     assert code == 0
     (plan,) = (root / "plans" / NAME).glob("*.yaml")
     return plan

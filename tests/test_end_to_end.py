@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from yggdrasil import Decoder
 from yggdrasil.artifacts import read_csv
-from yggdrasil.calibration.calibration_settings import QUICK
 from yggdrasil.calibration.choose import Gain
 from yggdrasil.calibration.own_text import text_file
 from yggdrasil.checkpoints.source import Source
@@ -66,10 +65,8 @@ def expected(reference, tokens, count=COUNT, eos=None):
     return reference.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[0, len(tokens) :].tolist()
 
 
-@pytest.mark.usefixtures("eager")
 def test_a_drafter_that_does_not_pay_is_left_out(calibrated, reference, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Gain, "pays", property(lambda gain: False))
-    monkeypatch.setattr("yggdrasil.calibration.calibration_settings.QUICK", replace(QUICK, own_text=1.0))
     path = write_plan(tmp_path, calibrated.target, calibrated.drafter, calibrated.prompts)
     plan, kept = Plan.load(path), Plan.load(calibrated.plan)
 
@@ -80,7 +77,7 @@ def test_a_drafter_that_does_not_pay_is_left_out(calibrated, reference, tmp_path
     assert f"left out {plan.left_out.describe()}; --keep-drafter keeps it" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*.partial"))
     prompt = list(range(40, 60))
-    assert list(Decoder.from_plan(path, backend="eager").generate(prompt, max_new_tokens=COUNT).tokens) == expected(reference, prompt)
+    assert list(Decoder.from_plan(path).generate(prompt, max_new_tokens=COUNT).tokens) == expected(reference, prompt)
 
 
 @pytest.mark.parametrize("way", ["plan", "tree", "plain"])

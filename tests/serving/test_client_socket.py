@@ -66,10 +66,16 @@ def test_old_clients_get_no_chunks(server, sends):
 
 def test_what_a_full_socket_does_not_take_is_sent_later(server, sends, monkeypatch):
     """A client that reads nothing until its answer is whole gets all of it all the same."""
-    refused, give_back = [], SocketWriter.give_back
+    refused, opened, give_back = [], SocketWriter.open, SocketWriter.give_back
+
+    def open_with_little_room(self):
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return opened(self)
+
+    monkeypatch.setattr(SocketWriter, "open", open_with_little_room)
     monkeypatch.setattr(SocketWriter, "give_back", lambda self: refused.append(bool(self._left)) or give_back(self))
     done = server.worker.meters.answers.labels("length")._value
-    body = {**LONG, "max_tokens": 480}
+    body = {**LONG, "max_tokens": 160}
     whole = server.post("/v1/chat/completions", **body)["choices"][0]["message"]["content"]
     before = done.get()
     with server.slow_stream(buffer_bytes=4096, **body) as client:

@@ -1,5 +1,6 @@
 """A head that an earlier training left: the next start drafts with it where it pays, and nowhere else."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -20,20 +21,33 @@ from yggdrasil.training.training import train
 PROMPT = "the only way, on an inner tour. the only way"
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target, the text that it wrote, and the head of a training that made one step."""
+    folder = tmp_path_factory.mktemp("trained")
+    tokenizer = chat_tokenizer()
+    model = random_model(vocab_size=len(tokenizer), num_hidden_layers=6, max_position_embeddings=512, eos_token_id=0)
+    model.save_pretrained(folder / "target")
+    tokenizer.save_pretrained(folder / "target")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("YGGDRASIL_CACHE", str(folder / "cache"))
+        write_own_text(folder / "target")
+        train(settings_in(folder), RecordedLines())
+    return folder
+
+
 @pytest.fixture
-def trained(tmp_path, monkeypatch):
-    """The settings of a training that made one step."""
+def trained(folder, tmp_path, monkeypatch):
+    """Settings of that training, in a copy of the folder."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    tokenizer = chat_tokenizer()
-    model = random_model(vocab_size=len(tokenizer), num_hidden_layers=6, max_position_embeddings=512, eos_token_id=0)
-    model.save_pretrained(tmp_path / "target")
-    tokenizer.save_pretrained(tmp_path / "target")
-    write_own_text(tmp_path / "target")
-    settings = TrainSettings(str(tmp_path / "target"), tmp_path / "head", minutes=0.0, tokens=1, threads=1)
-    train(settings, RecordedLines())
-    return settings
+    return settings_in(tmp_path)
+
+
+def settings_in(folder):
+    return TrainSettings(str(folder / "target"), folder / "head", minutes=0.0, tokens=1, threads=1)
 
 
 def opened(settings, **options):
@@ -96,9 +110,9 @@ def test_a_useless_head_does_not_draft(trained, monkeypatch, agreement):
     verify_ms = {width: 20.0 + 0.4 * (width - 1) for width in shapes.verify_widths}
     large = Costs(64, 1.0, dict.fromkeys(shapes.draft_widths, 0.4), verify_ms, overhead_ms=0.1, plain_ms=20.0)
     decoder.use_costs(replace(decoder.plan, costs=[large]))
-    answer = decoder.generate(PROMPT, max_new_tokens=300)
+    answer = decoder.generate(PROMPT, max_new_tokens=150)
 
-    assert answer.tokens == decoder.generate(PROMPT, max_new_tokens=300, speculation=False).tokens
+    assert answer.tokens == decoder.generate(PROMPT, max_new_tokens=150, speculation=False).tokens
     if agreement[0]:
         assert 1 <= drafted_trees(answer) <= 40
     else:
