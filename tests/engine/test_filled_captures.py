@@ -17,7 +17,7 @@ from yggdrasil.scheduling.stages import DEFAULT_ORDER, Schedule
 from yggdrasil.tree.host_tree import HostTree
 from yggdrasil.tree.shape import TreeShape
 
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 SHAPE = TreeShape(2, 3, 16)
 
 
@@ -81,14 +81,14 @@ CASES = [
 def test_trees_are_those_of_a_cpu(pair, name, policy, variants):
     options, stages = REQUESTS[name], Schedule.of(variants).labels
     prompt = [*PROMPT, *PROMPT[:5]]  # repeats itself, so that statistics find continuations
-    _, expected, theirs = decode(pair, "eager", policy(SHAPE), prompt, stages=stages, **options)
+    _, expected, theirs = decode(pair, "native", policy(SHAPE), prompt, stages=stages, **options)
     decoder, answer, ours = decode(pair, "cudagraph", policy(SHAPE), prompt, stages=stages, **options)
 
     assert answer.tokens == expected.tokens
     assert_same_trees(ours, theirs)
     assert any(tree.drafted < max(tree.verified) for tree in ours)
-    again = decoder.generate(prompt, max_new_tokens=NUM_TOKENS, **options)
-    assert again.tokens == expected.tokens
+    again = decoder.generate(prompt, max_new_tokens=8, **options)
+    assert again.tokens == expected.tokens[:8]
 
 
 @pytest.fixture(scope="module")
@@ -100,28 +100,33 @@ def made(tmp_path_factory):
 HEADS = (*head_cases.FEW, "dspark rnn", "mimo")
 
 
-@pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize(("request_name", "policy", "variants"), CASES[1:4])
+ROWS_AHEAD = ("eagle 3", "z-lab")  # a head that reads each drafted token, and one that reads none
+
+
+@pytest.mark.parametrize(
+    ("name", "request_name", "policy", "variants"),
+    [*((name, *CASES[3]) for name in HEADS), *((name, *case) for name in ROWS_AHEAD for case in CASES[1:3])],
+)
 def test_trees_of_a_head_are_those_of_a_cpu(made, name, request_name, policy, variants):
     """Hidden states of accepted rows are read on the device, and in the queue where drafts made ahead are not used."""
     case, stages = made(name), Schedule.of(variants).labels
     options = REQUESTS[request_name]
     prompt = [*head_cases.PROMPT[:6], *head_cases.PROMPT]
-    _, expected, theirs = decode(case, "eager", policy(SHAPE), prompt, stages=stages, **options)
+    _, expected, theirs = decode(case, "native", policy(SHAPE), prompt, stages=stages, **options)
     decoder, answer, ours = decode(case, "cudagraph", policy(SHAPE), prompt, stages=stages, **options)
 
     assert answer.tokens == expected.tokens
     assert_same_trees(ours, theirs)
     assert any(tree.drafted < max(tree.verified) for tree in ours)
     again = decoder.generate([*prompt, *answer.tokens[:9]], max_new_tokens=12, **options)
-    fresh = case.decoder(policy(SHAPE), backend="eager").generate(
+    fresh = case.decoder(policy(SHAPE), backend="native").generate(
         [*prompt, *answer.tokens[:9]], max_new_tokens=12, **options
     )
     assert again.metrics.reused_tokens > len(prompt)
     assert again.tokens == fresh.tokens
 
 
-@pytest.mark.parametrize("name", ["model", *HEADS])
+@pytest.mark.parametrize("name", ["model", *(name for name in HEADS if name != "eagle 3 of speculators")])
 def test_an_iteration_waits_once(request, name, monkeypatch):
     refuse_waiting(monkeypatch)
     calls = count_calls(monkeypatch)
