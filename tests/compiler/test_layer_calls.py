@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tiny import sharpened
 from tiny_pair import TEXT, OracleDrafter, TinyPair, make_pair, random_model
 
 from yggdrasil.compiler.in_process import InProcessStep, compiling_by
@@ -72,7 +73,7 @@ def test_layers_that_differ_are_traced_apart():
     shape = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16}
     config = Gemma2Config(**shape, num_key_value_heads=1, num_hidden_layers=4, sliding_window=8)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = sharpened(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), 4)
     untouched = copy.deepcopy(model)
     loaded = prepare_model(model, "gemma", 1)
     pair = TinyPair(loaded, loaded, untouched, untouched)
