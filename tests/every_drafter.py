@@ -230,10 +230,9 @@ def drawn_text(pair: TinyPair, plain: Decoder) -> tuple[SamplingParams, list[int
     greedy = pair.reference(PROMPT, COUNT)
     for temperature in TEMPERATURES:
         sampling = SamplingParams(temperature=temperature, seed=SEED)
-        tokens = plain.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling).tokens
-        if tokens[: COUNT // 2] == greedy[: COUNT // 2]:
+        if plain.generate(PROMPT, max_new_tokens=COUNT // 2, sampling=sampling).tokens == greedy[: COUNT // 2]:
             break
-    return sampling, tokens
+    return sampling, plain.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling).tokens
 
 
 def check(family: str, kind: str, folder: Path, backend: str = "") -> Outcome:

@@ -100,7 +100,7 @@ def test_strict_is_width_one_decoding_on_uneven_kernels(uneven):
     report, _ = measure_parity(uneven.assembly, TEXTS, 24)
     strict = Speculation(exactness="strict", tolerance=report.tolerance)
     runs = [
-        [uneven.generate(prompt, max_new_tokens=60, speculation=way) for prompt in (TEXT[:12], TEXT[20:29])]
+        [uneven.generate(prompt, max_new_tokens=32, speculation=way) for prompt in (TEXT[:12], TEXT[20:29])]
         for way in (OFF, DEFAULT, strict)
     ]
     plain, fast, exact = ([run.tokens for run in way] for way in runs)

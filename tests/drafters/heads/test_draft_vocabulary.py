@@ -146,9 +146,8 @@ def test_every_guess_is_the_formats_among_those_tokens(case):
     assert_guesses(seen, case.expected_edge)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_sampling_with_a_seed_is_what_the_target_alone_samples(case, seed):
-    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=20.0, seed=seed)
+def test_sampling_with_a_seed_is_what_the_target_alone_samples(case):
+    assert_sampled_alike(case.decoder(), case.decoder(), PROMPT, COUNT, temperature=20.0, seed=1)
 
 
 def test_steps_read_no_other_row_and_are_known_by_it(case):

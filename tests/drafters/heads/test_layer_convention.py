@@ -45,7 +45,7 @@ def taught(pair, folder, layers):
     head.requires_grad_(True)
     optimizer = torch.optim.AdamW(head.parameters(), lr=5e-3)
     rows = torch.arange(states.shape[1])
-    for _ in range(150):
+    for _ in range(60):
         logits = head.logits(head(embedding[tokens[:, 1:]], head.feature(states), rows, convention._causal))
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), choices[:, 1:].flatten()).backward()
         optimizer.step()
