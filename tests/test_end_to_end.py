@@ -4,7 +4,6 @@ import importlib
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
