@@ -38,7 +38,7 @@ from widening import (
 
 from yggdrasil.errors import YggdrasilError
 
-NUM_TOKENS = 40
+NUM_TOKENS = 12
 NARROW = ModelShape(
     hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, vocab_size=128
 )
