@@ -116,7 +116,18 @@ def few_rows(monkeypatch):
     monkeypatch.setattr("yggdrasil.calibration.row_writer.ROWS", 12)
 
 
-def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer, few_rows, monkeypatch):
+@pytest.fixture(scope="module")
+def answers(tokenizer):
+    """transformers' answers to the prompts, by prompt."""
+    model, found = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32), {}
+    for words in WORDS:
+        prompt = list(tokenizer(words)["input_ids"])
+        text = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0].tolist()
+        found[tuple(prompt)] = text[len(prompt) :]
+    return found
+
+
+def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer, few_rows, answers, monkeypatch):
     """Batched and padded, in the middle of a calibration; and what is written once is not written again."""
     monkeypatch.setattr("yggdrasil.calibration.own_text.ANSWER", 64)
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
@@ -124,11 +135,7 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
     writer = OwnText(loaded, tokenizer, prompts, file)
     documents = writer.write(TextBudget(60.0, 1), spent, silent)
     assert sorted(document.prompt for document in documents) == sorted(prompts)
-
-    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
-    for document in documents:
-        expected = model.generate(torch.tensor([document.prompt]), max_new_tokens=64, do_sample=False)[0].tolist()
-        assert document.answer == expected[len(document.prompt) :]
+    assert {tuple(document.prompt): document.answer for document in documents} == answers
 
     longer = writer.write(TextBudget(60.0, sum(len(each.answer) for each in documents) + 1), spent, silent)
     assert longer[: len(documents)] == documents
@@ -143,16 +150,12 @@ def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer
 
 @pytest.mark.parametrize(("seconds", "is_kept"), [(8.0, False), (40.0, True)])
 def test_when_time_is_up_answers_end_where_they_are(
-    tmp_path, loaded, tokenizer, few_rows, monkeypatch, seconds, is_kept
+    tmp_path, loaded, tokenizer, few_rows, answers, monkeypatch, seconds, is_kept
 ):
     """Those of which next to nothing was written are not kept, and generated again."""
     monkeypatch.setattr("yggdrasil.calibration.own_text.ANSWER", 64)
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, spent, clock = tmp_path / "own.jsonl", tmp_path / "spent", count()
-    whole = OwnText(loaded, tokenizer, prompts, tmp_path / "whole").write(
-        TextBudget(60.0, 1), tmp_path / "none", silent
-    )
-    answers = {tuple(each.prompt): each.answer for each in whole}
     with monkeypatch.context() as patch:
         patch.setattr("yggdrasil.calibration.own_text.monotonic", lambda: float(next(clock)))
         cut = OwnText(loaded, tokenizer, prompts, file).write(TextBudget(seconds), spent, silent)

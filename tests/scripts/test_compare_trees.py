@@ -17,7 +17,7 @@ from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
 
 PLAIN = FixedPolicy(PLAIN_STEP)
 COSTS = StepCosts(0.1, {1: 0.1, 2: 0.1, 4: 0.1}, {1: 1.0, 8: 1.1, 16: 1.2}, 0.05, 1.0)
-PROMPT, COUNT = TEXT[:20], 40
+PROMPT, COUNT = TEXT[:20], 20
 
 
 @pytest.fixture(scope="module")
