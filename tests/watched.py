@@ -6,7 +6,7 @@ from yggdrasil import SamplingParams
 def watch(decoder):
     """Every tree that the drafter grows from now on: (text, [(path, log-probability of its last token)])."""
     drafter, seen, text = decoder.assembly.engine.drafter, [], []
-    begin, extend, grow = drafter.begin, drafter.extend, drafter.grow
+    begin, extend, propose = drafter.begin, drafter.extend, drafter.propose
 
     def noting_begin(tokens):
         text[:] = tokens
@@ -16,14 +16,14 @@ def watch(decoder):
         text.extend(tokens)
         extend(tokens, states)
 
-    def noting_grow(width, depth):
-        grow(width, depth)
-        tree, paths = decoder.assembly.engine.tree, {0: []}
-        for node in range(1, 1 + width * depth):
+    def noting_propose(tree, budget):
+        propose(tree, budget)
+        nodes, paths = range(1, 1 + budget.width * budget.depth), {0: []}
+        for node in nodes:
             paths[node] = [*paths[int(tree.parents[node])], int(tree.tokens[node])]
-        seen.append((list(text), [(paths[node], float(tree.edges[node])) for node in range(1, 1 + width * depth)]))
+        seen.append((list(text), [(paths[node], float(tree.edges[node])) for node in nodes]))
 
-    drafter.begin, drafter.extend, drafter.grow = noting_begin, noting_extend, noting_grow
+    drafter.begin, drafter.extend, drafter.propose = noting_begin, noting_extend, noting_propose
     return seen
 
 

@@ -34,9 +34,9 @@ def test_tokens_equal_transformers(pair, shape):
 
 
 SCHEDULES = {  # launches of an iteration: head draft, levels and verification, and what runs ahead of time
-    "usual": ({}, 3),
+    "usual": ({}, 2),  # the next tree is drafted in one launch, behind the pass
     "the head tells the depth": ({"depth_prediction": "informed"}, 3),
-    "late depths, books kept while a pass runs": ({"depth_prediction": "late", "bookkeeping": "overlapped"}, 3),
+    "late depths, books kept while a pass runs": ({"depth_prediction": "late", "bookkeeping": "overlapped"}, 2),
     "tail ahead": ({"tail_draft": "ahead"}, 4),  # accepted rows are moved in the next head draft
     "tail read after acceptance": ({"tail_draft": "conditional"}, 4),
     "head ahead": ({"head_draft": "ahead", "bookkeeping": "overlapped"}, 3),

@@ -1,7 +1,8 @@
-"""Drafts of the next iteration, launched before the host knows what the target accepts, and copied to the host.
+"""Drafts of the next iteration, launched before the host knows what the target accepts.
 
-The drafter reads the accepted tokens, and a head their hidden states, on the device. The host then waits once for
-acceptance and for the drafted tree, extends it, and writes it back.
+The drafter reads the accepted tokens, and a head their hidden states, on the device, while the host reads what was
+accepted. With model-free drafters the tree is also copied to the host, which waits once for both, extends the tree and
+writes it back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,19 +19,27 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class NextDrafts:
-    """Launcher of the next iteration's drafts: head draft, levels and the copy to ``host`` in one CUDA graph.
+    """Launcher of the next iteration's drafts: head draft, levels and the copy to the host in one CUDA graph.
 
     Args:
         drafter: draft model or head, whose steps are captured.
         target: the model whose passes the drafts follow.
         tree: the tree that the drafter grows.
         most: the largest number of rows of a target pass.
+        copies: copy drafted trees to ``host``.
     """
 
     def __init__(
-        self, drafter: LevelDrafter, target: LoadedModel, tree: TokenTree, recorder: Recorder, most: int
+        self,
+        drafter: LevelDrafter,
+        target: LoadedModel,
+        tree: TokenTree,
+        recorder: Recorder,
+        most: int,
+        *,
+        copies: bool = True,
     ) -> None:
-        self.host = HostTree(tree, recorder)
+        self.host = HostTree(tree, recorder) if copies else None
         self._drafter, self._recorder = drafter, recorder
         num_layers = len(drafter.capabilities.layers)
         self._passed = PassedRows(most, drafter.most_read, num_layers, target.hidden_size, target.dtype, target.device)
@@ -42,7 +51,7 @@ class NextDrafts:
         return self._drafter.is_current
 
     def launch(self, outputs: Sequence[Tensor], rows: int, budget: Budget) -> None:
-        """Launch drafts below the tokens that a launched pass accepts, and the copy of the tree to ``host``.
+        """Launch drafts below the tokens that a launched pass accepts, and with ``host`` the copy of the tree to it.
 
         The drafter's next ``extend`` gets these tokens. If it gets more than a head draft reads, or if the next tree
         has another budget, the drafts are not used.
@@ -54,11 +63,12 @@ class NextDrafts:
         assert budget.width is not None
         self._passed.write(outputs, rows, self._drafter.num_certain)
         self._capture(budget.width, budget.depth)()
-        self.host.note_copy()
+        if self.host is not None:
+            self.host.note_copy()
         self._drafter.note_next(budget)
 
     def has_grown(self, budget: Budget) -> bool:
-        """Return whether the tree of ``budget`` was drafted by ``launch`` below the root, and so is in ``host``."""
+        """Return whether ``launch`` has drafted the tree of ``budget`` below the root, and copied it to ``host``."""
         return self._drafter.has_grown(budget)
 
     def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
@@ -66,7 +76,8 @@ class NextDrafts:
 
         Each must be prepared (run once) between requests.
         """
-        yield from self.host.captures()
+        if self.host is not None:
+            yield from self.host.captures()
         for name, width in self._drafter.runner.defined:
             if name == "grow":
                 yield from (self._capture(width, depth) for depth in depths)
@@ -77,8 +88,8 @@ class NextDrafts:
             draft = self._drafter.next_work(self._passed, width, depth)
 
             def run() -> Sequence[Tensor]:
-                draft()
-                return self.host.copy()
+                outputs = draft()
+                return outputs if self.host is None else self.host.copy()
 
             found = self._captures[width, depth] = self._recorder.capture(run)
         return found

@@ -259,9 +259,10 @@ def assemble(
     )
     make_target = TargetModel if recorder is None else CapturedTarget
     model = make_target(target_runner, tree, shapes.verify_widths, shapes.prefill_widths)
-    if isinstance(model, CapturedTarget) and isinstance(chosen, LevelDrafter) and model_free is not None:
+    if isinstance(model, CapturedTarget) and isinstance(chosen, LevelDrafter):
         assert recorder is not None
-        model.next_drafts = NextDrafts(chosen, target, tree, recorder, max(shapes.verify_widths))
+        most, copies = max(shapes.verify_widths), model_free is not None
+        model.next_drafts = NextDrafts(chosen, target, tree, recorder, most, copies=copies)
     limit = min(shapes.max_length, target.max_context)
     if isinstance(drafter, LoadedModel):
         limit = min(limit, drafter.max_context)

@@ -46,10 +46,10 @@ class DecodeLoop:
         self._tail = None if self._steps is None else self._steps.tail
         self._ranking, self._order = Ranking(tree, verify_widths), HostView(target.order)
         self._free: ModelFreeDrafts | None = None
-        # On a GPU, model-free drafts extend trees that are drafted before the last pass's outcome is known.
+        # On a GPU the next tree is drafted before the last pass's outcome is known, and model-free drafts extend it.
         self._next = target.next_drafts if isinstance(target, CapturedTarget) else None
+        self._host = host = None if self._next is None else self._next.host
         if model_free is not None:
-            host = None if self._next is None else self._next.host
             shares = self._tail is None and self._next is None  # else ``tree`` may hold the next tree already
             self._free = ModelFreeDrafts(model_free, target, tree, verify_widths, shares_tree=shares, host=host)
         # Trees of users' drafters are checked; compiled steps attach only valid tokens.
@@ -113,10 +113,10 @@ class DecodeLoop:
         if self._is_checked:
             check_tree(self.tree, state.root, self.target.vocab_size, self.drafter.name)
         if self._free is not None and self._fills(self._free):
-            if self._next is not None:
+            if self._host is not None:
                 state.is_filled = True
                 if not is_copied:
-                    self._next.host.fetch()
+                    self._host.fetch()
             self._free.fill(self._choice.max_tree_depth)
 
     def _fills(self, model_free: ModelFreeDrafts) -> bool:
@@ -125,18 +125,23 @@ class DecodeLoop:
         return self._policy.wants_model_free and is_possible
 
     def _draft_next(self, state: Iteration) -> None:
-        """Draft below the tokens that the pass accepts, and wait for the tree and so for the pass.
+        """Draft below the tokens that the pass accepts. If model-free drafts extend the tree, wait for it and the pass.
 
         Only behind a drafted tree: where model-free drafts alone are better, the next tree is likely one of theirs.
         """
-        if self._next is None or not state.is_filled or not self._next.can_launch:
+        if self._next is None or not self._drafts_next or not state.verifies_drafts or not self._next.can_launch:
+            return
+        fills = self._free is not None and self._fills(self._free)
+        if fills != state.is_filled or (self._trace.watch is not None and not fills):  # the watcher reads this tree
             return
         shape = self._choice.expect(state)
-        if shape is not None:
-            if self._trace.watch is not None:
-                state.watched = deepcopy(self._next.host.tree)
-            self._next.launch(state.outputs, state.shape.verify_width, Budget(shape.depth, shape.width))
-            self._next.host.wait()
+        if shape is None:
+            return
+        if self._trace.watch is not None and self._host is not None:
+            state.watched = deepcopy(self._host.tree)
+        self._next.launch(state.outputs, state.shape.verify_width, Budget(shape.depth, shape.width))
+        if fills and self._host is not None:
+            self._host.wait()
 
     def _read_leaves(self, state: Iteration) -> None:
         if state.drafts and self._tail is not None and not self._reads_leaves_with_head:
@@ -171,8 +176,8 @@ class DecodeLoop:
     def _hand_over_nodes(self, state: Iteration) -> None:
         """Write the ranked nodes to the input buffer of the verify step."""
         if state.is_filled and state.verifies_tree:  # the pass ranks them again
-            assert self._next is not None
-            self._next.host.write()
+            assert self._host is not None
+            self._host.write()
         elif state.verifies_tree and state.ranking is not None:
             self._order.write(state.ranking)
 

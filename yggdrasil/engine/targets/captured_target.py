@@ -46,7 +46,7 @@ class CapturedTarget(PromptReader):
     """Target whose steps are CUDA graphs, with acceptance on the device. It has the interface of ``TargetModel``."""
 
     ranks_nodes = True  # verification writes ``order``, so the verify width is chosen before drafting
-    next_drafts: NextDrafts | None = None  # set by whoever combines a drafter with model-free ones
+    next_drafts: NextDrafts | None = None  # set by whoever combines the target with a drafter
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]
