@@ -10,6 +10,7 @@ from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil.engine.conversations import Conversations
 from yggdrasil.native.arena import Arena
+from yggdrasil.runtime import kept_rows
 from yggdrasil.runtime.kept_rows import KeptRows
 
 PLENTY = 1 << 30
@@ -261,3 +262,10 @@ def test_what_is_kept_outlives_a_failed_request(pair, monkeypatch, kind):
     assert read <= 2
     assert found.tokens == as_fresh(pair, prompt, TREE, {}, 12)
     assert_caches_are_fresh(pair, decoder)
+
+
+def test_copies_of_a_cards_entries_are_in_host_memory():
+    elsewhere = torch.empty(3, 5, dtype=torch.bfloat16, device="meta")
+    for count in (0, 10):
+        rows = kept_rows._new_rows(count, elsewhere)
+        assert (rows.device.type, rows.dtype, rows.shape) == ("cpu", torch.bfloat16, (count,))
