@@ -30,9 +30,10 @@ def made_up_samples(head=2.0, step=1.0, verify=20.0, per_row=0.5, host=0.3, acce
                 for verify_width in VERIFY_WIDTHS[1:]:
                     tail_ms = {"superset": 0.0, "conditional": 0.4, "ahead": step + 0.1 * width}[chosen["tail_draft"]]
                     path = chosen["tail_draft"] == "superset"
+                    with_tail = (step + 0.1 * width) * (chosen["tail_draft"] != "ahead")
                     times = dict.fromkeys((*schedule.predecessors, LOOP), host)
                     times |= {
-                        "head_draft": 3 + per_row * verify_width
+                        "head_draft": 3 + per_row * verify_width + with_tail
                         if chosen["head_draft"] == "ahead"
                         else head + 0.5 * path,
                         "draft_steps": (step + 0.1 * width) * (depth - 1) + 0.2,
