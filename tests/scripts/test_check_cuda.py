@@ -5,10 +5,15 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from gguf_files import tiny_model, write_gguf
+
+from yggdrasil.engine.targets.captured_target import CapturedTarget
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_cuda.py"
@@ -96,6 +101,28 @@ def test_a_file_in_parts_is_joined_when_all_have_come(tmp_path, monkeypatch):
     assert joined.read_bytes() == model.read_bytes()
     (kept / second.name).write_bytes(b"x" * 1000)
     assert "is damaged" in parts.join([], kept)
+
+
+def test_a_joined_file_decodes(tmp_path, monkeypatch):
+    """On captured steps as on eager ones; a wrong token is noted."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.setenv("YGGDRASIL_CACHE", str(tmp_path / "cache"))
+    from cuda_check import parts
+    from cuda_check.notes import Notes
+
+    file = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+
+    def results():
+        notes = Notes(tmp_path / "report.json", "model", time.monotonic() + 600, frozenset())
+        parts.model(notes, torch.device("cpu"), tiny=True, path=file)
+        return json.loads((tmp_path / "report.json").read_text())["sections"]["model"]["results"]
+
+    found = results()
+    assert len(found["tokens on the device"]) == 8
+    assert found["equal"]
+    plain = CapturedTarget.plain
+    monkeypatch.setattr(CapturedTarget, "plain", lambda self, token: plain(self, token)._replace(tokens=[5]))
+    assert not results()["equal"]
 
 
 def test_what_fails_is_run_again_in_simpler_settings(tmp_path, monkeypatch):
