@@ -113,7 +113,9 @@ def test_text_that_a_full_disk_does_not_take_is_a_sentence(tmp_path, loaded, tok
 
 @pytest.fixture
 def few_rows(monkeypatch):
+    """Few answers at once, and short ones."""
     monkeypatch.setattr("yggdrasil.calibration.row_writer.ROWS", 12)
+    monkeypatch.setattr("yggdrasil.calibration.own_text.ANSWER", 64)
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +129,8 @@ def answers(tokenizer):
     return found
 
 
-def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer, few_rows, answers, monkeypatch):
+def test_own_text_is_what_the_target_alone_would_say(tmp_path, loaded, tokenizer, few_rows, answers):
     """Batched and padded, in the middle of a calibration; and what is written once is not written again."""
-    monkeypatch.setattr("yggdrasil.calibration.own_text.ANSWER", 64)
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, spent = tmp_path / "texts" / "own.jsonl", tmp_path / "spent.json"
     writer = OwnText(loaded, tokenizer, prompts, file)
@@ -153,7 +154,6 @@ def test_when_time_is_up_answers_end_where_they_are(
     tmp_path, loaded, tokenizer, few_rows, answers, monkeypatch, seconds, is_kept
 ):
     """Those of which next to nothing was written are not kept, and generated again."""
-    monkeypatch.setattr("yggdrasil.calibration.own_text.ANSWER", 64)
     prompts = [list(tokenizer(words)["input_ids"]) for words in WORDS]
     file, spent, clock = tmp_path / "own.jsonl", tmp_path / "spent", count()
     with monkeypatch.context() as patch:
