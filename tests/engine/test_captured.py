@@ -11,6 +11,8 @@ from tiny_pair import SHAPES, TEXT, OracleDrafter, addresses, byte_tokenizer, ca
 from yggdrasil.acceptance.sampling import Constraint, SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
 from yggdrasil.engine.parity import ProbeText, measure_parity
+from yggdrasil.engine.targets.captured_target import CapturedTarget
+from yggdrasil.engine.targets.sampled_captures import SampledCaptures
 from yggdrasil.engine.trace import Trace
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
@@ -288,3 +290,28 @@ def test_recording_ahead_changes_no_token_and_moves_no_buffer(pair):
 
     assert decoder.assembly.target.recorder.num_recorded == recorded
     assert addresses(decoder) == before
+
+
+def test_masks_of_a_grammar_are_written_while_the_pass_runs(pair, monkeypatch):
+    events = []
+
+    def noting(owner, name):
+        function = getattr(owner, name)
+
+        def noted(self, *given):
+            events.append(name)
+            return function(self, *given)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for name in ("_rank", "_pass", "_accept"):
+        noting(SampledCaptures, name)
+    noting(CapturedTarget, "_write_masks")
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), backend="cudagraph", eos=ends_of("a constraint"))
+    decoder.generate(PROMPT, max_new_tokens=2, **DEVICE_SAMPLES["a constraint"])
+    events.clear()
+    generation = decoder.generate(PROMPT, max_new_tokens=12, **DEVICE_SAMPLES["a constraint"])
+
+    first, *passes = events  # the first token comes from the prompt's logits
+    assert first == "_write_masks"
+    assert passes == ["_rank", "_pass", "_write_masks", "_accept"] * generation.metrics.iterations
