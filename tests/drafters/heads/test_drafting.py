@@ -36,8 +36,9 @@ from yggdrasil.calibration.pair import build_assembly, check_pair, default_max_l
 from yggdrasil.calibration.record import record_document
 from yggdrasil.checkpoints.formats.layers import QuantisedLinear
 from yggdrasil.checkpoints.formats.rounding import rounding_to
+from yggdrasil.checkpoints.fused import FusedLinear, fuse_linears
 from yggdrasil.drafters.draft_model import identity_knots
-from yggdrasil.drafters.heads import convention
+from yggdrasil.drafters.heads import convention, loading
 from yggdrasil.drafters.heads.block.drafter import BlockDrafter
 from yggdrasil.drafters.heads.draft_vocabulary import Vocabulary
 from yggdrasil.drafters.heads.eagle.drafter import HeadDrafter
@@ -107,6 +108,24 @@ def test_every_guess_is_what_the_format_says(case, backend, monkeypatch):
     assert result.metrics.aal > 1.3  # else no row was replaced
     assert len({len(text) for text, _ in seen}) > 3
     assert max(len(path) for _, guesses in seen for path, _ in guesses) >= case.deepest
+    assert_guesses(seen, case.expected_edge)
+
+
+@cases(*FEW, *FAMILIES)
+def test_joined_layers_of_a_head_guess_the_same(case, monkeypatch):
+    """As on a GPU, where heads are not packed."""
+    joined = []
+
+    def join(module, *_):
+        fuse_linears(module)
+        joined.extend(each for each in module.modules() if isinstance(each, FusedLinear))
+
+    monkeypatch.setattr(loading, "pack_linears", join)
+    decoder = case.decoder(backend="cudagraph")
+    seen = watch(decoder)
+    decoder.generate(PROMPT, max_new_tokens=12)
+
+    assert joined or isinstance(case, MedusaCase)
     assert_guesses(seen, case.expected_edge)
 
 

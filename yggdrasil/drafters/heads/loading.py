@@ -11,6 +11,7 @@ from torch import nn
 from yggdrasil.artifacts import shown
 from yggdrasil.checkpoints.formats.layers import formats_of
 from yggdrasil.checkpoints.formats.rounding import quantised_to_q4_1
+from yggdrasil.checkpoints.fused import fuse_linears
 from yggdrasil.checkpoints.model_sizes import ModelSizes
 from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.drafters.heads.block.config import BlockSettings
@@ -66,7 +67,8 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
     """Load the draft head in ``folder`` for ``target``, in the target's dtype.
 
     ``layers`` of the result are the first of its ``readings``; ``with_detected_layers`` finds which are right. On a
-    CPU, linear layers are packed, and quantised to 4 bits if the target is quantised or in bfloat16.
+    CPU, linear layers are packed, and quantised to 4 bits if the target is quantised or in bfloat16. On a GPU, those
+    of one input are joined.
 
     Args:
         num_threads: CPU threads of the head's linear layers.
@@ -84,6 +86,8 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
         # A pass has few rows, so reading weights dominates. Four bits are a third of the bytes; drafts are verified.
         is_rounded = bool(target.formats) or (is_native() and target.dtype == torch.bfloat16)
         pack_linears(module.head, num_threads, quantised_to_q4_1 if is_rounded else None)
+    else:
+        fuse_linears(module.head)
     if isinstance(head, StateHead | BlockHead) and head.lm_head is None:
         head.lm_head = output_of(target, num_threads)
     settings = head.settings
