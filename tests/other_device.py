@@ -23,6 +23,7 @@ _setup_privateuseone_for_python_backend("apart", _Backend())
 DEVICE = torch.device("apart:0")
 _PROCESSOR = torch.device("cpu")
 
+WAITS: list[str] = []  # operators so far for which a host would wait: blocking copies, and values that it asks for
 _aten = torch.ops.aten
 _BETWEEN_DEVICES = (_aten._to_copy.default, _aten.copy_.default)
 _INDEXING = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default, _aten._index_put_impl_.default)
@@ -63,6 +64,22 @@ def _as_tensor(index):
     return torch.tensor(list(index)) if isinstance(index, list | range) else index
 
 
+_ASKING = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.nonzero.default)
+
+
+def _waits(operator: Any, args: Any, kwargs: Any, *, is_there: bool) -> bool:
+    """Whether a GPU's host waits: for a copy from pageable memory or to it, or for values of a tensor there."""
+    if operator is _aten.copy_.default:
+        is_between = isinstance(args[0], _Apart) != isinstance(args[1], _Apart)
+        return is_between and not kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+    if operator is _aten._to_copy.default:
+        to = kwargs.get("device")
+        is_between = to is not None and isinstance(args[0], _Apart) != (to.type == DEVICE.type)
+        return is_between and not kwargs.get("non_blocking", False)
+    is_masked = operator in _INDEXING and any(each is not None and each.dtype == torch.bool for each in args[1])
+    return is_there and (operator in _ASKING or is_masked)
+
+
 _WITH_TENSORS_OF_ITS_OWN = ("yggdrasil::run_layer",)  # reads weights and caches that are no arguments
 
 
@@ -71,6 +88,8 @@ def _run(operator: Any, args: Any, kwargs: Any) -> Any:
         return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
     given = list(_leaves((*args, *kwargs.values())))
     is_there = any(isinstance(each, _Apart) for each in given)
+    if _waits(operator, args, kwargs, is_there=is_there):
+        WAITS.append(operator.name())
     if is_there and operator not in _BETWEEN_DEVICES:
         _refuse_mixed(operator, args, [each for each in given if isinstance(each, torch.Tensor)])
     wanted = [each for each in given if isinstance(each, torch.device)]
@@ -135,8 +154,8 @@ def _tensor(data, *, device=None, made=torch.tensor, **options):
 
 
 def _eye(*size, device=None, made=torch.eye, **options):
-    """``torch.eye``, which sizes what it fills only once it is there."""
-    return made(*size, **options) if device is None else made(*size, **options).to(device)
+    """``torch.eye``, which sizes what it fills only once it is there; a GPU makes it without a copy."""
+    return made(*size, **options) if device is None else made(*size, **options).to(device, non_blocking=True)
 
 
 # PyTorch lists once which functions follow ``with torch.device(...)``: the real ones, which are called above. Without

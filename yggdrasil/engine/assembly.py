@@ -189,7 +189,7 @@ class Assembly:
 
     def _captures(self) -> Iterator[Capture]:
         if isinstance(self.engine.target, CapturedTarget):
-            yield from self.engine.target.captures.values()
+            yield from (*self.engine.target.captures.values(), *self.engine.target.host_tree.captures())
         if isinstance(self.engine.drafter, LevelDrafter):
             yield from self.engine.drafter.captures(range(1, self.shapes.max_depth + 1))
         if isinstance(self.engine.target, CapturedTarget) and self.engine.target.next_drafts is not None:

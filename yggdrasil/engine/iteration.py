@@ -40,7 +40,7 @@ class Iteration:
     decision: Decision | None = None  # of the policy; None: it needs features first
     shape: TreeShape = PLAIN_STEP
     is_decided: bool = False  # whether the shape is final before any stage runs
-    is_filled: bool = False  # whether the host has extended a tree of captured steps, and so ranks it
+    is_on_host: bool = False  # whether the host has grown or extended a tree that captured steps verify
     previous: Emission | None = None  # tokens that are not detokenised yet
     ranking: npt.NDArray[np.int64] | None = None  # [N], nodes from best to worst
     outputs: Sequence[Tensor] = ()  # of the stage "verify", for "accept"
@@ -84,8 +84,9 @@ class ShadowTree:
     """A tree of model-free drafts, grown before the policy decides whether to verify it.
 
     The drafts grow in a tree of their own, which ``use`` copies to ``tree`` if the policy chooses it: with head drafts
-    ahead of acceptance, ``tree`` may have the next root already. With ``shares_tree``, and if ``tree`` is on the host,
-    they grow in ``tree`` and are ranked in ``order`` [N] int64; the drafter's next root overwrites them.
+    ahead of acceptance, ``tree`` may have the next root already. With ``host``, that is a copy of ``tree`` in pinned
+    memory. Without it, with ``shares_tree``, and if ``tree`` is on the host, they grow in ``tree`` and are ranked in
+    ``order`` [N] int64; the drafter's next root overwrites them.
     """
 
     def __init__(
@@ -96,10 +97,12 @@ class ShadowTree:
         *,
         shares_tree: bool = False,
         order: Tensor | None = None,
+        host: HostTree | None = None,
     ) -> None:
-        self._free, self._tree = ungrouped(model_free), tree
-        self.is_in_place = shares_tree and tree.tokens.device.type == "cpu"
-        self._own = tree if self.is_in_place else TokenTree.on_host(tree.num_nodes)
+        self._free, self._tree, self._host = ungrouped(model_free), tree, host
+        self.is_in_place = shares_tree and host is None and tree.tokens.device.type == "cpu"
+        copied = TokenTree.on_host(tree.num_nodes) if host is None else host.tree
+        self._own = tree if self.is_in_place else copied
         self._ranking = Ranking(self._own, verify_widths, order if self.is_in_place else None)
 
     def grow(self, depth: int) -> list[float]:
@@ -122,7 +125,9 @@ class ShadowTree:
 
     def use(self, width: int) -> int:
         """Make this tree the one that the target verifies, and return the depth of its ``width`` best nodes."""
-        if not self.is_in_place:
+        if self._host is not None:
+            self._host.write()
+        elif not self.is_in_place:
             self._tree.take_nodes(self._own)
         return self._ranking.depth(width)
 
@@ -130,8 +135,8 @@ class ShadowTree:
 class ModelFreeDrafts:
     """The model-free drafters of an engine: as a tree of their own (``alone``), or extending a drafted tree.
 
-    ``shares_tree`` lets the tree of their own grow in ``tree``, see ``ShadowTree``. ``host`` is the copy on the host of
-    a tree of captured steps; without it, such a tree is not extended.
+    ``shares_tree`` lets the tree of their own grow in ``tree``, see ``ShadowTree``. ``host`` has the drafted trees of
+    captured steps on the host; without it, such a tree is not extended.
     """
 
     def __init__(
@@ -146,11 +151,12 @@ class ModelFreeDrafts:
     ) -> None:
         self.name = model_free.name
         order = None if target.ranks_nodes else target.order
-        self.alone = ShadowTree(model_free, tree, verify_widths, shares_tree=shares_tree, order=order)
+        self.alone = ShadowTree(
+            model_free, tree, verify_widths, shares_tree=shares_tree, order=order, host=target.host_tree
+        )
         # Trees on a GPU, or ranked there, cannot be extended without a copy.
         self.can_fill = host is not None or (tree.tokens.device.type == "cpu" and not target.ranks_nodes)
         self._free, self._tree = ungrouped(model_free), tree if host is None else host.tree
-        self.ranking = None if host is None else Ranking(self._tree, verify_widths)  # of the copy
 
     def fill(self, depth: int) -> None:
         """Add model-free nodes to the drafter's tree, or to its copy, at most ``depth`` levels below the root."""

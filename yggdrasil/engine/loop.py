@@ -44,16 +44,22 @@ class DecodeLoop:
         self._max_length = max_length
         self._steps = None if drafter is None else drafter.capabilities.steps
         self._tail = None if self._steps is None else self._steps.tail
-        self._ranking, self._order = Ranking(tree, verify_widths), HostView(target.order)
-        self._free: ModelFreeDrafts | None = None
         # On a GPU the next tree is drafted before the last pass's outcome is known, and model-free drafts extend it.
         self._next = target.next_drafts if isinstance(target, CapturedTarget) else None
-        self._host = host = None if self._next is None else self._next.host
+        # Where the host grows or extends drafted trees for captured steps, if it does.
+        self._host = target.host_tree if self._steps is None else None
+        self._drafted = tree if self._host is None else self._host.tree  # that the drafter grows
+        if self._next is not None:
+            self._host = self._next.host
+        ranked = tree if self._host is None else self._host.tree
+        self._ranking, self._order = Ranking(ranked, verify_widths), HostView(target.order)
+        self._free: ModelFreeDrafts | None = None
         if model_free is not None:
-            shares = self._tail is None and self._next is None  # else ``tree`` may hold the next tree already
-            self._free = ModelFreeDrafts(model_free, target, tree, verify_widths, shares_tree=shares, host=host)
+            shares = self._tail is None  # else ``tree`` may hold the next root already
+            self._free = ModelFreeDrafts(model_free, target, tree, verify_widths, shares_tree=shares, host=self._host)
         # Trees of users' drafters are checked; compiled steps attach only valid tokens.
-        self._is_checked = drafter is not None and self._steps is None and tree.tokens.device.type == "cpu"
+        is_here = self._drafted.tokens.device.type == "cpu"
+        self._is_checked = drafter is not None and self._steps is None and is_here
         # On a GPU the verify stage only launches the pass, and the next stage waits for it.
         self._is_captured = isinstance(target, CapturedTarget)
         self._times_passes = target.order.device.type == "cpu" and not self._is_captured
@@ -106,17 +112,17 @@ class DecodeLoop:
         if not state.drafts or self.drafter is None:
             return
         if not self.drafter.capabilities.plants_root:
-            self.tree.plant(state.root)
+            self._drafted.plant(state.root)
         budget = Budget(state.shape.depth, state.shape.width)
         is_copied = self._next is not None and self._next.has_grown(budget)
-        self.drafter.propose(self.tree, budget)
+        self.drafter.propose(self._drafted, budget)
         if self._is_checked:
-            check_tree(self.tree, state.root, self.target.vocab_size, self.drafter.name)
-        if self._free is not None and self._fills(self._free):
-            if self._host is not None:
-                state.is_filled = True
-                if not is_copied:
-                    self._host.fetch()
+            check_tree(self._drafted, state.root, self.target.vocab_size, self.drafter.name)
+        fills = self._free is not None and self._fills(self._free)
+        state.is_on_host = self._host is not None and (fills or self._steps is None)
+        if self._free is not None and fills:
+            if self._host is not None and self._steps is not None and not is_copied:
+                self._host.fetch()
             self._free.fill(self._choice.max_tree_depth)
 
     def _fills(self, model_free: ModelFreeDrafts) -> bool:
@@ -132,7 +138,7 @@ class DecodeLoop:
         if self._next is None or not self._drafts_next or not state.verifies_drafts or not self._next.can_launch:
             return
         fills = self._free is not None and self._fills(self._free)
-        if fills != state.is_filled or (self._trace.watch is not None and not fills):  # the watcher reads this tree
+        if fills != state.is_on_host or (self._trace.watch is not None and not fills):  # the watcher reads this tree
             return
         shape = self._choice.expect(state)
         if shape is None:
@@ -160,25 +166,22 @@ class DecodeLoop:
     # ==== prune ====
 
     def _prune(self, state: Iteration) -> None:
-        if not state.drafts or (self.target.ranks_nodes and not state.is_filled):
+        if not state.drafts or (self.target.ranks_nodes and not state.is_on_host):
             return
-        ranking = self._ranking
-        if state.is_filled:
-            assert self._free is not None
-            assert self._free.ranking is not None
-            ranking = self._free.ranking
-        expected, state.ranking = ranking.rank(), ranking.order
+        expected, state.ranking = self._ranking.rank(), self._ranking.order
         assert state.decision is not None
         drafted = state.decision._replace(shape=state.shape)
         state.decision = self._policy.prune(drafted, expected, self.target.length)
         state.shape = state.decision.shape
 
     def _hand_over_nodes(self, state: Iteration) -> None:
-        """Write the ranked nodes to the input buffer of the verify step."""
-        if state.is_filled and state.verifies_tree:  # the pass ranks them again
+        """Write the ranked nodes to the input buffer of the verify step; captured passes rank the tree themselves."""
+        if not state.verifies_tree:
+            return
+        if state.is_on_host:
             assert self._host is not None
             self._host.write()
-        elif state.verifies_tree and state.ranking is not None:
+        elif state.ranking is not None and not self.target.ranks_nodes:
             self._order.write(state.ranking)
 
     # ==== verify ====

@@ -1,4 +1,4 @@
-"""A copy on the host of a tree that captured steps grow, for drafters on the host that extend it."""
+"""A copy on the host of a tree that captured steps read, for drafters on the host that grow or extend it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -48,7 +48,10 @@ class HostTree:
         self.wait()
 
     def write(self) -> None:
-        """Copy the nodes of ``tree`` to the captured tree by one launch. Nothing may change them before it ends."""
+        """Copy the nodes of ``tree`` to the captured tree by one launch, without waiting.
+
+        Nothing may change them before it ends: the host changes them next once it has read the outcome of the pass.
+        """
         self._write()
 
     def captures(self) -> Iterator[Capture]:

@@ -26,6 +26,7 @@ from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.passes import Readback
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.scheduling.stages import Schedule
+from yggdrasil.tree.host_tree import HostTree
 from yggdrasil.tree.token_tree import TokenTree, rank_nodes
 
 
@@ -61,6 +62,7 @@ class CapturedTarget(PromptReader):
         self._sampler: Sampler | None = None  # of a request with log-probabilities or a constraint
         self._masks: list[npt.NDArray[np.uint8]] | None = None  # of the last pass's rows
         self._verify_widths = [width for width in verify_widths if width > 1]  # width 1 is a plain step
+        self.host_tree = HostTree(tree, runner.recorder)  # of drafters on the host, written before a pass
         self.sampled = SampledCaptures(runner, tree, self.order, self._start.tensor, most)
         self.captures: dict[tuple[str, int], Capture] = {}
         for width in self.prefill_widths:

@@ -37,7 +37,7 @@ class LogitTarget:
 
     def __init__(self, target: TargetModel | CapturedTarget, tree: TokenTree, verify_widths: Sequence[int]) -> None:
         runner = self.runner = target.runner
-        self.order = target.order
+        self.order, self.host_tree = target.order, target.host_tree
         self._target, self._tree = target, tree
         self._decision: AcceptanceSetup | None = None
         target.define_logits_steps(verify_widths)

@@ -137,6 +137,7 @@ class TargetModel(PromptReader):
     """Target that verifies one tree after the text in its cache, with acceptance in its steps."""
 
     ranks_nodes = False  # the engine writes ``order`` and may choose the verify width after drafting
+    host_tree = None  # all drafters grow the tree that the steps read
 
     def __init__(
         self, runner: ModelRunner, tree: TokenTree, verify_widths: Sequence[int], prefill_widths: Sequence[int]
