@@ -1,6 +1,7 @@
 """Captured steps on a CPU, where a capture is the work itself: the call path of a GPU, the tokens of transformers."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import TreeShape
 
 NUM_TOKENS = 24
+SMALL = replace(SHAPES, draft_widths=(4,), max_depth=3, verify_widths=(1, 8))
 
 
 @pytest.mark.parametrize("shape", [TREES[number] for number in (1, 3, 4, 6, 7)], ids=str)
@@ -315,3 +317,30 @@ def test_masks_of_a_grammar_are_written_while_the_pass_runs(pair, monkeypatch):
     first, *passes = events  # the first token comes from the prompt's logits
     assert first == "_write_masks"
     assert passes == ["_rank", "_pass", "_write_masks", "_accept"] * generation.metrics.iterations
+
+
+PREPARED = {
+    "drawn": {"sampling": SamplingParams(temperature=5.0, seed=2)},
+    "drawn among few": {"sampling": SamplingParams(temperature=8.0, top_k=5, top_p=0.9, seed=1)},
+    "a lossy rule": DEVICE_SAMPLES["relaxed"],
+    "decided on the host": HOST_DECIDES["a processor of its own"],
+}
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_a_prepared_kind_of_request_defines_and_captures_nothing(pair, monkeypatch, name):
+    decoder = pair.decoder(FixedPolicy(TreeShape(4, 3, 8)), SMALL, backend="cudagraph")
+    decoder.assembly.complete()
+    decoder.prepare_sampling(**{"sampling": SamplingParams(), **PREPARED[name]})
+    defined, late = list(decoder.assembly.target.defined), []
+    launch = Capture.__call__
+
+    def noted(self):
+        late.extend([] if self.is_prepared else [self])
+        return launch(self)
+
+    monkeypatch.setattr(Capture, "__call__", noted)
+    decoder.generate(PROMPT, max_new_tokens=8, **PREPARED[name])
+
+    assert late == []
+    assert list(decoder.assembly.target.defined) == defined

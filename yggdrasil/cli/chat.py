@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from yggdrasil.cli import sampling as opt
-from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say, train_beside
+from yggdrasil.cli.open_decoder import open_decoder, prepare_sampling, say, train_beside
 from yggdrasil.cli.shared_options import ModelArgument, TrainOption, opening_options, opens_decoder
 from yggdrasil.errors import ContextFull, Terminated, YggdrasilError
 
@@ -50,7 +50,7 @@ def chat(
         train_beside(decoder, train)
     settings = replace(settings, sampling=_sampling(decoder, options))
     if settings.sampling.needs_logits:
-        prepare_logits(decoder)
+        prepare_sampling(decoder, settings.sampling, settings.speculation)
     conversation = Conversation(decoder, settings, system)
     conversation.shows_stats = stats
     if not settings.speculation.is_lossless:

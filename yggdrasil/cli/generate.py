@@ -9,7 +9,7 @@ import typer
 
 from yggdrasil.cli import checks
 from yggdrasil.cli import sampling as opt
-from yggdrasil.cli.open_decoder import open_decoder, prepare_logits, say
+from yggdrasil.cli.open_decoder import open_decoder, prepare_sampling, say
 from yggdrasil.cli.shared_options import ChatOption, ModelArgument, opening_options, opens_decoder
 from yggdrasil.errors import YggdrasilError
 
@@ -75,7 +75,7 @@ def generate(
 def _begin(decoder: "Decoder", settings: "RequestSettings", *, as_json: bool) -> None:
     """Build the steps that the settings need, and print whether decoding is greedy or lossy."""
     if settings.sampling.needs_logits:
-        prepare_logits(decoder)
+        prepare_sampling(decoder, settings.sampling, settings.speculation)
     elif not as_json and sys.stderr.isatty():
         say("greedy decoding: the best token always; --temperature 0.7 samples")
     if not settings.speculation.is_lossless:

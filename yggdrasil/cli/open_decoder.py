@@ -10,6 +10,8 @@ from yggdrasil.cli.start_up import without_collections, work_ahead
 from yggdrasil.errors import YggdrasilError
 
 if TYPE_CHECKING:
+    from yggdrasil.acceptance.sampling import SamplingParams
+    from yggdrasil.acceptance.speculation import Speculation
     from yggdrasil.compiler.compiled import Backend
     from yggdrasil.engine.decoder import Decoder
     from yggdrasil.scheduling.plan import DeviceName
@@ -173,13 +175,14 @@ def train_beside(decoder: "Decoder", out: Path) -> None:
         )
 
 
-def prepare_logits(decoder: "Decoder") -> None:
-    """Build the steps that sampling and constraints need now, with progress if it takes long."""
+def prepare_sampling(decoder: "Decoder", sampling: "SamplingParams", speculation: "Speculation | None" = None) -> None:
+    """Build the steps that requests with ``sampling`` and ``speculation`` need now, with progress if it takes long."""
+    from yggdrasil.acceptance.speculation import DEFAULT
     from yggdrasil.cli.progress import PhaseProgress
 
     with PhaseProgress() as progress:
         report = progress.phase("building the steps that sampling and constraints need")
-        decoder.assembly.logit_target  # noqa: B018  (made at first use)
+        decoder.prepare_sampling(sampling, speculation or DEFAULT)
         report(1.0)
 
 

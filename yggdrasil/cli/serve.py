@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from yggdrasil.arguments import check_package
-from yggdrasil.cli.open_decoder import check_source, open_decoder, prepare_logits, say, train_beside
+from yggdrasil.cli.open_decoder import check_source, open_decoder, prepare_sampling, say, train_beside
 from yggdrasil.cli.shared_options import ModelArgument, TrainOption, opening_options, opens_decoder
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.serving.address import listen
@@ -56,6 +56,7 @@ def serve(
     api_key = _key_of(api_key)
     listen(host, port).close()  # the server binds it later, after seconds of importing
     check_source(source)
+    from yggdrasil.acceptance.sampling import SamplingParams
     from yggdrasil.engine.recommended_sampling import recommended_sampling_of
     from yggdrasil.pretrained import plan_name
     from yggdrasil.serving.process import run_server
@@ -76,10 +77,12 @@ def serve(
             train_beside(decoder, train)
         if public_pool:
             decoder.pool_texts()
+        sampling = SamplingParams(temperature=1.0)
         if not greedy:
-            own = recommended_sampling_of(decoder).describe()
-            say(f"sampling: {own}, where a request names none; --greedy takes the best token")
-        prepare_logits(decoder)  # now, not in the first request that samples
+            own = recommended_sampling_of(decoder)
+            say(f"sampling: {own.describe()}, where a request names none; --greedy takes the best token")
+            sampling = own.params if own.params.needs_logits else sampling
+        prepare_sampling(decoder, sampling)  # now, not in the first request that samples
         return decoder
 
     def announce(address: str) -> None:

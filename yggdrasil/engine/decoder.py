@@ -12,7 +12,7 @@ from weakref import finalize
 
 from yggdrasil.acceptance.sampler import TokenLogprobs
 from yggdrasil.acceptance.sampling import MAX_TOP_LOGPROBS, Constraint, SamplingParams
-from yggdrasil.acceptance.speculation import Speculation
+from yggdrasil.acceptance.speculation import DEFAULT, Speculation
 from yggdrasil.arguments import check_integer, check_tokens
 from yggdrasil.artifacts import current_machine, resolve_plan
 from yggdrasil.artifacts.gguf import forget_headers
@@ -23,7 +23,7 @@ from yggdrasil.drafters.protocol import Drafter
 from yggdrasil.drafters.statistics.grown_table import answers_folder
 from yggdrasil.drafters.statistics.live_table import LiveTable
 from yggdrasil.engine.assembly import Assembly, Phase, silent
-from yggdrasil.engine.device_acceptance import accepts_on_device, prepare_on_device
+from yggdrasil.engine.device_acceptance import accepts_on_device, prepare_kind, prepare_on_device
 from yggdrasil.engine.host_acceptance import HostAcceptance, PolicyPerSetting, PreparedRequest, SamplerFactory
 from yggdrasil.engine.loading import DtypeName, check_opening, load_parts
 from yggdrasil.engine.online_estimates import OnlineEstimates
@@ -266,6 +266,18 @@ class Decoder:
         with self._turns.take(wait=False):
             self.assembly.forget()
 
+    def prepare_sampling(self, sampling: SamplingParams, speculation: Speculation = DEFAULT) -> None:
+        """Build the steps that requests of these settings need. Otherwise the first such request builds them.
+
+        Raises:
+            YggdrasilError: a request is running.
+        """
+        with self._turns.take(wait=False):
+            if self._accepts_on_device(sampling, speculation):
+                prepare_kind(self.assembly, sampling, speculation)
+            else:
+                self.assembly.logit_target  # noqa: B018  (made at first use)
+
     def use_shipped_text(self, tokenizer: Path, fingerprint: str) -> None:
         """Also draft from an n-gram table of text that is shipped with the package.
 
@@ -317,8 +329,7 @@ class Decoder:
     ) -> PreparedRequest:
         tolerance = near_tie_tolerance(speculation, self.tolerance)
         policy = self._policies.policy_for(self.policy, sampling, speculation)
-        is_captured = isinstance(self.assembly.engine.target, CapturedTarget)
-        if accepts_on_device(sampling, speculation, tolerance, is_captured=is_captured):
+        if self._accepts_on_device(sampling, speculation):
             prepared = prepare_on_device(
                 self.assembly, self._samplers, prompt, sampling, speculation, policy, eos, tolerance
             )
@@ -330,6 +341,11 @@ class Decoder:
         if self.plan is None or sampling.is_greedy or not prepared.is_planned:
             return prepared
         return replace(prepared, report=replace(prepared.report, calibrated_temperature=0.0))
+
+    def _accepts_on_device(self, sampling: SamplingParams, speculation: Speculation) -> bool:
+        tolerance = near_tie_tolerance(speculation, self.tolerance)
+        is_captured = isinstance(self.assembly.engine.target, CapturedTarget)
+        return accepts_on_device(sampling, speculation, tolerance, is_captured=is_captured)
 
     @cached_property
     def _samplers(self) -> SamplerFactory:

@@ -75,8 +75,7 @@ def prepare_on_device(
             engine.target, engine.drafter, engine.tree, assembly.shapes.verify_widths, engine.max_length,
             engine.schedule.labels, model_free,
         )  # fmt: skip
-    is_chosen_by_argmax = not sampling.needs_logits and speculation.is_lossless
-    kind = None if is_chosen_by_argmax else kind_on_device(sampling, speculation)
+    kind = _kind(sampling, speculation)
 
     def set_up() -> None:
         target = engine.target
@@ -86,6 +85,22 @@ def prepare_on_device(
                 target.sampled.sampling.begin(sampling, seed, prompt, speculation, eos, thinking)
 
     return PreparedRequest(engine, chosen, report, sampler, is_planned=chosen is policy, set_up=set_up)
+
+
+def prepare_kind(assembly: Assembly, sampling: SamplingParams, speculation: Speculation) -> None:
+    """Compile and capture what requests need for which ``accepts_on_device`` is True, between requests.
+
+    Otherwise the first request of their sampling kind does so. Without captured steps nothing is to be prepared.
+    """
+    target = assembly.engine.target
+    if isinstance(target, CapturedTarget):
+        _prepare_captures(assembly, target, _kind(sampling, speculation), None)
+
+
+def _kind(sampling: SamplingParams, speculation: Speculation) -> SamplingKind | None:
+    """Return the sampling kind of a request; None if the argmax chooses its tokens."""
+    is_chosen_by_argmax = not sampling.needs_logits and speculation.is_lossless
+    return None if is_chosen_by_argmax else kind_on_device(sampling, speculation)
 
 
 def _prepare_captures(
