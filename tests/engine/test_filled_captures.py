@@ -126,6 +126,26 @@ def test_trees_of_a_head_are_those_of_a_cpu(made, name, request_name, policy, va
     assert again.tokens == fresh.tokens
 
 
+@pytest.mark.parametrize("name", ["z-lab", "dspark rnn"])
+def test_a_block_head_reads_and_drafts_by_one_launch(made, name, monkeypatch):
+    """Where its drafts are not launched behind the pass."""
+    calls = count_calls(monkeypatch)
+    stages = Schedule.of({"depth_prediction": "informed"}).labels
+    decoder = made(name).decoder(FixedPolicy(SHAPE), backend="cudagraph", stages=stages)
+    decoder.assembly.complete()
+    recorded = decoder.assembly.target.recorder.num_recorded
+    calls.clear()
+    decoder.generate(head_cases.PROMPT, max_new_tokens=2)
+    num_reading = calls["Capture"]  # of the prompt, and an iteration
+    decoder.assembly.forget()
+    calls.clear()
+    iterations = decoder.generate(head_cases.PROMPT, max_new_tokens=NUM_TOKENS).metrics.iterations
+
+    assert iterations > num_reading
+    assert calls["Capture"] <= 3 * iterations + num_reading  # head, levels, pass
+    assert decoder.assembly.target.recorder.num_recorded == recorded
+
+
 @pytest.mark.parametrize("name", ["model", *(name for name in HEADS if name != "eagle 3 of speculators")])
 def test_an_iteration_waits_once(request, name, monkeypatch):
     refuse_waiting(monkeypatch)

@@ -1,4 +1,4 @@
-"""Iterations on the device that stands in for a GPU: the tokens of transformers, few launches and one wait."""
+"""Iterations on the device that stands in for a GPU: the trees of a CPU, few launches and one wait."""
 
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
@@ -9,6 +9,8 @@ import pytest
 from yggdrasil.acceptance.sampling import SamplingParams
 
 DRAWN = SamplingParams(temperature=5.0, seed=2)
+# There, draft models offer as many candidates to a target that samples, and trees drafted ahead are not extended.
+OTHER_TREES = ("a draft model", "a draft model ahead, by turns with statistics")
 
 
 @pytest.fixture(scope="module")
@@ -22,23 +24,25 @@ def _there(*given):
 
 
 @pytest.mark.parametrize(
-    ("name", "sampling", "most"),
+    ("name", "sampling", "most", "reads"),
     [
-        ("a draft model", DRAWN, 4),
-        ("statistics alone", SamplingParams(), 2),
-        ("statistics alone", DRAWN, 2),
-        ("n-grams", SamplingParams(), 2),
-        ("a user's drafter", SamplingParams(), 2),
-        ("a user's drafter by turns with statistics", SamplingParams(), 2),
-        ("a draft model ahead, by turns with statistics", SamplingParams(), 6),
+        ("a draft model", DRAWN, 4, 1),
+        ("statistics alone", SamplingParams(), 2, 1),
+        ("statistics alone", DRAWN, 2, 1),
+        ("n-grams", SamplingParams(), 2, 1),
+        ("a user's drafter", SamplingParams(), 2, 1),
+        ("a user's drafter by turns with statistics", SamplingParams(), 2, 1),
+        ("a draft model ahead, by turns with statistics", SamplingParams(), 6, 1),
+        ("a draft model, which tells the depth", SamplingParams(), 4, 2),  # it waits for the head draft, too
     ],
 )
-def test_the_host_waits_only_for_the_result_of_the_pass(processes, name, sampling, most):
-    tokens, expected, iterations = processes.submit(_there, name, sampling).result()
+def test_the_host_waits_only_for_what_it_reads(processes, name, sampling, most, reads):
+    answer, expected, iterations = processes.submit(_there, name, sampling).result()
 
-    assert tokens == expected
-    assert len(iterations) < len(tokens) - 1  # drafts are accepted
+    assert answer.tokens == expected.tokens
+    assert answer == expected or name in OTHER_TREES
+    assert answer.accepted > 0
     for iteration in iterations:
         assert iteration["waits"] == []  # blocking copies, and values asked of the device
-        assert iteration["reads"] == 1
+        assert iteration["reads"] == reads
         assert iteration["launches"] <= (most if iteration["draft width"] else 2)

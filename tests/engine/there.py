@@ -6,7 +6,7 @@ For a process of its own.
 import copy
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from other_device import DEVICE, WAITS  # before anything that asks PyTorch for what it changes
 from tiny_pair import TEXT, OracleDrafter, TinyPair, make_pair
@@ -14,20 +14,29 @@ from tiny_pair import TEXT, OracleDrafter, TinyPair, make_pair
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.drafters import NGramDrafter
 from yggdrasil.drafters.statistics.drafter import default_statistics
+from yggdrasil.engine.decoder import Decoder
 from yggdrasil.engine.iteration import Iteration
 from yggdrasil.engine.loop import DecodeLoop
 from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.policy.objective import Decision
 from yggdrasil.runtime.graphs import Capture
 from yggdrasil.runtime.loading import prepare_model
-from yggdrasil.runtime.passes import Readback
+from yggdrasil.runtime.passes import HostCopies, Readback
 from yggdrasil.scheduling.plan import Shapes
 from yggdrasil.scheduling.stages import Schedule
-from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
+from yggdrasil.tree.shape import TreeShape
 
 PROMPT, COUNT = [*TEXT[:16], *TEXT[:6]], 16  # repeats itself, so that statistics find continuations
 SHAPE = TreeShape(2, 2, 8)
 SHAPES = Shapes(max_length=80, draft_widths=(2,), max_depth=2, candidates=2, verify_widths=(1, 8), prefill_widths=(32,))
+
+
+class Answer(NamedTuple):
+    """Tokens of a request, and how they were found: iterations by depth of their trees, and accepted nodes."""
+
+    tokens: list[int]
+    depths: dict[int, int]
+    accepted: int
 
 
 class ByTurns(FixedPolicy):
@@ -40,6 +49,16 @@ class ByTurns(FixedPolicy):
         return Decision(TreeShape(0, model_free.depth, 8)) if is_free else super().choose(context)
 
 
+class Informed(FixedPolicy):
+    """Deep trees where the head draft is sure of its first token."""
+
+    def choose(self, context, model_free=None, features=None):
+        if features is None:
+            return None
+        assert features.hidden().shape == (64,)
+        return Decision(self._decision.shape._replace(depth=2 if features.head().max() > -0.5 else 1))
+
+
 AHEAD = Schedule.of({"head_draft": "ahead", "bookkeeping": "overlapped"}).labels
 CASES: dict[str, tuple[FixedPolicy, Callable[[], dict[str, Any]]]] = {
     "a draft model": (FixedPolicy(SHAPE), dict),
@@ -48,6 +67,9 @@ CASES: dict[str, tuple[FixedPolicy, Callable[[], dict[str, Any]]]] = {
     "a user's drafter": (FixedPolicy(SHAPE), lambda: {"drafter": oracle()}),
     "a user's drafter by turns with statistics": (
         ByTurns(SHAPE), lambda: {"drafter": oracle(), "model_free": default_statistics()},
+    ),
+    "a draft model, which tells the depth": (
+        Informed(SHAPE), lambda: {"stages": Schedule.of({"depth_prediction": "informed"}).labels},
     ),
     "a draft model ahead, by turns with statistics": (
         ByTurns(SHAPE), lambda: {"model_free": default_statistics(), "stages": AHEAD},
@@ -69,8 +91,8 @@ def oracle() -> OracleDrafter:
     return OracleDrafter([*PROMPT, *pair().reference(PROMPT, COUNT + 8)])
 
 
-def decode(name: str, sampling: SamplingParams) -> tuple[list[int], list[int], list[dict[str, Any]]]:
-    """Tokens of a request, and those of eager steps here.
+def decode(name: str, sampling: SamplingParams) -> tuple[Answer, Answer, list[dict[str, Any]]]:
+    """The answer to a request, and that of eager steps here.
 
     Also of each iteration the draft width, the launches of captures, the results read, and other waits.
     """
@@ -78,7 +100,9 @@ def decode(name: str, sampling: SamplingParams) -> tuple[list[int], list[int], l
     decoder = pair().decoder(policy, SHAPES, backend="cudagraph", **options())
     iterations: list[dict[str, Any]] = []
     calls = {"launches": 0, "reads": 0}
-    run, launch, read = DecodeLoop.iterate, Capture.__call__, Readback.begin
+    watched = ((Capture, "__call__", "launches"), (Readback, "begin", "reads"), (HostCopies, "read", "reads"))
+    before = [(DecodeLoop, "iterate", run := DecodeLoop.iterate)]
+    before += [(owner, method, getattr(owner, method)) for owner, method, _ in watched]
 
     def iterate(self: DecodeLoop, state: Iteration, *others: Any) -> Iteration:
         WAITS.clear()
@@ -95,11 +119,17 @@ def decode(name: str, sampling: SamplingParams) -> tuple[list[int], list[int], l
         return call
 
     DecodeLoop.iterate = iterate  # type: ignore[method-assign]
-    Capture.__call__ = counted("launches", launch)  # type: ignore[method-assign]
-    Readback.begin = counted("reads", read)  # type: ignore[method-assign]
+    for owner, method, name in watched:
+        setattr(owner, method, counted(name, getattr(owner, method)))
     try:
-        tokens = decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling).tokens
+        answer = answer_of(decoder, sampling)
     finally:
-        DecodeLoop.iterate, Capture.__call__, Readback.begin = run, launch, read  # type: ignore[method-assign]
-    here = make_pair(noise=0.02).decoder(FixedPolicy(PLAIN_STEP), SHAPES, backend="eager", drafter=None)
-    return tokens, here.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling).tokens, iterations
+        for owner, method, original in before:
+            setattr(owner, method, original)
+    here = make_pair(noise=0.02).decoder(policy, SHAPES, backend="eager", **options())
+    return answer, answer_of(here, sampling), iterations
+
+
+def answer_of(decoder: Decoder, sampling: SamplingParams) -> Answer:
+    result = decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
+    return Answer(result.tokens, result.metrics.depths, result.metrics.accepted)

@@ -15,7 +15,7 @@ from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.policy.fixed import Policy
 from yggdrasil.policy.objective import Decision, ModelFree
 from yggdrasil.predictor.features import Float32Array
-from yggdrasil.runtime.passes import HostView
+from yggdrasil.runtime.passes import HostCopies
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.host_tree import HostTree
 from yggdrasil.tree.shape import PLAIN_STEP, TreeShape
@@ -171,13 +171,15 @@ class LiveFeatures:
     """Features of one request that the depth predictor reads, computed on demand.
 
     ``text`` has the committed tokens, prompt included, and ``outcome`` the last target pass. The decode loop updates
-    both.
+    both. ``copies`` reads tensors of the tree's device; None on a CPU.
     """
 
-    def __init__(self, target: Target, tree: TokenTree, text: list[int], outcome: Outcome) -> None:
-        self._target, self.text, self.outcome = target, text, outcome
+    def __init__(
+        self, target: Target, tree: TokenTree, text: list[int], outcome: Outcome, copies: HostCopies | None = None
+    ) -> None:
+        self._target, self.text, self.outcome, self._copies = target, text, outcome, copies
         root = slice(tree.candidates)
-        self._root_scores, self._root_edges = HostView(tree.pool_scores[root]), HostView(tree.pool_edges[root])
+        self._root = [tree.pool_scores[root], tree.pool_edges[root]]
         self._num_read = target.figures.resume(text)
 
     @property
@@ -202,7 +204,8 @@ class LiveFeatures:
 
         The head draft, the drafter's first step, must have run.
         """
-        return np.where(np.isfinite(self._root_scores.read()), self._root_edges.read(), np.float32(NO_SCORE))
+        scores, edges = self._root if self._copies is None else self._copies.read(self._root)
+        return np.where(np.isfinite(scores.numpy()), edges.numpy(), np.float32(NO_SCORE))
 
 
 class ShapeChoice:

@@ -14,7 +14,7 @@ from yggdrasil.engine.targets.target import Outcome
 from yggdrasil.engine.text_stream import TextStream
 from yggdrasil.engine.trace import Executor, Trace, iteration_tree
 from yggdrasil.policy.fixed import Policy
-from yggdrasil.runtime.passes import HostView
+from yggdrasil.runtime.passes import HostCopies, HostView
 from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.token_tree import Ranking, TokenTree
 
@@ -53,6 +53,8 @@ class DecodeLoop:
             self._host = self._next.host
         ranked = tree if self._host is None else self._host.tree
         self._ranking, self._order = Ranking(ranked, verify_widths), HostView(target.order)
+        device = tree.tokens.device
+        self._copies = None if device.type == "cpu" else HostCopies(device)
         self._free: ModelFreeDrafts | None = None
         if model_free is not None:
             shares = self._tail is None  # else ``tree`` may hold the next root already
@@ -92,7 +94,7 @@ class DecodeLoop:
             first: the prefill's last outcome, with the first generated token.
         """
         self._policy, self._stream, self._trace = policy, stream, trace
-        features = LiveFeatures(self.target, self.tree, self.target.text.tokens, first)
+        features = LiveFeatures(self.target, self.tree, self.target.text.tokens, first, self._copies)
         return Iteration(first.tokens[-1], self._choice.begin(policy, stream, features))
 
     # ==== draft ====

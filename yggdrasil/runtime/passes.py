@@ -222,25 +222,26 @@ class HostCopies:
     """Copier of several tensors from ``device`` to the host through pinned memory, with a single synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
+        self._is_cuda, self._is_cpu = device.type == "cuda", device.type == "cpu"
         self._staged: dict[tuple[torch.Size, torch.dtype, int], Tensor] = {}
 
     def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return copies of ``tensors`` on the host, after waiting for the device. Later calls do not overwrite them."""
-        if not self._is_cuda:
-            return [tensor.cpu().clone() for tensor in tensors]
+        if self._is_cpu:
+            return [tensor.clone() for tensor in tensors]
         staged = [self._staging(tensor, number) for number, tensor in enumerate(tensors)]
         for host, tensor in zip(staged, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        copied.synchronize()
+        if self._is_cuda:
+            copied = torch.cuda.Event()
+            copied.record()
+            copied.synchronize()
         return [host.clone() for host in staged]
 
     def _staging(self, tensor: Tensor, number: int) -> Tensor:
         key = tensor.shape, tensor.dtype, number
         if key not in self._staged:
-            self._staged[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._staged[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._is_cuda)
         return self._staged[key]
 
 

@@ -1,6 +1,6 @@
 """Drafter over a block head: one pass finds candidates of all depths, and a tree grows from them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from yggdrasil.drafters.heads.loading import LoadedHead
 from yggdrasil.drafters.heads.marginals import Marginals
 from yggdrasil.drafters.heads.text_drafter import TextHeadDrafter, WaitingStates
 from yggdrasil.drafters.passed_rows import PassedRows
-from yggdrasil.runtime.graphs import Launch
+from yggdrasil.runtime.graphs import Capture, Launch
 from yggdrasil.runtime.passes import HostBuffer, fitting
 from yggdrasil.runtime.runner import ModelRunner
 from yggdrasil.tree.token_tree import TokenTree
@@ -67,17 +67,22 @@ class BlockDrafter(TextHeadDrafter):
         runner.define("head", 1, head_step, inputs)
 
     def _draft_head(self) -> None:
-        """Read the queued hidden states, and draft the tokens after the last accepted one."""
+        """Read the queued hidden states, and draft the tokens after the last accepted one, with the last read."""
         tokens = self._text.tokens
-        first = len(tokens) - len(self._waiting)
-        for count in self._waiting.chunks() if len(self._waiting) else ():
-            self._start.write(first)
-            self.runner.launch(("read", fitting(self.read_widths, count)))
-            first += count
-        self._text.num_rows = len(tokens)
         self._token.write(tokens[-1])
         self._root.write(len(tokens))
-        self.runner.launch(("head", 1))
+        first = len(tokens) - len(self._waiting)
+        for count in self._waiting.chunks() if len(self._waiting) else [0]:
+            self._start.write(first)
+            first += count
+            read = [("read", fitting(self.read_widths, count))] if count else []
+            self.runner.launch(*read, *([("head", 1)] if first == len(tokens) else []))
+        self._text.num_rows = len(tokens)
+
+    def captures(self, depths: Sequence[int]) -> Iterator[Capture]:
+        """Yield the CUDA graphs that drafts of each of ``depths`` draft steps launch. Prepare them between requests."""
+        yield from super().captures(depths)
+        yield from (self.runner.captured(("read", width), ("head", 1)) for width in self.read_widths)
 
     def _next_head(self, passed: PassedRows) -> Launch:
         read, head = self.runner.step("read", passed.most), self.runner.step("head", 1)
