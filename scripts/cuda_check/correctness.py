@@ -120,6 +120,7 @@ def _other_decodes(
         ("sampling", SAMPLED["all"], usual, {}),
         ("model and n-grams", SamplingParams(), together, options),
         ("head and n-grams", SamplingParams(), together, with_head),
+        *((name, SamplingParams(), *_drafters()[name]) for name in ("n-gram", "n-grams alone")),
     ):
         if device.type == "cuda":
             check = partial(_nothing_waits, pair, device, sampling, count, policy, **given)
