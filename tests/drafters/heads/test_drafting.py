@@ -121,7 +121,8 @@ def test_joined_layers_of_a_head_guess_the_same(case, monkeypatch):
         joined.extend(each for each in module.modules() if isinstance(each, FusedLinear))
 
     monkeypatch.setattr(loading, "pack_linears", join)
-    decoder = case.decoder(backend="cudagraph")
+    head = load_head(case.folder, case.pair.target, 1, case.vocabulary)
+    decoder = case.decoder(backend="cudagraph", drafter=head)
     seen = watch(decoder)
     decoder.generate(PROMPT, max_new_tokens=12)
 
