@@ -58,6 +58,7 @@ AHEAD = {
     "tail ahead": {"tail_draft": "ahead", "bookkeeping": "overlapped"},
     "head ahead, depth late": {"head_draft": "ahead", "depth_prediction": "late", "bookkeeping": "overlapped"},
 }
+MTP = ("mimo", "glm4_moe")  # the second a mixture of experts
 HYBRIDS = ("lfm2", "qwen3_5", "falcon_h1")
 TREES = (TreeShape(4, 4, 16), TreeShape(1, 3, 4))
 
@@ -114,6 +115,8 @@ def _other_decodes(
         notes.attempt(f"rule {name}", measure, seconds=8)
     for family in HYBRIDS[: 1 if len(sampled) == 1 else None]:
         notes.attempt(f"hybrid {family}", partial(_hybrid, device, mode, family, min(count, 25)), seconds=8)
+    for family in MTP[: 1 if len(sampled) == 1 else None]:
+        notes.attempt(f"head mtp of {family}", partial(_mtp, device, mode, family, min(count, 25)), seconds=8)
     usual = FixedPolicy(TREES[0])
     for name, sampling, policy, given in (
         ("decoding", SamplingParams(), usual, {}),
@@ -183,6 +186,27 @@ def _hybrid(device: torch.device, mode: str, family: str, count: int) -> str:
         assembly = assemble(loaded, model.oracle(prompt, 30), SHAPES, backend)
         decoder = Decoder(assembly, tokenizer(), FixedPolicy(TreeShape(4, 4, 16)), frozenset())
         for _ in range(_rounds(device)):
+            found = decoder.generate(prompt, max_new_tokens=count, ignore_eos=True).tokens
+            if found != expected:
+                raise AssertionError(f"token {_same(found, expected)} differs of {found}, which should be {expected}")
+    return "equal"
+
+
+def _mtp(device: torch.device, mode: str, family: str, count: int) -> str:
+    """Tokens of a small random model that brings a module for multi-token prediction, which drafts."""
+    from mtp_models import random_module, tiny_target, write_target
+    from tiny_pair import SHAPES, TEXT, generated
+
+    model, prompt = tiny_target(family), TEXT[:21]
+    expected = generated(model, tuple(prompt), count)
+    loaded = prepare_model(copy.deepcopy(model).to(device), family, 1)
+    with TemporaryDirectory() as folder:
+        write_target(Path(folder), family, model, random_module(family))
+        head = load_head(Path(folder), loaded, 1)
+    with steps_of(mode, device) as backend:
+        assembly = assemble(loaded, head, SHAPES, backend)
+        decoder = Decoder(assembly, tokenizer(), FixedPolicy(TreeShape(2, 3, 8)), frozenset())
+        for _ in range(2):  # run, then recorded
             found = decoder.generate(prompt, max_new_tokens=count, ignore_eos=True).tokens
             if found != expected:
                 raise AssertionError(f"token {_same(found, expected)} differs of {found}, which should be {expected}")

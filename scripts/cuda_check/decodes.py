@@ -2,13 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from rivals.trees import TreeBench, tree_systems
 
+from cuda_check.correctness import AHEAD
 from cuda_check.machine import time_calls
 from cuda_check.models import modes, prompts, steps_of, tokenizer, widened
 from cuda_check.notes import Notes
@@ -20,9 +21,14 @@ from yggdrasil.policy.costs import StepCosts, lower_envelope
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.scheduling.plan import Shapes
+from yggdrasil.scheduling.stages import Schedule
 from yggdrasil.tree.shape import TreeShape
 
 RIVALS = ("egt", "sequence", "k-ary", "sequoia", "opt-tree", "eagle-2")
+SCHEDULES = {  # beside the usual one, by which all trees are decoded
+    "in order": {"depth_prediction": "informed"},  # no draft is launched behind the pass
+    **AHEAD,
+}
 FIXED = (TreeShape(1, 4, 8), TreeShape(2, 4, 8), TreeShape(4, 6, 16), TreeShape(4, 8, 32), TreeShape(8, 8, 64))
 
 
@@ -36,6 +42,8 @@ def decodes(notes: Notes, device: torch.device, *, tiny: bool) -> None:
     notes.attempt("step ms", run.costs, seconds=15, always=True)
     for shape in FIXED[:1] if tiny else FIXED:
         notes.attempt(f"equal growth {shape}", partial(run.tree, shape), seconds=5)
+    for name, variants in list(SCHEDULES.items())[-1 if tiny else 0 :]:
+        notes.attempt(f"schedule {name}", partial(run.schedule, variants), seconds=10)
     notes.attempt("n-gram", run.ngram, seconds=8)
     for budget in (4,) if tiny else (16, 64):
         for name in RIVALS[:2] if tiny else RIVALS:
@@ -98,6 +106,14 @@ class _Run:
     def tree(self, shape: TreeShape) -> dict[str, Any]:
         shape = TreeShape(1, 3, 8) if self._tiny else shape
         return self._decode(Decoder(self._assembly(modes()[-1]), tokenizer(), FixedPolicy(shape), frozenset()))
+
+    def schedule(self, variants: Mapping[str, str]) -> dict[str, Any]:
+        """The third tree under another schedule; figure 12 of the paper compares such."""
+        stages = Schedule.of(variants).labels
+        with steps_of(modes()[-1], self._device) as backend:
+            assembly = assemble(self._target, self._drafter, self._shapes, backend, stages=stages)
+            policy = FixedPolicy(TreeShape(1, 3, 8) if self._tiny else FIXED[2])
+            return self._decode(Decoder(assembly, tokenizer(), policy, frozenset()))
 
     def ngram(self) -> dict[str, Any]:
         with steps_of(modes()[-1], self._device) as backend:

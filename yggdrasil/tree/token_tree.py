@@ -29,6 +29,7 @@ from yggdrasil.runtime.passes import HostView
 
 NO_SCORE = float("-inf")
 CONSIDERED = 16  # times K candidates of a node are compared by their draws if the target samples
+MIN_LOG_PROBABILITY = -12.0
 MIN_DESCENT = -1e-4  # largest score difference of a host-attached node to its parent; keeps prefixes by score connected
 
 
@@ -317,9 +318,6 @@ def _write(buffer: Tensor, first: int, rows: Sequence[float] | Sequence[Sequence
         buffer[first : first + len(rows)] = torch.tensor(rows, dtype=buffer.dtype)
 
 
-MIN_LOG_PROBABILITY = -12.0
-
-
 def calibrated(log_probability: Tensor, knots: Tensor) -> Tensor:
     """Map a drafter's log-probabilities, of any shape, to estimated log-probabilities of acceptance.
 
@@ -360,14 +358,14 @@ def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tens
 
 
 def num_considered(tree: TokenTree, most: int) -> int:
-    """Return how many of a node's likeliest tokens to ``offer``: K, or ``CONSIDERED`` * K if the target samples.
+    """Return how many of a node's likeliest tokens to ``offer``, at most ``most``: K, or more if the target may sample.
 
-    The result is at most ``most``. Steps for a GPU and steps traced for a CPU serve both kinds of targets: the former
-    offer ``CONSIDERED`` * K, because selecting more tokens takes a GPU no longer, the latter K.
+    Steps for a GPU, where more tokens take no longer, and traced steps for a CPU serve any target; the latter take K.
     """
     weights = tree.draw_weights
-    samples = weights is not None and (not weights.is_cpu or (type(weights) is Tensor and _may_sample(weights)))
-    return min(CONSIDERED * tree.candidates, most) if samples else tree.candidates
+    if weights is None or (weights.is_cpu and not (type(weights) is Tensor and _may_sample(weights))):
+        return tree.candidates
+    return min(CONSIDERED * tree.candidates, most)
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
