@@ -45,6 +45,10 @@ class NextDrafts:
         self._passed = PassedRows(most, drafter.most_read, num_layers, target.hidden_size, target.dtype, target.device)
         self._captures: dict[tuple[int, int], Capture] = {}
 
+    def serves(self, drafter: object) -> bool:
+        """Return whether ``drafter`` is the one that drafts here; one that wraps it may grow other trees."""
+        return drafter is self._drafter
+
     @property
     def can_launch(self) -> bool:
         """Whether the drafter has read all tokens that the host knows, so that only the accepted ones are left."""

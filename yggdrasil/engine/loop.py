@@ -45,7 +45,8 @@ class DecodeLoop:
         self._steps = None if drafter is None else drafter.capabilities.steps
         self._tail = None if self._steps is None else self._steps.tail
         # On a GPU the next tree is drafted before the last pass's outcome is known, and model-free drafts extend it.
-        self._next = target.next_drafts if isinstance(target, CapturedTarget) else None
+        drafts = target.next_drafts if isinstance(target, CapturedTarget) else None
+        self._next = drafts if drafts is not None and drafts.serves(drafter) else None
         # Where the host grows or extends drafted trees for captured steps, if it does.
         self._host = target.host_tree if self._steps is None else None
         self._drafted = tree if self._host is None else self._host.tree  # that the drafter grows
