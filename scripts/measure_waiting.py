@@ -114,7 +114,8 @@ def first_contact(
         llama = LlamaCpp(llama_cpp, lambda step: console.print(step, highlight=False))
         llama.build(os.cpu_count() or 1)
         theirs = completion_command(llama.completion, source, max_new_tokens, is_chat=is_chat)
-    with tempfile.TemporaryDirectory(prefix="yggdrasil-first-contact-") as name:
+    # The process that counts the shipped text in the background may still write to the cache.
+    with tempfile.TemporaryDirectory(prefix="yggdrasil-first-contact-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         shutil.copytree(PACKAGE, folder / "yggdrasil", ignore=shutil.ignore_patterns("__pycache__"))
         for title in (EMPTY, *[FULL] * rounds):
