@@ -7,8 +7,8 @@
 
 ``turns`` asks about a long text, then asks on, and compares with a short prompt. ``first-contact`` runs `yggdrasil
 generate` in processes of their own, with a copy of the package beside which no plan lies and with an empty cache, and
-once more with what that left. With ``--llama-cpp`` it runs llama.cpp's `llama-completion` on the same file in between:
-the program for one answer, which older versions call llama-cli.
+once more with what that left, as soon as nothing works in the background. With ``--llama-cpp`` it runs llama.cpp's
+`llama-completion` on the same file in between: the program for one answer, which older versions call llama-cli.
 """
 
 import json
@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Annotated, Any
 
 import typer
@@ -114,14 +114,15 @@ def first_contact(
         llama = LlamaCpp(llama_cpp, lambda step: console.print(step, highlight=False))
         llama.build(os.cpu_count() or 1)
         theirs = completion_command(llama.completion, source, max_new_tokens, is_chat=is_chat)
-    # The process that counts the shipped text in the background may still write to the cache.
-    with tempfile.TemporaryDirectory(prefix="yggdrasil-first-contact-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="yggdrasil-first-contact-") as name:
         folder = Path(name)
         shutil.copytree(PACKAGE, folder / "yggdrasil", ignore=shutil.ignore_patterns("__pycache__"))
         for title in (EMPTY, *[FULL] * rounds):
+            _wait_for_others(folder)
             found.setdefault(title, []).append(_generate(folder, source, max_new_tokens, is_chat=is_chat))
             if theirs:
                 found.setdefault("llama.cpp: llama-completion", []).append(watched(theirs, folder, dict(os.environ)))
+        _wait_for_others(folder)
     cases = [
         {"name": title, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}}
         for title, runs in found.items()
@@ -163,6 +164,19 @@ def completion_command(program: Path, file: str, max_new_tokens: int, *, is_chat
     sizes = ["--ctx-size", str(THEIR_CONTEXT), "--threads", str(usable_cores()), "--predict", str(max_new_tokens)]
     answer = ["--prompt", QUESTION, "--no-display-prompt", "--temp", "0", "--no-warmup", "--simple-io", "--offline"]
     return [str(program), "--model", file, *chat, *sizes, *answer]
+
+
+def _wait_for_others(folder: Path) -> None:
+    """Wait until no process has ``folder`` in its environment: the first start counts the shipped text in another."""
+    while any(str(folder).encode() in _environment(process) for process in Path("/proc").iterdir()):
+        sleep(0.2)
+
+
+def _environment(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:  # no process, one that has ended, or another user's
+        return b""
 
 
 def watched(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> dict[str, float]:
