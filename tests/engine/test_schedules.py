@@ -145,7 +145,8 @@ def test_every_dependency_that_is_forgotten_shows(perfect_pair, perfect_decoder,
     try:
         for pair in needed_pairs(engine.schedule):
             engine.executor = ThreadedExecutor(lambda _: 0.0, forgotten=[pair])
-            if signature(perfect_decoder, monkeypatch) == expected:
+            # Threads may still run in the right order by chance, but not every time.
+            if all(signature(perfect_decoder, monkeypatch) == expected for _ in range(8)):
                 unseen.append(pair)
     finally:
         engine.executor = InOrderExecutor()
