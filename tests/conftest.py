@@ -6,6 +6,7 @@ importable from every room.
 
 import os
 import signal
+import sys
 from collections import Counter
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -19,6 +20,10 @@ from tiny_pair import TinyPair, make_pair
 from yggdrasil.artifacts.cache import cache_root
 
 OWN = ("CXX", "HOME", "PATH", "PYTHON", "XDG_", "YGGDRASIL_", "HF_", "CUDA_", "OMP_")  # variables that commands read
+
+# That module changes PyTorch for good; tests import it in processes of their own. A result of a class that such a process
+# defines would import it here.
+sys.modules["other_device"] = None  # type: ignore[assignment]
 
 torch.set_num_threads(1)
 # In CI, Hypothesis's own profile draws the same examples each time. A failure is reported as it was found: shrinking it

@@ -39,9 +39,10 @@ def _there(*given):
 def test_the_host_waits_only_for_what_it_reads(processes, name, sampling, most, reads):
     answer, expected, iterations = processes.submit(_there, name, sampling).result()
 
-    assert answer.tokens == expected.tokens
+    tokens, _, num_accepted = answer
+    assert tokens == expected[0]
     assert answer == expected or name in OTHER_TREES
-    assert answer.accepted > 0
+    assert num_accepted > 0
     for iteration in iterations:
         assert iteration["waits"] == []  # blocking copies, and values asked of the device
         assert iteration["reads"] == reads

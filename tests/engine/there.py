@@ -6,7 +6,7 @@ For a process of its own.
 import copy
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from other_device import DEVICE, WAITS  # before anything that asks PyTorch for what it changes
 from tiny_pair import TEXT, OracleDrafter, TinyPair, make_pair
@@ -31,12 +31,9 @@ SHAPE = TreeShape(2, 2, 8)
 SHAPES = Shapes(max_length=80, draft_widths=(2,), max_depth=2, candidates=2, verify_widths=(1, 8), prefill_widths=(32,))
 
 
-class Answer(NamedTuple):
-    """Tokens of a request, and how they were found: iterations by depth of their trees, and accepted nodes."""
-
-    tokens: list[int]
-    depths: dict[int, int]
-    accepted: int
+# Tokens of a request, iterations by the depth of their trees, and accepted nodes. A tuple and no class of this module:
+# the process that asks for it cannot import this module.
+Answer = tuple[list[int], dict[int, int], int]
 
 
 class ByTurns(FixedPolicy):
@@ -132,4 +129,4 @@ def decode(name: str, sampling: SamplingParams) -> tuple[Answer, Answer, list[di
 
 def answer_of(decoder: Decoder, sampling: SamplingParams) -> Answer:
     result = decoder.generate(PROMPT, max_new_tokens=COUNT, sampling=sampling)
-    return Answer(result.tokens, result.metrics.depths, result.metrics.accepted)
+    return result.tokens, result.metrics.depths, result.metrics.accepted

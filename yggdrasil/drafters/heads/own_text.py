@@ -38,27 +38,26 @@ def own_text(target: LoadedModel, layers: Collection[int]) -> OwnText:
     length = OPENING + LENGTH
     runner = ModelRunner(target, TEXTS * length, target.vocab_size, "uncompiled", sorted(layers))
     device = target.device
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        # Token t of text b is in slot t * B + b of a tree whose root has no context.
-        tokens = [torch.randint(0, target.vocab_size, (TEXTS, OPENING), device=device).T.flatten()]
-        choices, outputs = list[Tensor](), list[list[Tensor]]()
-        text = torch.arange(TEXTS, device=device).repeat(length)  # by slot
-        position = torch.arange(length, device=device).repeat_interleave(TEXTS)
-        while True:
-            end = sum(map(len, tokens))
-            start = end - len(tokens[-1])
-            rows = slice(start, end)
-            mask = (text[rows, None] == text[:end]) & (position[rows, None] >= position[:end])
-            offsets = torch.tensor([0, start], device=device)
-            forward = runner.call(
-                runner.weights, runner.cache.tensors(), tokens[-1], position[rows].contiguous(), mask, offsets
-            )
-            choices.append(forward.logits.argmax(-1))
-            outputs.append(forward.layers)
-            if end == len(text):
-                break
-            tokens.append(_sampled(forward.logits[-TEXTS:]))
+    generator = torch.Generator().manual_seed(0)  # on the host: every device draws the same numbers
+    # Token t of text b is in slot t * B + b of a tree whose root has no context.
+    tokens = [torch.randint(0, target.vocab_size, (TEXTS, OPENING), generator=generator).to(device).T.flatten()]
+    choices, outputs = list[Tensor](), list[list[Tensor]]()
+    text = torch.arange(TEXTS, device=device).repeat(length)  # by slot
+    position = torch.arange(length, device=device).repeat_interleave(TEXTS)
+    while True:
+        end = sum(map(len, tokens))
+        start = end - len(tokens[-1])
+        rows = slice(start, end)
+        mask = (text[rows, None] == text[:end]) & (position[rows, None] >= position[:end])
+        offsets = torch.tensor([0, start], device=device)
+        forward = runner.call(
+            runner.weights, runner.cache.tensors(), tokens[-1], position[rows].contiguous(), mask, offsets
+        )
+        choices.append(forward.logits.argmax(-1))
+        outputs.append(forward.layers)
+        if end == len(text):
+            break
+        tokens.append(_sampled(forward.logits[-TEXTS:], generator))
 
     def by_text(parts: list[Tensor]) -> Tensor:
         found: Tensor = torch.cat(parts).unflatten(0, (-1, TEXTS))
@@ -68,8 +67,8 @@ def own_text(target: LoadedModel, layers: Collection[int]) -> OwnText:
     return OwnText(by_text(tokens), by_text(choices), dict(zip(runner.call.hidden_layers, by_layer, strict=True)))
 
 
-def _sampled(logits: Tensor) -> Tensor:
+def _sampled(logits: Tensor, generator: torch.Generator) -> Tensor:
     """Sample a token [R] from each row of ``logits`` [R, V] by a single coin; ``torch.multinomial`` throws V coins."""
     sums = (logits.float() / _TEMPERATURE).softmax(-1).cumsum(-1)
-    coins = torch.rand(len(sums), 1, device=sums.device) * sums[:, -1:]
+    coins = torch.rand(len(sums), 1, generator=generator).to(sums.device) * sums[:, -1:]
     return torch.searchsorted(sums, coins)[:, 0].clamp(max=logits.shape[-1] - 1)
