@@ -21,8 +21,8 @@ from yggdrasil.artifacts.cache import cache_root
 
 OWN = ("CXX", "HOME", "PATH", "PYTHON", "XDG_", "YGGDRASIL_", "HF_", "CUDA_", "OMP_")  # variables that commands read
 
-# That module changes PyTorch for good; tests import it in processes of their own. A result of a class that such a process
-# defines would import it here.
+# That module changes PyTorch for good, so tests import it in processes of their own. A result of a class that such a
+# process defines would import it here.
 sys.modules["other_device"] = None  # type: ignore[assignment]
 
 torch.set_num_threads(1)

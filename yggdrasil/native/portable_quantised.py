@@ -16,16 +16,8 @@ from yggdrasil.native.portable import activated
 
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 = 2, 3, 6, 7, 8, 12, 13, 14, 39  # GGUF's type numbers
 FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4)
-_MXFP4_VALUES = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    12,
-)  # twice the numbers that 3 bits of a 4-bit float stand for; a fourth is the sign
+# Twice the numbers that three bits of a 4-bit float stand for; the fourth bit is the sign.
+_MXFP4_VALUES = 0, 1, 2, 3, 4, 6, 8, 12
 
 
 def quantised_linear(
