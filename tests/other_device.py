@@ -130,9 +130,14 @@ def _there(value: Any) -> Any:
 
 @cache
 def _on_gpus(operator: Any) -> Any:
-    """The implementation for GPUs of an operator over quantised weights: a processor's reads another layout."""
+    """The implementation for GPUs of an operator over quantised weights: a processor's reads another layout.
+
+    Also of ``histc``, which counts integers there alone.
+    """
     from yggdrasil.native.portable_quantised import ON_GPUS
 
+    if operator is _aten.histc.default:
+        return lambda numbers, *limits, **options: operator(numbers.float(), *limits, **options).to(numbers.dtype)
     return ON_GPUS.get(operator.name().removeprefix("yggdrasil::"), operator)
 
 

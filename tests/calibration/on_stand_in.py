@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from other_device import DEVICE  # before anything that asks PyTorch for what it changes
+from other_device import DEVICE, WAITS  # before anything that asks PyTorch for what it changes
 from tiny_pair import byte_tokenizer
 
 from yggdrasil.calibration import first_use as calibration
@@ -39,18 +39,21 @@ def first_use(target: str, drafter: str, cache: str, prompt: str) -> dict[str, o
     }  # fmt: skip
 
 
-def quantised(files: list[str], prompt: list[int]) -> list[dict[str, object]]:
-    """Tokens of each GGUF file whose blocks lie there, and how many layers of each class read them."""
-    return [_quantised(file, prompt) for file in files]
+def decoded(models: list[tuple[str, str]], prompt: list[int]) -> list[dict[str, object]]:
+    """Of each GGUF file, with its weights as they are said to be: tokens, layers of each class, and waits."""
+    return [_decoded(file, weights, prompt) for file, weights in models]
 
 
-def _quantised(file: str, prompt: list[int]) -> dict[str, object]:
-    loaded = load_model(file, torch.float32, DEVICE, 1, weights="file")
+def _decoded(file: str, weights: str, prompt: list[int]) -> dict[str, object]:
+    loaded = load_model(file, torch.float32, DEVICE, 1, weights=weights)
     shapes = Shapes(64, (), 4, 1, (1, 4, 8), (8,))
     assembly = assemble(loaded, NGramDrafter(), shapes, "cudagraph")
     decoder = OpenDecoder(assembly, byte_tokenizer(), FixedPolicy(TreeShape(1, 3, 4)), frozenset())
     classes = QuantisedLinear | QuantisedEmbedding | QuantisedExperts
     layers = [each for each in loaded.model.modules() if isinstance(each, classes)]
-    where = {weights.device.type for layer in layers for weights in layer.buffers()}
+    where = {each.device.type for each in loaded.tensors.values()}
     tokens = decoder.generate(prompt, max_new_tokens=8).tokens
-    return {"tokens": tokens, "layers": Counter(type(layer).__name__ for layer in layers), "where": where}
+    WAITS.clear()
+    decoder.generate(prompt, max_new_tokens=2)
+    layer_counts = Counter(type(layer).__name__ for layer in layers)
+    return {"tokens": tokens, "layers": layer_counts, "where": where, "waits": list(WAITS)}

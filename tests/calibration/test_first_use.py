@@ -342,8 +342,8 @@ def test_a_first_use_on_a_gpu(models, tmp_path):
     }  # fmt: skip
 
 
-def test_quantised_blocks_on_a_gpu(tmp_path):
-    """Tokens of transformers on the dequantised weights, also of a mixture of experts."""
+def test_quantised_blocks_and_mixtures_on_a_gpu(tmp_path):
+    """Tokens of transformers on the dequantised weights, also of a mixture of experts, which full ones decode, too."""
     prompt, settings = [5, 9, 9, 40, 7], {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None}
     ids, files, expected = torch.tensor([prompt]), [], []
     models = {"llama": tiny_model("llama"), "qwen3_moe": tiny_model("qwen3_moe", num_experts=5, num_experts_per_tok=3)}
@@ -353,15 +353,18 @@ def test_quantised_blocks_on_a_gpu(tmp_path):
         full.set_attn_implementation("eager")
         answer = full.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **settings)
         expected.append(answer[0, len(prompt) :].tolist())
-        files.append(str(file))
+        files.append((str(file), "file"))
+    files, expected = [*files, (files[-1][0], "full")], [*expected, expected[-1]]
     with ProcessPoolExecutor(1, get_context("spawn"), import_module, ("on_stand_in",)) as processes:
-        found = processes.submit(_there, files, prompt, of="quantised").result()
+        found = processes.submit(_there, files, prompt, of="decoded").result()
 
     assert [each["tokens"] for each in found] == expected
     assert all(each["where"] == {"apart"} for each in found)
-    plain, mixture = (each["layers"] for each in found)
+    assert [each["waits"] for each in found] == [[], [], []]
+    plain, mixture, full = (each["layers"] for each in found)
     assert (plain["QuantisedLinear"], plain["QuantisedEmbedding"]) == (1 + 4 * 2, 1)  # q, k and v are one, gate and up
     assert (mixture["QuantisedEmbedding"], mixture["QuantisedExperts"]) == (1, 2)
+    assert not full
 
 
 def _there(*given, of="first_use"):

@@ -13,7 +13,7 @@ from torch import nn
 from yggdrasil.checkpoints.experts import PackedExperts, expert_parts, form_of
 from yggdrasil.checkpoints.formats.kinds import FORMATS
 from yggdrasil.checkpoints.formats.layers import QuantisedExperts, QuantisedLinear, formats_of
-from yggdrasil.checkpoints.formats.rounding import quantised_to_q4_1
+from yggdrasil.checkpoints.formats.rounding import quantised_to_q4_1, rounding_to
 from yggdrasil.checkpoints.formats.rows import QuantisedRows
 from yggdrasil.checkpoints.packing import pack_linears
 from yggdrasil.native.arena import Arena
@@ -149,8 +149,24 @@ def test_experts_are_quantised_where_all_of_their_weights_are():
         assert formats_of(mixture(but(missing))) == {}
 
 
-def test_experts_stay_full_where_weights_are_rounded():
+def test_a_heads_experts_stay_full():
     assert type(mixture(quantised_to_q4_1)["experts"]) is PackedExperts
+
+
+@pytest.mark.parametrize("weights", ["q8_0", "q4_0"])
+def test_experts_are_quantised_to_the_format_of_all_weights(weights):
+    model = new_model("qwen3_moe", torch.bfloat16, num_experts=5, num_hidden_layers=1)
+    name, experts = "model.layers.0.mlp.experts", model.model.layers[0].mlp.experts
+    parts, form = expert_parts(name, experts, form_of(experts)), Q[weights.upper()]
+    for part, weight in parts.items():
+        rows = rounding_to(weights, model)(part, weight)
+        assert rows.format == form
+        for blocks, matrix in zip(rows.blocks, weight, strict=True):
+            assert torch.equal(blocks, torch.from_numpy(quants.quantize(matrix.detach().float().numpy(), form)))
+
+    pack_linears(model, 2, rounding_to(weights, model))
+
+    assert model.model.layers[0].mlp.experts.formats == [form] * 3
 
 
 def in_blocks(name, weight):

@@ -11,11 +11,14 @@ from gguf_files import tiny_model, write_gguf
 from tiny_pair import make_pair
 
 import yggdrasil
+from yggdrasil.calibration.calibration_settings import PairSource
+from yggdrasil.calibration.pair import build_assembly
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.engine import loading
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime import gpu_memory, memory_limits
+from yggdrasil.runtime import loading as models
 from yggdrasil.runtime.cache import StaticCache
 from yggdrasil.runtime.gpu_memory import ToLoad, check_card, weight_bytes
 from yggdrasil.runtime.memory_limits import cache_bytes, check_cache_memory
@@ -101,8 +104,13 @@ def test_a_plan_for_a_card_that_is_too_small_loads_nothing(tmp_path, monkeypatch
     monkeypatch.setattr(loading, "shared_model", lambda *_, **__: pytest.fail("loaded"))
     for name in ("YGGDRASIL_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "cache"))
-    with pytest.raises(YggdrasilError, match=r"would take about .* but 0\.0 GB of the GPU's memory are free"):
+    monkeypatch.setattr(models, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    pair = PairSource(str(file), None, "bfloat16", 1, 1, Shapes(64, (), 1, 1, (1, 4), (8,)), device="cuda")
+    message = r"would take about .* but 0\.0 GB of the GPU's memory are free"
+    with pytest.raises(YggdrasilError, match=message):
         yggdrasil.Decoder.from_pretrained(file, device="cuda")
+    with pytest.raises(YggdrasilError, match=message):
+        build_assembly(pair)
 
 
 def test_caches_that_a_card_cannot_hold_are_named_before_they_are_made(monkeypatch):

@@ -29,7 +29,8 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
     are llama.cpp's: sensitive projections get Q6_K in every third layer and in the first and last eighth.
 
     A weight whose number of inputs is no multiple of 256 gets a format of blocks of 32 in place of a K format. The
-    function returns None, to keep a weight unquantised, for experts and where that number is no multiple of 32.
+    function returns None, to keep a weight unquantised, where that number is no multiple of 32. A weight is that of a
+    linear layer, [N, K], or of a mixture's experts, [E, N, K].
     """
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     tables = {id(end.weight) for end in ends if isinstance(end, nn.Embedding | nn.Linear)}
@@ -37,21 +38,21 @@ def rounding_to(weights: Weights, model: "PreTrainedModel") -> Quantise:
     chosen, table = Q[weights.removesuffix("_m").upper()], Q.Q6_K if is_mix else Q.Q8_0
 
     def round_weight(name: str, weight: Tensor) -> QuantisedRows | None:
-        if weight.dim() != 2:  # experts stay full
-            return None
         form = chosen
         if id(weight) in tables:
             form = table
         elif weights.endswith("_m"):
             form = _mixed(chosen, name, model.config.num_hidden_layers)
-        num_inputs = weight.shape[1]
+        num_inputs = weight.shape[-1]
         if num_inputs % BLOCKS[form][0]:
             form = _IN_BLOCKS_OF_32.get(form, form)
         if num_inputs % BLOCKS[form][0]:
             return None
-        values = weight.detach().float().contiguous().numpy()
         round_rows = quantise_by_ggml if is_mix else _quantise
-        return QuantisedRows(form, torch.from_numpy(round_rows(values, form)))
+        # One expert at a time: float32 copies of all would take more memory than the model.
+        matrices = [weight] if weight.dim() == 2 else weight
+        blocks = [torch.from_numpy(round_rows(each.detach().float().contiguous().numpy(), form)) for each in matrices]
+        return QuantisedRows(form, blocks[0] if weight.dim() == 2 else torch.stack(blocks))
 
     return round_weight
 
