@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from integrity import check_tree
 
-from yggdrasil.tree.token_tree import TokenTree, plant_root
+from yggdrasil.tree.token_tree import CONSIDERED, TokenTree, num_considered, plant_root
 
 CPU = torch.device("cpu")
 GUESSES = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 3), st.floats(-3, 0)), max_size=12)
@@ -135,3 +135,17 @@ def test_both_ways_to_plant_agree():
 
     for ours, theirs in zip(host.tensors(), device.tensors(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("device", "is_sampled", "expected"),
+    [("cpu", False, 4), ("cpu", True, 4 * CONSIDERED), ("meta", False, 4 * CONSIDERED)],
+)
+def test_a_target_that_samples_is_offered_more_candidates_and_any_on_a_gpu(device, is_sampled, expected):
+    """A captured step of a GPU serves both kinds of target."""
+    tree = TokenTree.allocate(8, 4, torch.device(device))
+    if is_sampled:
+        tree.draw_weights.fill_(1)
+
+    assert num_considered(tree, 1000) == expected
+    assert num_considered(tree, 20) == min(20, expected)
