@@ -27,6 +27,13 @@ SETS = {
     "wikipedia": "Wikipedia",
     "humaneval": "HumanEval",
 }
+PROCESSORS = {  # in shown order, by what /proc/cpuinfo says; others are called as it calls them
+    "AMD EPYC (family 26.2)": "EPYC Zen 5",
+    "AMD EPYC (family 25.17)": "EPYC Zen 4",
+    "AMD EPYC (family 25.1)": "EPYC Zen 3",
+    "Intel Xeon (family 6.167)": "Xeon with AMX",
+    "Intel Xeon @ 2.00GHz (family 6.85)": "Xeon Skylake",
+}
 OURS, PLAIN = "yggdrasil, by plan", "yggdrasil, plain compiled"
 HEADLINE_MACHINE = "amd-epyc-2c-441860c1"  # whose rows the README shows
 NOTHING = "_Not measured yet; `scripts/measure_results` makes it._"
@@ -37,7 +44,7 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._processors = {row["machine"]: _processor(row["processor"]) for row in self.rows("runs")}
+        self._processors = {row["machine"]: processor_name(row["processor"]) for row in self.rows("runs")}
 
     def rows(self, benchmark: str) -> list[Row]:
         """The rows of a benchmark that are of a shown target, in shown order."""
@@ -56,31 +63,21 @@ def headline(results: Results) -> str:
     """README: every target on one processor."""
     shown = [row for row in _first_drafters(results.rows("plain")) if row["machine"] == HEADLINE_MACHINE]
     sets = _sets(shown)
-    made = [[TARGETS[target], *(_speed_up(own, name) for name in sets)] for (target,), own in _by(shown, "target")]
+    made = [
+        [TARGETS[target], *(_speed_up([row for row in own if row["set"] == name]) for name in sets)]
+        for (target,), own in _by(shown, "target")
+    ]
     return table(["target", *(SETS[name] for name in sets)], made)
 
 
 def faster_than_plain(results: Results) -> str:
     """Total time of plain decoding over ours, and the share of tokens that repeat the text."""
-    rows = _first_drafters(results.rows("plain"))
-    sets = _sets(rows)
-    made = [
-        [results.processor(own[0]), TARGETS[target], *(_speed_up(own, name) for name in sets)]
-        for (_, target), own in _by(rows, "machine", "target")
-    ]
-    return table(["processor", "target", *(SETS[name] for name in sets)], made)
+    return _by_processor(results, _first_drafters(results.rows("plain")), _speed_up)
 
 
 def faster_than_llama_cpp(results: Results) -> str:
     """Time of llama.cpp over ours: its plain decoding, and the best of its n-gram settings in every set."""
-    rows = results.rows("systems")
-    sets = _sets(rows)
-    made = []
-    for (_, target), own in _by(rows, "machine", "target"):
-        cells = [_against_llama_cpp([row for row in own if row["set"] == name]) for name in sets]
-        if any(cell != "-" for cell in cells):
-            made.append([results.processor(own[0]), TARGETS[target], *cells])
-    return table(["processor", "target", *(SETS[name] for name in sets)], made)
+    return _by_processor(results, results.rows("systems"), _against_llama_cpp)
 
 
 def faster_than_python_engines(results: Results) -> str:
@@ -96,17 +93,25 @@ def faster_than_python_engines(results: Results) -> str:
 
 
 def how_sure(results: Results) -> str:
-    """Prompts, equal tokens, spread of the speed-up over prompts, and prompts that became slower."""
+    """Spread of the speed-up over the prompts of all sets, and prompts that became slower; then equal tokens."""
+    rows = _first_drafters(results.rows("plain"))
+    if not rows:
+        return ""
+    num_same = sum(row["same"] == "1" for row in rows)
+    equal = f"Prompts with the tokens of plain decoding: {num_same:,} of {len(rows):,}."
+    return f"{_by_processor(results, [{**row, 'set': ''} for row in rows], _spread)}\n\n{equal}"
+
+
+def machines(results: Results) -> str:
+    """The machines of all tables."""
     made = []
-    for (_, target), own in _by(_first_drafters(results.rows("plain")), "machine", "target"):
-        ratios = [float(row["plain_ms"]) / float(row["ours_ms"]) for row in own]
-        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        made.append([
-            results.processor(own[0]), TARGETS[target], str(len(own)), f"{sum(row['same'] == '1' for row in own)}",
-            f"{middle:.2f} ({low:.2f} to {high:.2f})", f"{sum(ratio < 1 for ratio in ratios)}",
-        ])  # fmt: skip
-    titles = "processor|target|prompts|same tokens|speed-up of a prompt, median and quartiles|prompts slower than plain"
-    return table(titles.split("|"), made)
+    for _, own in _by(results.rows("runs"), "machine"):
+        processor, *parts = own[-1]["processor"].partition(", no accelerator")[0].split(", ")
+        size = [part for part in parts if part.endswith((" cores", " GiB"))]
+        instructions = [part for part in parts if part not in size]
+        made.append([results.processor(own[-1]), processor, ", ".join(size), ", ".join(instructions) or "-"])
+    made.sort(key=lambda cells: _rank(cells[0]))
+    return table(["name", "processor", "size", "instruction sets"], made)
 
 
 def passes(results: Results) -> str:
@@ -128,22 +133,27 @@ QUESTIONS: dict[str, tuple[str, Callable[[Results], str]]] = {  # block: the ben
     "faster-than-python-engines": ("systems", faster_than_python_engines),
     "how-sure": ("plain", how_sure),
     "passes": ("passes", passes),
+    "machines": ("", machines),
 }
 
 
 def caption(results: Results, benchmark: str, machine: str = "") -> str:
-    """Each processor of a benchmark's runs with its own commits; then versions, and how often a prompt was decoded."""
+    """Each processor of a benchmark's runs with its own commits; then versions, and how often a prompt was decoded.
+
+    With ``machine``, only that machine's runs; it is described, and otherwise just named.
+    """
     runs = [row for row in results.rows("runs") if row["benchmark"] == benchmark and machine in ("", row["machine"])]
     if not runs:
         return ""
     commits: dict[str, list[str]] = {}
     for row in runs:
-        processor = row["processor"].partition(", Linux")[0].replace(", no accelerator", "").replace(", ", ": ", 1)
-        commits.setdefault(processor, []).append(row["commit"])
-    measured = "; ".join(
-        f"{processor}, commit{'s' * (len(set(own)) > 1)} {', '.join(_distinct(own))}"
-        for processor, own in commits.items()
-    )
+        described = row["processor"].partition(", Linux")[0].replace(", no accelerator", "").replace(", ", ": ", 1)
+        commits.setdefault(described if machine else results.processor(row), []).append(row["commit"])
+    if machine:
+        ((described, own),) = commits.items()
+        measured = f"{described}, commit{'s' * (len(set(own)) > 1)} {', '.join(_distinct(own))}"
+    else:
+        measured = "Commits: " + "; ".join(f"{name} {', '.join(_distinct(own))}" for name, own in commits.items())
     versions = ", ".join(
         f"{name} {' or '.join(_distinct(row[name] for row in runs))}" for name in ("torch", "transformers")
     )
@@ -162,6 +172,24 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return ""
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _by_processor(results: Results, rows: Sequence[Row], cell: Callable[[Sequence[Row]], str]) -> str:
+    """A table of ``cell`` of the rows of each target and set, with a column for each processor."""
+    processors = _distinct(map(results.processor, sorted(rows, key=lambda row: _rank(results.processor(row)))))
+    groups = _by(sorted(rows, key=lambda row: list(TARGETS).index(row["target"])), "target", "set")
+    sets, made = {key[1] for key, _ in groups} - {""}, []
+    for (target, name), own in groups:
+        found = {processor: [row for row in own if results.processor(row) == processor] for processor in processors}
+        cells = [cell(each) if each else "-" for each in found.values()]
+        if any(each != "-" for each in cells):
+            made.append([TARGETS[target], *([SETS[name]] if sets else []), *cells])
+    return table(["target", *(["prompts"] if sets else []), *processors], made)
+
+
+def _rank(processor: str) -> int:
+    names = list(PROCESSORS.values())
+    return names.index(processor) if processor in names else len(names)
 
 
 def _by(rows: Iterable[Row], *names: str) -> list[tuple[tuple[str, ...], list[Row]]]:
@@ -194,13 +222,18 @@ def _total(rows: Sequence[Row]) -> float:
     return sum(map(_plain, rows)) / sum(map(_ours, rows))
 
 
-def _speed_up(rows: Sequence[Row], name: str) -> str:
-    own = [row for row in rows if row["set"] == name]
-    if not own:
+def _speed_up(rows: Sequence[Row]) -> str:
+    if not rows:
         return "-"
-    tokens = sum(float(row["tokens"]) for row in own)
-    repeats = sum(float(row["repeats"]) * float(row["tokens"]) for row in own) / tokens
-    return f"**{_total(own):.2f}** ({repeats:.0%})"
+    tokens = sum(float(row["tokens"]) for row in rows)
+    repeats = sum(float(row["repeats"]) * float(row["tokens"]) for row in rows) / tokens
+    return f"**{_total(rows):.2f}** ({repeats:.0%})"
+
+
+def _spread(rows: Sequence[Row]) -> str:
+    ratios = [float(row["plain_ms"]) / float(row["ours_ms"]) for row in rows]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return f"{middle:.2f} ({low:.2f} to {high:.2f}), {sum(ratio < 1 for ratio in ratios)}"
 
 
 def _against_llama_cpp(rows: Sequence[Row]) -> str:
@@ -225,8 +258,10 @@ def _pass(row: Row) -> str:
     return f"{ours:.1f}, {theirs:.1f}: **{ours / theirs:.2f}**"
 
 
-def _processor(machine: str) -> str:
-    return machine.partition(",")[0].replace("(R)", "").replace(" Processor", "")
+def processor_name(machine: str) -> str:
+    """What the tables call the processor of a machine, as ``Machine`` describes it."""
+    found = machine.partition(",")[0].replace("(R)", "").replace(" Processor", "")
+    return PROCESSORS.get(found, found)
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
