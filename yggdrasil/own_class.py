@@ -23,13 +23,30 @@ def own_class(what: str, name: str) -> Any:
         name: ``module:Class``; ``is_own_class`` tells whether a name has this form.
 
     Raises:
-        YggdrasilError: it cannot be imported.
+        YggdrasilError: it cannot be imported, or is no class.
     """
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise YggdrasilError(f"the {what} {name} cannot be imported ({error}); run in its folder") from error
+        found = getattr(import_module(module), attribute)
+    except Exception as error:  # the module may raise anything, such as a SyntaxError
+        reason = f"{type(error).__name__}: {error}"
+        raise YggdrasilError(f"the {what} {name} cannot be imported ({reason}); run in its folder") from error
     finally:
         sys.path.remove("")
+    if not isinstance(found, type):
+        raise YggdrasilError(f"the {what} {name} is no class")
+    return found
+
+
+def own_object(what: str, name: str, kind: Any) -> Any:
+    """Return an instance of ``kind``, a user's class that ``own_class`` has imported by ``name``.
+
+    Raises:
+        YggdrasilError: its constructor fails, for example because it takes arguments.
+    """
+    try:
+        return kind()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise YggdrasilError(f"the {what} {name} cannot be created without arguments ({reason})") from error

@@ -51,7 +51,7 @@ def test_it_is_named_by_module_and_class():
     assert isinstance(own_rule(f"{__name__}:Exact"), Exact)
     for rule, message in (
         ("nosuch", "none of match"), ("no_such_module:Rule", "cannot be imported"),
-        (f"{__name__}:Nothing", "lacks name, is_lossless or walk"),
+        (f"{__name__}:Nothing", "lacks name, is_lossless or walk"), (f"{__name__}:TEXT", "is no class"),
     ):  # fmt: skip
         result = CliRunner().invoke(make_app(), ["generate", "model", "--prompt", "a", "--rule", rule])
         assert message in str(result.exception)

@@ -152,3 +152,21 @@ def test_reused_tokens_are_reported(run, tmp_path):
 
     assert first["metrics"]["reused_tokens"] == 0
     assert second["metrics"]["reused_tokens"] > 5
+
+
+OWN_RULE = """
+from yggdrasil.acceptance.rules import MatchRule
+
+class Own(MatchRule):
+    name, is_lossless = "my own", False
+"""
+
+
+def test_an_own_rule_is_named_in_messages_and_records(run, pair, tmp_path):
+    (tmp_path / "rule_of_generate.py").write_text(OWN_RULE)
+    code, out, err = run("--prompt", "Then on", "--max-new-tokens", 9, "--json", "--rule", "rule_of_generate:Own")
+
+    assert (code, err) == (0, "yggdrasil: the rule my own is lossy: the output is not the target's own\n")
+    record = json.loads(out)
+    assert (record["rule"], record["lossless"]) == ("my own", False)
+    assert record["text"] == reference(pair, "Then on", 9)

@@ -28,6 +28,10 @@ class Dear:
     def propose(self, tree, budget): ...
     def cost(self, budget): return [("own", 1)]
 
+class NeedsMore(Dear):
+    name, capabilities = "needs more", None
+    def __init__(self, size): ...
+
 called = []
 def function(): called.append(1)
 """
@@ -69,12 +73,15 @@ def test_places_of_models_are_no_classes(name):
         ("not_there_at_all:Class", "not_there_at_all:Class cannot be imported .*; run in its folder"),
         ("own_classes:Nothing", "own_classes:Nothing cannot be imported"),
         ("own_classes:Lacks", "own_classes:Lacks lacks .*extend, propose, cost"),
-        ("own_classes:function", "own_classes:function lacks name, capabilities, begin"),
+        ("own_classes:function", "own_classes:function is no class"),
+        ("own_classes:NeedsMore", r"own_classes:NeedsMore cannot be created without arguments \(TypeError.*'size'"),
+        ("own_mistake:Class", r"own_mistake:Class cannot be imported \(SyntaxError"),
         ("own_classes:Dear", "own_classes:Dear has a cost"),
     ],
 )
 def test_a_class_that_cannot_draft_is_refused_by_name(tmp_path, monkeypatch, name, said):
     (tmp_path / "own_classes.py").write_text(CLASSES)
+    (tmp_path / "own_mistake.py").write_text("class Class")
     monkeypatch.chdir(tmp_path)
     sys.modules.pop("own_classes", None)
 

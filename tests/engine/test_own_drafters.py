@@ -7,8 +7,9 @@ from own_drafter import Nobody
 from tiny_pair import TEXT, VOCAB_SIZE
 
 from yggdrasil.drafters import Capabilities
+from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.policy.fixed import FixedPolicy, ModelFreePolicy
 from yggdrasil.tree.shape import TreeShape
 
 PROMPT, COUNT = TEXT[:20], 16
@@ -32,6 +33,27 @@ class Attaching(Nobody):
         tree.attach(0, *self.given)
 
 
+class OtherRoot(Nobody):
+    """Writes over the root of the tree that it is given."""
+
+    capabilities = Capabilities(plants_root=True)
+
+    def propose(self, tree, budget):
+        tree.plant(self.last)
+        tree.tokens[0] = (self.last + 1) % VOCAB_SIZE
+
+
+class Both(FixedPolicy):
+    """Drafted trees that model-free drafts extend."""
+
+    wants_model_free = True
+
+
+def model_free(pair, *drafters):
+    """A decoder of trees that ``drafters`` grow alone."""
+    return pair.decoder(ModelFreePolicy(4), drafter=None, model_free=DrafterGroup(drafters))
+
+
 @pytest.mark.parametrize("drafter", [Nobody(), Attaching(7), Attaching(True)], ids=["none", "a guess", "a truth value"])
 def test_guesses_change_no_token(pair, drafter):
     found = pair.decoder(TREE, drafter=drafter).generate(PROMPT, max_new_tokens=COUNT)
@@ -44,10 +66,22 @@ def test_a_root_that_is_not_the_last_token_is_refused(pair):
         pair.decoder(TREE, drafter=Elsewhere()).generate(PROMPT, max_new_tokens=COUNT)
 
 
+@pytest.mark.parametrize("drafter", [Elsewhere(), OtherRoot()], ids=["planted", "written over"])
+def test_a_model_free_drafter_keeps_the_root(pair, drafter):
+    for drafters in ([drafter], [Nobody(), drafter], [drafter, Attaching(7)]):
+        with pytest.raises(
+            YggdrasilError, match=r"the drafter nobody did not keep token \d+, the last that is certain"
+        ):
+            model_free(pair, *drafters).generate(PROMPT, max_new_tokens=COUNT)
+
+
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 10**6])
 def test_tokens_that_there_are_not_are_refused(pair, token):
-    with pytest.raises(YggdrasilError, match=f"the drafter nobody attached token {token}; the vocabulary ends at"):
-        pair.decoder(TREE, drafter=Attaching(token)).generate(PROMPT, max_new_tokens=COUNT)
+    drafter = Attaching(token)
+    beside = pair.decoder(Both(TreeShape(2, 2, 8)), model_free=drafter)
+    for decoder in (pair.decoder(TREE, drafter=drafter), model_free(pair, drafter), beside):
+        with pytest.raises(YggdrasilError, match=f"the drafter nobody attached token {token}; the vocabulary ends at"):
+            decoder.generate(PROMPT, max_new_tokens=COUNT)
 
 
 @pytest.mark.parametrize(("given", "error"), [((5.5,), TypeError), ((5, math.nan), ValueError), ((5, 0.1), ValueError)])

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, cast, get_args
 
 from yggdrasil.arguments import check_flag, check_integer, check_name, check_number, check_tokens, keep_plain_numbers
 from yggdrasil.errors import ArgumentValueError, YggdrasilError
-from yggdrasil.own_class import own_class
+from yggdrasil.own_class import own_class, own_object
 
 RuleName = Literal["match", "leviathan", "specinfer", "sequoia", "typical", "relaxed", "off"]
 Exactness = Literal["fast", "strict", "fixed-width"]
@@ -136,9 +136,9 @@ def own_rule(name: str) -> OwnRule:
     """Import a user's acceptance rule, named ``module:Class``, and return an instance.
 
     Raises:
-        YggdrasilError: it cannot be imported, or lacks name, is_lossless or walk.
+        YggdrasilError: it cannot be imported or created, or lacks name, is_lossless or walk.
     """
-    made = own_class("acceptance rule", name)()
+    made = own_object("acceptance rule", name, own_class("acceptance rule", name))
     if not is_own_rule(made):
         raise YggdrasilError(
             f"the acceptance rule {name} lacks name, is_lossless or walk; docs/sampling.md has an example"

@@ -54,7 +54,7 @@ def chat(
     conversation = Conversation(decoder, settings, system)
     conversation.shows_stats = stats
     if not settings.speculation.is_lossless:
-        say(f"the rule {settings.speculation.rule} is lossy: the output is not the target's own")
+        say(f"the rule {settings.speculation.rule_name} is lossy: the output is not the target's own")
     if sys.stdin.isatty():
         _talk(conversation)
     else:

@@ -79,7 +79,7 @@ def _begin(decoder: "Decoder", settings: "RequestSettings", *, as_json: bool) ->
     elif not as_json and sys.stderr.isatty():
         say("greedy decoding: the best token always; --temperature 0.7 samples")
     if not settings.speculation.is_lossless:
-        say(f"the rule {settings.speculation.rule} is lossy: the output is not the target's own")
+        say(f"the rule {settings.speculation.rule_name} is lossy: the output is not the target's own")
 
 
 class _Printer:
@@ -147,7 +147,7 @@ class _Printer:
             "tokens": result.tokens,
             "text": result.text,
             "finish_reason": result.finish_reason,
-            "rule": speculation.rule,
+            "rule": speculation.rule_name,
             "lossless": speculation.is_lossless,
             "metrics": result.metrics.as_dict(),
         }

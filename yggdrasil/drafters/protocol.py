@@ -140,11 +140,20 @@ def num_kept(drafter: Drafter, tokens: Sequence[int]) -> int:
     return 0 if capabilities.num_kept is None else capabilities.num_kept(tokens)
 
 
+def is_users(drafter: Drafter) -> bool:
+    """Return whether the class of ``drafter`` is defined outside this package."""
+    return type(drafter).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
 class DrafterGroup:
-    """Drafter that lets each of ``drafters`` add nodes to the same tree, in order."""
+    """Drafter that lets each of ``drafters`` add nodes to the same tree, in order.
+
+    The trees of users' drafters are checked (``check_tree``) once ``vocab_size``, that of the target, is set.
+    """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = list(drafters)
+        self.vocab_size: int | None = None
         self.name = " + ".join(drafter.name for drafter in self.drafters)
         self.capabilities = Capabilities(plants_root=True)
         self._last = 0  # last committed token
@@ -163,12 +172,11 @@ class DrafterGroup:
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
         """Let every drafter add nodes to ``tree`` in order; the first plants the root if ``budget.is_first``."""
-        first, *others = self.drafters
-        propose_in(first, tree, self._last, budget)
-        if others:
+        for drafter in self.drafters:
+            propose_in(drafter, tree, self._last, budget)
+            if self.vocab_size is not None and is_users(drafter):
+                check_tree(tree, self._last, self.vocab_size, drafter.name)
             budget = budget._replace(is_first=False)
-            for drafter in others:
-                drafter.propose(tree, budget)
 
     def cost(self, budget: Budget) -> Sequence[Step]:
         """Return no steps: the drafters of a group are model-free."""
@@ -183,9 +191,10 @@ def group_of(drafters: Sequence[Drafter]) -> DrafterGroup | None:
 def ungrouped(drafter: Drafter) -> Drafter:
     """Return the only drafter of a group of one, to save a call in each iteration; else ``drafter`` itself.
 
-    A single drafter that lacks the capability ``plants_root`` stays in its group, which plants the root for it.
+    A single drafter that lacks the capability ``plants_root`` stays in its group, which plants the root for it, and so
+    does a user's drafter, whose trees the group checks.
     """
     if isinstance(drafter, DrafterGroup) and len(drafter.drafters) == 1:
         only = drafter.drafters[0]
-        return only if only.capabilities.plants_root else drafter
+        return only if only.capabilities.plants_root and not is_users(only) else drafter
     return drafter

@@ -17,7 +17,7 @@ from yggdrasil.drafters.model_free_options import (
 )
 from yggdrasil.drafters.shipped_assets import PREFIX, resolve_shipped_head
 from yggdrasil.errors import YggdrasilError
-from yggdrasil.own_class import is_own_class, own_class
+from yggdrasil.own_class import is_own_class, own_class, own_object
 
 if TYPE_CHECKING:
     from yggdrasil.drafters.protocol import Drafter
@@ -80,14 +80,14 @@ def own_drafter(name: str) -> "Drafter":
     """Create a user's drafter from its name ``module:Class``. The module may be in the working directory.
 
     Raises:
-        YggdrasilError: the class cannot be imported, or is not a model-free drafter.
+        YggdrasilError: the class cannot be imported or created, or is not a model-free drafter.
     """
     kind = own_class("drafter", name)
-    # Checked before it is called, because a plan may name any object.
-    lacking = missing_names(kind) if isinstance(kind, type) else list(_PROTOCOL)
+    # Checked before it is called, because a plan may name any class.
+    lacking = missing_names(kind)
     if set(lacking) - {"name", "capabilities"}:  # __init__ may set these two
         raise YggdrasilError(f"the drafter {name} lacks {', '.join(lacking)}; docs/drafters.md has an example")
-    made = kind()
+    made = own_object("drafter", name, kind)
     if lacking := missing_names(made):
         raise YggdrasilError(f"the drafter {name} lacks {', '.join(lacking)}; docs/drafters.md has an example")
     from yggdrasil.drafters.protocol import is_model_free

@@ -315,7 +315,10 @@ class PolicyPerSetting:
             self._unused[policy] = copy.deepcopy(policy)
         if not sampling.needs_logits and speculation.rule == "match" and width is None:
             return policy
-        key = (ref(policy), sampling.identity(), speculation.rule, width)
+        rule = (
+            speculation.rule if isinstance(speculation.rule, str) else type(speculation.rule)
+        )  # objects may have no hash
+        key = (ref(policy), sampling.identity(), rule, speculation.rule_name, width)
         if len(self._copies) == self._MOST and key not in self._copies:
             del self._copies[next(iter(self._copies))]
         kept = self._copies.pop(key) if key in self._copies else copy.deepcopy(self._unused[policy])

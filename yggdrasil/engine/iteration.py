@@ -149,7 +149,7 @@ class ModelFreeDrafts:
         shares_tree: bool,
         host: HostTree | None = None,
     ) -> None:
-        self.name = model_free.name
+        self.name, model_free.vocab_size = model_free.name, target.vocab_size
         order = None if target.ranks_nodes else target.order
         self.alone = ShadowTree(
             model_free, tree, verify_widths, shares_tree=shares_tree, order=order, host=target.host_tree
