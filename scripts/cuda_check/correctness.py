@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from attention_case import AttentionCase
 
-from cuda_check.models import bundled, expected_tokens, lead, modes, prompts, steps_of, tokenizer
+from cuda_check.differences import check_tokens, first_difference
+from cuda_check.models import bundled, expected_tokens, lead, modes, on_host, prompts, steps_of, tokenizer
 from cuda_check.notes import DiffersError, Notes
 from yggdrasil.acceptance.sampling import SamplingParams
 from yggdrasil.acceptance.speculation import Speculation
@@ -187,8 +188,7 @@ def _hybrid(device: torch.device, mode: str, family: str, count: int) -> str:
         decoder = Decoder(assembly, tokenizer(), FixedPolicy(TreeShape(4, 4, 16)), frozenset())
         for _ in range(_rounds(device)):
             found = decoder.generate(prompt, max_new_tokens=count, ignore_eos=True).tokens
-            if found != expected:
-                raise AssertionError(f"token {_same(found, expected)} differs of {found}, which should be {expected}")
+            check_tokens(decoder, prompt, found, expected, None)
     return "equal"
 
 
@@ -208,8 +208,7 @@ def _mtp(device: torch.device, mode: str, family: str, count: int) -> str:
         decoder = Decoder(assembly, tokenizer(), FixedPolicy(TreeShape(2, 3, 8)), frozenset())
         for _ in range(2):  # run, then recorded
             found = decoder.generate(prompt, max_new_tokens=count, ignore_eos=True).tokens
-            if found != expected:
-                raise AssertionError(f"token {_same(found, expected)} differs of {found}, which should be {expected}")
+            check_tokens(decoder, prompt, found, expected, lambda: model)
     return "equal"
 
 
@@ -323,12 +322,7 @@ def _tokens(
     for _ in range(_rounds(device)):
         for text, expected in zip(prompts(), wanted, strict=False):
             found = decoder.generate(text, max_new_tokens=len(expected)).tokens
-            if found != list(expected):
-                same = _same(found, expected)
-                told = lead([*text, *expected[:same]])
-                raise AssertionError(
-                    f"token {same} is {found[same]}, not {expected[same]}; the best logit led by {told}"
-                )
+            check_tokens(decoder, text, found, expected, partial(on_host, "target"))
     refused = _uncompiled(decoder) if mode == "compiled" else []
     return {"equal": len(wanted), "uncompiled": refused} if refused else "equal"
 
@@ -349,7 +343,7 @@ def _leads(
     decoder, leads, num_equal = _decoder(pair, device, mode, policy), [], 0
     for text, expected in zip(prompts(), wanted, strict=False):
         found = decoder.generate(text, max_new_tokens=len(expected)).tokens
-        same = _same(found, expected)
+        same = first_difference(found, expected)
         num_equal += same == len(expected)
         if same < len(expected):
             leads.append({"at": same, "lead": round(lead([*text, *expected[:same]]), 4)})
@@ -374,8 +368,7 @@ def _sampled(
     for _ in range(_rounds(device)):
         answer = decoder.generate(prompts()[0], **options)
         found = answer.tokens
-        if found != expected:
-            raise AssertionError(f"token {_same(found, expected)} differs of {found}, which should be {expected}")
+        check_tokens(decoder, prompts()[0], found, expected, partial(on_host, "target"))
         ours, theirs = ([each.logprob for each in one.logprobs or ()] for one in (answer, reference))
         _equal("log-probabilities", torch.tensor(ours), torch.tensor(theirs), 1e-3)
     return "equal"
@@ -412,7 +405,3 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     checks = {name: value for name, value in results.items() if name not in ("seconds", "load the bundled pair")}
     others = [name for name, value in checks.items() if value != "equal" and "equal" not in value]
     return [f"  {len(checks) - len(others)} of {len(checks)} equal; others: {', '.join(others) or 'none'}"[:300]]
-
-
-def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))

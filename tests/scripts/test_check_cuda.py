@@ -12,8 +12,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from gguf_files import tiny_model, write_gguf
+from tiny_pair import TEXT
 
 from yggdrasil.engine.targets.captured_target import CapturedTarget
+from yggdrasil.policy.fixed import FixedPolicy
+from yggdrasil.tree.shape import TreeShape
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_cuda.py"
@@ -74,6 +77,27 @@ def test_every_section_runs_on_a_stand_in(tmp_path, compiled):
     assert compared[:3] == ["ours", "sdpa", "flex"]  # outputs are those of the portable operator
     assert "tree egt of 4" in sections["decodes"]["results"]
     assert "transformers assisted" in sections["transformers"]["results"]
+
+
+def test_a_decode_of_other_tokens_leaves_what_first_differs(pair):
+    """The keys or values of a layer before that token; the tokens if the cache is right, or there is no model."""
+    from cuda_check.differences import check_tokens
+    from cuda_check.notes import DiffersError
+
+    decoder, prompt = pair.decoder(FixedPolicy(TreeShape(2, 2, 4))), TEXT[:12]
+    expected = decoder.generate(prompt, max_new_tokens=9).tokens
+    found = [*expected[:6], expected[6] + 1, *expected[7:]]
+    check_tokens(decoder, prompt, expected, expected, None)
+
+    for model, said in ((None, "token 6 of "), (lambda: pair.plain_target, "keys and values are right; the text")):
+        with pytest.raises(DiffersError, match=said) as caught:
+            check_tokens(decoder, prompt, found, expected, model)
+        assert caught.value.tensors["ours"].tolist() == found
+    rows = decoder.assembly.target.cache.rows()
+    rows[len(rows) // 2 + 1][:, 14] += 0.5
+    with pytest.raises(DiffersError, match=r"token 6 of .*; of layer 1 the values differs by up to 0\.5") as caught:
+        check_tokens(decoder, prompt, found, expected, lambda: pair.plain_target)
+    assert caught.value.tensors["expected"].shape[1] == 12 + 5
 
 
 def test_shipped_tokens_are_those_of_transformers(monkeypatch):
