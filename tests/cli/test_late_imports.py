@@ -17,12 +17,17 @@ import torch
 
 shapes = sys.modules["torch._meta_registrations"]
 assert "activate_meta" not in vars(shapes), "executed with PyTorch"
+expected = torch.rand(2, generator=torch.Generator().manual_seed(3))
+with torch.random.fork_rng():
+    assert torch.equal(torch.manual_seed(3) and torch.rand(2), expected)
+assert "activate_meta" not in vars(shapes), "executed by a generator"
 assert torch.nn.quantized.Linear is not None
 assert torch.ao.quantization.default_qconfig is not None
 assert torch.distributions.Normal(0.0, 1.0).sample().shape == ()
 assert "activate_meta" not in vars(shapes), "executed by another late module"
 import torch._dynamo
 assert "activate_meta" in vars(shapes), "not executed for the compiler"
+assert torch.equal(torch.rand(2, generator=torch.Generator().manual_seed(3)), expected)
 assert torch.compile(lambda x: torch.linalg.cholesky(x @ x.T), backend="aot_eager")(torch.eye(3)).sum() == 3
 layer = torch.nn.Linear(2, 2)
 program = torch.export.export(layer, (torch.ones(1, 2),))

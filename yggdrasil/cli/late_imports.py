@@ -71,9 +71,21 @@ class _Finder(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             if is_late and name in _INSTEAD:
                 import_module(_INSTEAD[name])
+            if name == "torch._meta_registrations":
+                _allow_generators()
             loader = spec.loader
             spec.loader = _Placeholder(loader, self._found) if is_late else _Replacing(loader, self._replaced[name])
         return spec
+
+
+def _allow_generators() -> None:
+    """Give ``torch.Generator`` its metaclass, without which no object of it can be created.
+
+    Otherwise a module does that which only late modules import.
+    """
+    set_metaclass = getattr(sys.modules["torch._C"], "_set_generator_metaclass", None)  # since PyTorch 2.13
+    if set_metaclass is not None:
+        set_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
 
 
 class _Placeholder(Loader):

@@ -8,6 +8,7 @@ Dims: B texts, T tokens, H hidden size.
 from collections.abc import Collection
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,9 +39,9 @@ def own_text(target: LoadedModel, layers: Collection[int]) -> OwnText:
     length = OPENING + LENGTH
     runner = ModelRunner(target, TEXTS * length, target.vocab_size, "uncompiled", sorted(layers))
     device = target.device
-    generator = torch.Generator().manual_seed(0)  # on the host: every device draws the same numbers
+    generator = np.random.default_rng(0)  # PyTorch's are others on every kind of device
     # Token t of text b is in slot t * B + b of a tree whose root has no context.
-    tokens = [torch.randint(0, target.vocab_size, (TEXTS, OPENING), generator=generator).to(device).T.flatten()]
+    tokens = [torch.from_numpy(generator.integers(target.vocab_size, size=OPENING * TEXTS)).to(device)]
     choices, outputs = list[Tensor](), list[list[Tensor]]()
     text = torch.arange(TEXTS, device=device).repeat(length)  # by slot
     position = torch.arange(length, device=device).repeat_interleave(TEXTS)
@@ -67,8 +68,8 @@ def own_text(target: LoadedModel, layers: Collection[int]) -> OwnText:
     return OwnText(by_text(tokens), by_text(choices), dict(zip(runner.call.hidden_layers, by_layer, strict=True)))
 
 
-def _sampled(logits: Tensor, generator: torch.Generator) -> Tensor:
+def _sampled(logits: Tensor, generator: np.random.Generator) -> Tensor:
     """Sample a token [R] from each row of ``logits`` [R, V] by a single coin; ``torch.multinomial`` throws V coins."""
     sums = (logits.float() / _TEMPERATURE).softmax(-1).cumsum(-1)
-    coins = torch.rand(len(sums), 1, generator=generator).to(sums.device) * sums[:, -1:]
+    coins = torch.from_numpy(generator.random((len(sums), 1), dtype=np.float32)).to(sums.device) * sums[:, -1:]
     return torch.searchsorted(sums, coins)[:, 0].clamp(max=logits.shape[-1] - 1)
