@@ -77,7 +77,7 @@ def test_counts_of_answers_are_forgotten_by_the_name_in_plans(two_models):
     assert not any(answers_folder("", "").parent.iterdir())
 
 
-@pytest.mark.parametrize("options", [["--clear"], ["--forget"]])
+@pytest.mark.parametrize("options", [["--clear"], ["--forget"], ["--clear", "--forget"]])
 def test_a_model_is_also_named_by_its_hub_id_which_is_not_downloaded(two_models, tmp_path, monkeypatch, options):
     random_model().save_pretrained(tmp_path / "snapshot")
     monkeypatch.setattr(

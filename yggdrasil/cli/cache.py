@@ -31,7 +31,7 @@ def cache(
         ),
     ] = False,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Remove only the n-gram counts of answers; with MODEL only its own.")
+        bool, typer.Option("--forget", help="Remove the n-gram counts of answers; with MODEL only its own.")
     ] = False,
 ) -> None:
     """List or clear the cached files of models, with their sizes. YGGDRASIL_CACHE moves the cache."""
@@ -41,7 +41,8 @@ def cache(
     root = cache_root()
     if forget:
         _forget(model)
-        return
+        if not clear:
+            return
     models = _by_model(resolve_link(root / MODELS))
     if model is not None:
         digits = _chosen(model, [folder.name for _, folder in models])

@@ -17,7 +17,7 @@ TITLES = {
     "considered": "policies that were simulated",
     "costs": "target passes: costs in the plan",
     "latency": "step times, milliseconds",
-    "iterations": "stages of an iteration",
+    "iterations": "stages of the iterations that were timed (model-free trees with the most rows)",
     "prediction": "predicted and measured iterations",
     "objective": "the objective: the best shape of each draft width, and the AAL-optimal one",
     "timelines": "timelines, milliseconds",
