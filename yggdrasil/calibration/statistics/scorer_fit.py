@@ -14,6 +14,7 @@ from yggdrasil.calibration.statistics.base_table import BaseTable, count_documen
 from yggdrasil.drafters.statistics.contexts import NUM_CONTEXTS
 from yggdrasil.drafters.statistics.drafter import StatisticsDrafter
 from yggdrasil.drafters.statistics.scorer import NGramScorer
+from yggdrasil.drafters.statistics.table import Table
 from yggdrasil.native.one_thread import one_thread
 
 _EVERY = 5  # one document in so many fits the scorer; the others fill the table it is fitted with
@@ -33,6 +34,16 @@ class Candidates(NamedTuple):
     features: npt.NDArray[np.int64]  # [C, 1 + 2 K], see ``StatisticsDrafter.features``
     position: npt.NDArray[np.int64]  # [C] ascending, every one of 0 .. P - 1
     is_right: npt.NDArray[np.bool_]  # [C], at most one per position
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Candidates]") -> "Candidates":
+        """Return the candidates of all ``parts``, whose positions follow each other."""
+        ends = np.cumsum([0, *(int(part.position[-1]) + 1 if len(part.position) else 0 for part in parts)])
+        return cls(
+            np.concatenate([part.features for part in parts]),
+            np.concatenate([part.position + start for part, start in zip(parts, ends, strict=False)]),
+            np.concatenate([part.is_right for part in parts]),
+        )
 
     def split(self, share: float) -> "tuple[Candidates, Candidates]":
         """Split into the candidates of the first positions and those of the last ``share`` (0 to 1) of positions."""
@@ -79,14 +90,22 @@ def gather_candidates(documents: Sequence[Document], *, with_table: bool, base: 
             documents; else these are unused.
         base: table of other text to which these counts are added; None: no other text.
     """
-    sampled = documents[::_EVERY]
     known = [document for i, document in enumerate(documents) if i % _EVERY]
-    table = count_documents(known, base) if with_table else None
+    return candidates_of(documents[::_EVERY], count_documents(known, base) if with_table else None)
+
+
+def candidates_of(documents: Sequence[Document], table: Table | None) -> Candidates:
+    """Return the n-gram candidates for each answer token of ``documents``, see ``gather_candidates``.
+
+    Args:
+        documents: prompts with the target's answers.
+        table: n-gram table whose candidates are taken too; None: those of the text alone.
+    """
     drafter = StatisticsDrafter(NGramScorer.none(), table)
     found: list[npt.NDArray[np.int64]] = []
     right: list[npt.NDArray[np.bool_]] = []
     num_candidates = 0
-    for document in sampled:
+    for document in documents:
         drafter.begin(document.prompt)
         for token in document.answer:
             rows = drafter.features(()).numpy()
