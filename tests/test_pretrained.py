@@ -16,6 +16,7 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.model_free_options import NGramOptions, StatisticsOptions
 from yggdrasil.engine import plan_lookup
+from yggdrasil.engine import plan_lookup
 from yggdrasil.engine.plan_lookup import automatic_name
 from yggdrasil.engine.plan_parts import planned_drafter
 from yggdrasil.errors import YggdrasilError
@@ -148,6 +149,16 @@ def test_a_provisional_plan_serves_its_own_drafters_until_there_is_a_calibrated_
     assert find_plan(TARGET, None, None) == calibrated, "whatever drafters it has"
     calibrated.unlink()
     assert find_plan(TARGET, None, None) == first
+
+
+def test_a_first_use_without_the_native_library_leaves_no_plan_for_later(save, monkeypatch):
+    """Its weights and step costs are those of PyTorch's operators."""
+    with monkeypatch.context() as patch:
+        patch.setattr(plan_lookup, "is_native", lambda: False)
+        without = save(plan(is_provisional=True), automatic_name(TARGET, None, "bfloat16", "cpu"))
+        assert find_plan(TARGET, None, None) == without
+    monkeypatch.setattr(plan_lookup, "is_native", lambda: True)
+    assert find_plan(TARGET, None, None) is None
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.online_estimates import restore_estimates, was_busy
 from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
 from yggdrasil.errors import ArgumentTypeError, ArgumentValueError, YggdrasilError
+from yggdrasil.native import is_native
 from yggdrasil.prompts import PROBE, encode_chat
 from yggdrasil.scheduling.plan import DeviceName, Plan
 
@@ -194,7 +195,7 @@ def _first_use(
     plan, tokenizer = first_plan(model, named, dtype, name, root, device, agreement, tokenizer)
     folder = predictor_directory(root, name, current_machine())
     decoder = open_loaded(plan, folder, tokenizer=tokenizer, phase=reporter.phase)
-    if backend is None and decoder.assembly.target.backend == "eager":
+    if backend is None and decoder.assembly.target.backend == "eager" and is_native():  # else the library says why
         tell(
             "native steps do not cover its architecture, so PyTorch runs its passes uncompiled; `--backend inductor` "
             "and `yggdrasil calibrate` compile them, which takes minutes"

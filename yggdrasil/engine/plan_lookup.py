@@ -12,6 +12,7 @@ from yggdrasil.drafters.registry import is_model_free_name, names_of
 from yggdrasil.drafters.shipped_assets import resolve_shipped_head
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.errors import ArtifactError
+from yggdrasil.native import is_native
 from yggdrasil.scheduling.plan import DeviceName, Plan
 
 
@@ -98,7 +99,9 @@ def automatic_name(model: Source, drafters: Sequence[str] | None, dtype: DtypeNa
     """Return the name of the provisional plan that a model's first use makes for these drafters, dtype and device.
 
     It is that of ``plan_name``, the first 8 digits of the model's fingerprint, and the arguments, joined by dashes. The
-    order of ``drafters`` counts; None and empty are the same.
+    order of ``drafters`` counts; None and empty are the same. "pytorch" follows on a CPU without the native library,
+    where weights and step costs are others.
     """
     named = "".join(f"-{plan_name(drafter)}" for drafter in drafters or ())
-    return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}{'' if device == 'cpu' else f'-{device}'}"
+    where = "" if device == "cpu" and is_native() else "-pytorch" if device == "cpu" else f"-{device}"
+    return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}{where}"

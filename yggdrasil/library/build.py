@@ -58,7 +58,7 @@ def load_native() -> bool:
     try:
         levels = chosen_levels()
     except ValueError as error:
-        _say(f"{error}; the slower portable CPU kernels are used")
+        _say(f"{error}; PyTorch's operators are used, which are several times slower")
         return False
     if sys.platform == "win32" or not levels:
         return False
@@ -72,7 +72,10 @@ def load_native() -> bool:
     if (lower := _load_lower(levels[1:])) is not None:
         _say(f"the CPU kernels for {best.name} cannot be compiled ({problem}), those for {lower} are used")
         return True
-    _say(f"the CPU kernels cannot be used, the slower portable ones take their place: {problem}")
+    _say(
+        f"the CPU kernels cannot be compiled ({problem}); PyTorch's operators take their place, which are several times "
+        "slower: install g++ or clang++"
+    )
     return False
 
 
