@@ -16,7 +16,6 @@ from yggdrasil.checkpoints.facts import load_tokenizer
 from yggdrasil.checkpoints.source import Source
 from yggdrasil.drafters.model_free_options import NGramOptions, StatisticsOptions
 from yggdrasil.engine import plan_lookup
-from yggdrasil.engine import plan_lookup
 from yggdrasil.engine.plan_lookup import automatic_name
 from yggdrasil.engine.plan_parts import planned_drafter
 from yggdrasil.errors import YggdrasilError

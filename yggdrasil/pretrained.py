@@ -27,7 +27,7 @@ from yggdrasil.drafters.registry import NGRAM, TABLE, USUAL, is_own, make_drafte
 from yggdrasil.drafters.shipped_assets import table_folder
 from yggdrasil.drafters.statistics.shipped_table import LEAST_BYTES
 from yggdrasil.engine import decoder as engine
-from yggdrasil.engine.assembly import best_device
+from yggdrasil.engine.assembly import best_device, open_device
 from yggdrasil.engine.loading import DtypeName
 from yggdrasil.engine.online_estimates import restore_estimates, was_busy
 from yggdrasil.engine.plan_lookup import automatic_name, find_plan, plan_name
@@ -106,6 +106,7 @@ class Decoder(engine.Decoder):
             check_weights(found.folder)
         tokenizer = _chat_tokenizer(found) if chat else None
         device = device or best_device()
+        open_device(device)  # raises where there is no GPU, before anything is timed
         path = find_plan(found, drafters, dtype, device)
         if path is None:
             open_loaded = partial(cls.from_loaded, backend=backend, max_length=max_length, check=_check_attention)

@@ -320,7 +320,7 @@ def _prompt(record: Any, number: int) -> Prompt:
         try:
             messages = as_messages(record["messages"])
         except YggdrasilError as error:
-            raise YggdrasilError(f"is no chat: {error}") from error
+            raise YggdrasilError(f"has messages that are no chat: {error}") from error
         return Prompt(identity[0], messages[-1].content, identity[1], messages)
     if not isinstance(record.get("prompt"), str):
         raise YggdrasilError("has no text in a field named prompt, and no list in one named messages")

@@ -36,6 +36,28 @@ def test_plans_are_a_table_of_short_names(run):
     assert "theirs" in run("plans", "theirs")[1]
 
 
+def test_a_plan_is_removed_with_what_was_measured_for_it(run, tmp_path):
+    (path,) = (tmp_path / "plans" / "mine").glob("*.yaml")
+    for kind in ("profiles", "predictors"):
+        (tmp_path / kind / "mine" / path.stem).mkdir(parents=True, exist_ok=True)
+    saved = replace(Plan.load(path), name="saved")  # as a search saves it, with the predictor of the first
+    (tmp_path / "plans" / "saved").mkdir()
+    saved.save(tmp_path / "plans" / "saved" / path.name)
+
+    code, out, err = run("plans", "mine", "--remove")
+
+    assert (code, err) == (0, "")
+    assert out.startswith("removed plans/mine/")
+    assert not path.parent.exists()
+    assert not (tmp_path / "profiles" / "mine").exists()
+    assert (tmp_path / "predictors" / "mine").exists(), "the saved plan reads it"
+    assert run("plans", "saved", "--remove")[0] == 0
+    for name, said in ((None, "--remove needs the NAME of a plan"), ("theirs", "a plan of other machines alone")):
+        code, out, err = run("plans", *([name] if name else []), "--remove")
+        assert (code, out) == (2, "")
+        assert said in err
+
+
 def test_a_name_without_a_plan_is_a_fault(run):
     code, out, err = run("plans", "mien")
     assert (code, out) == (2, "")

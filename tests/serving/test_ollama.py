@@ -69,6 +69,26 @@ def test_the_model_is_listed(server):
     assert card["name"] == "tiny"
     assert card["size"] > 0
     assert "version" in server.client.get("/api/version").json()
+    (loaded,) = server.client.get("/api/ps").json()["models"]
+    assert (loaded["name"], loaded["size"]) == ("tiny", card["size"])
+    shown = server.post("/api/show", model="tiny")
+    assert shown["template"]
+    assert shown["capabilities"][0] == "completion"
+    assert shown["model_info"] == {
+        "general.architecture": "llama",
+        "llama.context_length": server.worker.decoder.assembly.engine.max_length,
+    }
+
+
+def test_a_request_without_a_text_loads_the_model(server):
+    """As Ollama's clients do before the first question."""
+    for path, given, said in (
+        ("/api/generate", {}, {"response": ""}),
+        ("/api/chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
+    ):
+        reply = server.post(path, model="tiny", **given)
+        assert said.items() <= reply.items()
+        assert (reply["done"], reply["done_reason"]) == (True, "load")
 
 
 @pytest.mark.parametrize(
@@ -82,4 +102,7 @@ def test_the_model_is_listed(server):
     ],
 )
 def test_what_is_not_served_is_said(server, path, given, status):
-    server.post(path, status, **{"model": "tiny", **given})
+    """An error is an object with the message, as clients of Ollama read it."""
+    error = server.post(path, status, **{"model": "tiny", **given})["error"]
+    assert isinstance(error, str)
+    assert error

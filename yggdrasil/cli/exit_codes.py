@@ -1,6 +1,7 @@
 """Runs a command and maps errors to exit codes: one sentence for errors that the user can mend."""
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -138,8 +139,11 @@ def _usage_sentence(error: BaseException) -> str:
 
 def _os_sentence(error: OSError) -> str:
     reason = error.strerror or first_line(error)
-    if error.filename is not None:
-        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else error.filename
+    # A copy that fills the disk names its source first.
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename2 is not None
+    place = error.filename2 if is_full else error.filename
+    if place is not None:
+        name = os.fsdecode(place) if isinstance(place, str | bytes) else place
         return f"cannot use {name} ({reason}); check the path, its permissions and free space"
     return f"{reason}; check the system's limits, permissions and free space"
 

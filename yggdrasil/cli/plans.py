@@ -1,6 +1,8 @@
 """``yggdrasil plans``: lists the plans."""
 
+import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +13,14 @@ from yggdrasil.errors import YggdrasilError
 
 def plans(
     name: Annotated[str | None, typer.Argument(help="List the plans of this name, of every machine.")] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove this machine's plan NAME with its measurements and predictor.")
+    ] = False,
     fits: Annotated[
         bool, typer.Option("--fits", help="Print nothing; exit with 0 if a plan is for this machine, else with 1.")
     ] = False,
 ) -> None:
-    """List the plans of this machine; with NAME the plans of that name of every machine."""
+    """List the plans of this machine; with NAME the plans of that name of every machine. Or remove one."""
     from yggdrasil.artifacts import current_machine, list_plans
     from yggdrasil.artifacts.parsing import close_match
 
@@ -26,6 +31,9 @@ def plans(
         names = sorted({entry.name for entry in list_plans()})
         there = f"the plans are: {', '.join(names)}" if names else "there are none yet"
         raise YggdrasilError(f"there is no plan named '{name}'{close_match(name, names)}; {there}")
+    if remove:
+        _remove(name, [entry.path for entry in entries if entry.fits(machine)])
+        return
     if name is None:
         others = [entry for entry in entries if not entry.fits(machine)]
         entries = [entry for entry in entries if entry.fits(machine)]
@@ -36,6 +44,32 @@ def plans(
         _show([(entry.name, entry.path, entry.fits(machine)) for entry in entries])
     else:
         print("no plan of this machine yet; the first use of a model makes one", file=sys.stderr)
+
+
+def _remove(name: str | None, paths: list[Path]) -> None:
+    """Remove plans, their profiles, and those predictor folders that no other plan names.
+
+    Raises:
+        YggdrasilError: no name is given, or there is no plan of that name for this machine.
+    """
+    from yggdrasil.artifacts import list_plans, shown
+    from yggdrasil.artifacts.names import root_of
+
+    if name is None or not paths:
+        raise YggdrasilError(
+            f"{'--remove needs the NAME of a plan' if name is None else f'{name} is a plan of other machines alone'}; "
+            "`yggdrasil plans` lists those of this machine"
+        )
+    for path in paths:
+        path.unlink()
+        folders = [root_of(path) / kind / name / path.stem for kind in ("profiles", "predictors")]
+        for folder in folders:
+            if not any(entry.mentions(f"{folder.parent.parent.name}/{name}/{path.stem}") for entry in list_plans()):
+                shutil.rmtree(folder, ignore_errors=True)
+        for folder in (path.parent, *(each.parent for each in folders)):
+            with suppress(OSError):  # other machines' files are there
+                folder.rmdir()
+        print(f"removed {shown(path)}")
 
 
 def _show(entries: list[tuple[str, Path, bool]]) -> None:

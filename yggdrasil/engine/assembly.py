@@ -47,7 +47,8 @@ def open_device(name: DeviceName) -> torch.device:
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise YggdrasilError(
-            "no CUDA device can be used here; train or calibrate with --device cpu, and decode with such a plan"
+            "no CUDA device can be used here; leave out --device or give --device cpu, and calibrate again if the plan "
+            "is for a GPU"
         )
     return torch.device(name)
 

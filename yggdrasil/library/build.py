@@ -73,8 +73,8 @@ def load_native() -> bool:
         _say(f"the CPU kernels for {best.name} cannot be compiled ({problem}), those for {lower} are used")
         return True
     _say(
-        f"the CPU kernels cannot be compiled ({problem}); PyTorch's operators take their place, which are several times "
-        "slower: install g++ or clang++"
+        f"the CPU kernels cannot be compiled ({problem}); PyTorch's operators take their place, which are several "
+        "times slower: install g++ or clang++"
     )
     return False
 

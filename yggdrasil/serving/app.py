@@ -71,9 +71,10 @@ def _routed(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
     return app
 
 
-async def _answer_fault(_: Request, error: Exception) -> Response:
+async def _answer_fault(request: Request, error: Exception) -> Response:
     fault = fault_of(error)
-    return JSONResponse(fault.body(), fault.status, fault.headers)
+    body = {"error": fault.message} if request.url.path.startswith(ollama.PREFIX) else fault.body()
+    return JSONResponse(body, fault.status, fault.headers)
 
 
 async def _answer_unexpected(_: Request, error: Exception) -> Response:

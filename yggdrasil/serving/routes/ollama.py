@@ -1,14 +1,14 @@
-"""Routes of Ollama's API: ``/api/chat``, ``/api/generate``, ``/api/tags`` and ``/api/version``."""
+"""Routes of Ollama's API: ``/api/chat``, ``/api/generate``, and what clients ask about the served model."""
 
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from yggdrasil import __version__
@@ -18,11 +18,12 @@ from yggdrasil.serving.exchange import Exchange, answer
 from yggdrasil.serving.jobs import Finished
 from yggdrasil.serving.request_fields import NO_LIMIT, ChatRequest, Several, Tool, Wire
 from yggdrasil.serving.routes.chat import AnswerStream, Chat
-from yggdrasil.serving.service import service_of
+from yggdrasil.serving.service import Service, service_of
 from yggdrasil.serving.streams import LINES
 from yggdrasil.serving.usage import finish_reason, timings_of
 
 router = APIRouter()
+PREFIX = "/api/"  # of all paths here; their errors are Ollama's, an object with the message
 _LATEST = ":latest"  # Ollama's clients append it to a name without a tag
 
 
@@ -62,14 +63,14 @@ class OllamaRequest(Wire):
 class OllamaChatRequest(OllamaRequest):
     """The body of ``POST /api/chat``."""
 
-    messages: Annotated[Several[OllamaMessage], Field(min_length=1)]
+    messages: Several[OllamaMessage]
     tools: Several[Tool] | None = None
 
 
 class OllamaGenerateRequest(OllamaRequest):
     """The body of ``POST /api/generate``. The prompt becomes a user message, as in Ollama."""
 
-    prompt: Annotated[str, Field(min_length=1)]
+    prompt: str = ""
     system: str | None = None
     raw: bool = False
     suffix: str | None = None
@@ -79,6 +80,8 @@ class OllamaGenerateRequest(OllamaRequest):
 @router.post("/api/chat")
 async def chat(body: OllamaChatRequest, request: Request) -> Response:
     """Answer a chat, as NDJSON or, if ``stream`` is false, as one object."""
+    if not body.messages:
+        return _loaded(body, {"message": {"role": "assistant", "content": ""}})
     fields = {"messages": [_turn(turn) for turn in body.messages]}
     if body.tools:
         fields["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
@@ -91,23 +94,55 @@ async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
     if body.raw or body.suffix:
         raise Fault(400, "raw and suffix are not served here; use /v1/completions, which continues a text")
     _refuse_images(body.images)
+    if not body.prompt:
+        return _loaded(body, {"response": ""})
     turns = [{"role": "system", "content": body.system}] if body.system else []
     turns.append({"role": "user", "content": body.prompt})
     return await _answer(body, request, {"messages": turns}, lambda text, _: {"response": text})
 
 
+def _loaded(body: OllamaRequest, said: dict[str, Any]) -> Response:
+    """Answer a request without a text, by which Ollama's clients load the model: it is loaded."""
+    reply = {"model": body.model, "created_at": _when(None), **said, "done": True, "done_reason": "load"}
+    return JSONResponse(reply)
+
+
 @router.get("/api/tags")
 async def tags(request: Request) -> dict[str, Any]:
     """List the served model."""
+    return {"models": [_card(service_of(request))]}
+
+
+@router.get("/api/ps")
+async def ps(request: Request) -> dict[str, Any]:
+    """List the loaded model: the served one, which is never unloaded."""
+    card = _card(service_of(request))
+    return {"models": [{**card, "expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}]}
+
+
+@router.post("/api/show")
+async def show(request: Request) -> dict[str, Any]:
+    """Describe the served model."""
     service = service_of(request)
+    template = str(getattr(service.decoder.tokenizer, "chat_template", None) or "")
+    kind = str(service.decoder.assembly.target.loaded.config.get("model_type", ""))
+    limit = service.decoder.assembly.engine.max_length
+    return {
+        "template": template, "details": _card(service)["details"], "modified_at": _when(service.started),
+        "model_info": {"general.architecture": kind, f"{kind}.context_length": limit},
+        "capabilities": ["completion", *(["tools"] if "tools" in template else [])],
+    }  # fmt: skip
+
+
+def _card(service: Service) -> dict[str, Any]:
+    """Describe the served model as Ollama lists one."""
     facts = service.decoder.assembly.target.loaded
     details = {"format": "gguf" if service.model.endswith(".gguf") else "", "family": "", "families": None}
     size = sum(tensor.nbytes for tensor in facts.tensors.values())
-    card = {
+    return {
         "name": service.model, "model": service.model, "modified_at": _when(service.started), "size": size,
         "digest": service.fingerprint, "details": {**details, "parameter_size": "", "quantization_level": ""},
     }  # fmt: skip
-    return {"models": [card]}
 
 
 @router.get("/api/version")
