@@ -64,7 +64,7 @@ BAD = {
     "{": "is not JSON",
     '{"prompt": ""}': "the prompt is empty",
     json.dumps({"prompt": "ab" * 150}): "the context holds 200",
-    '{"messages": []}': "is no chat: messages must be a list",
+    '{"messages": []}': "has messages that are no chat: messages must be a list",
     '{"prompt": "a\\ud800"}': "has half of a surrogate pair",
 }
 
@@ -77,7 +77,7 @@ def test_a_bad_prompt_does_not_end_the_others(run, pair, tmp_path, line):
     assert reference(pair, "Then", 9) in out
     assert reference(pair, "on", 9) in out
     fault, total = err.splitlines()
-    assert fault.startswith(f"yggdrasil: {path}, line 2: ")
+    assert fault.startswith((f"yggdrasil: {path}, line 2 ", f"yggdrasil: {path}, line 2: "))
     assert BAD[line] in fault
     assert total == f"yggdrasil: 1 of 3 prompts of {path} could not be decoded; the others were"
 

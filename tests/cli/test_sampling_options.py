@@ -39,12 +39,14 @@ def test_every_parameter_arrives(tmp_path):
     assert params.bad_words == ("x",)
     assert params.constraint == Constraint("json_schema", schema.read_text())
     accepted = {
-        "rule": "relaxed", "typical_epsilon": 0.2, "typical_delta": 0.5, "relaxed_topk": 4, "relaxed_delta": 0.1,
+        "rule": "relaxed", "relaxed_topk": 4, "relaxed_delta": 0.1,
         "thinking_only": True, "exactness": "fixed-width", "fixed_width": 4,
     }  # fmt: skip
     chosen = speculation_of(options(**accepted, expansion="2,1"))
     assert {name: getattr(chosen, name) for name in accepted} == accepted
     assert chosen.expansion == (2, 1)
+    typical = speculation_of(options(rule="typical", typical_epsilon=0.2, typical_delta=0.5))
+    assert (typical.typical_epsilon, typical.typical_delta) == (0.2, 0.5)
     assert speculation_of(options(exactness="strict", tolerance=0.5)).tolerance == 0.5
     assert speculation_of(options(audit=True, tolerance=0.5)).tolerance == 0.5
 

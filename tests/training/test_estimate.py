@@ -63,10 +63,13 @@ def test_chains_of_every_length_cost_what_was_measured(save, head):
     # One guess: 10 ms a plain step; 2 for the first pass, 10 for two rows, 1 between.
     assert found.speedups([0.5, 0.5, 0.2]) == pytest.approx([1.0, 10.5 / 13 * 1.5, 10.5 / 16 * 1.75, 10.5 / 17 * 1.8])
     assert found.describe([0.5, 0.5, 0.2]) == (
-        "1.21 x plain decoding with one guess a pass, alone (by the costs of plan drafted)"
+        "this head alone would decode 1.21 times as fast as plain decoding, with a chain of 1 drafted token (by the "
+        "step costs of plan drafted)"
     )
-    assert found.describe([0.9, 0.9, 0.9]).startswith("2.12 x plain decoding with 3 guesses a pass")
-    assert found.describe([0.1, 0.1]).startswith("1.00 x plain decoding with no guess a pass")
+    assert found.describe([0.9, 0.9, 0.9]).startswith(
+        "this head alone would decode 2.12 times as fast as plain decoding, with a chain of 3 drafted tokens (by"
+    )
+    assert found.describe([0.1, 0.1]).startswith("this head alone would not speed up decoding (by")
     assert len(found.speedups([0.5] * 20)) == 8, "no chain is longer than the widest pass"
 
 
@@ -77,7 +80,7 @@ def test_what_no_plan_has_measured_is_reckoned_by_weights(save, head):
     assert estimated().speedups([0.5, 0.5]) == pytest.approx([1.0, 10.5 / 12 * 1.5, 10.5 / 15 * 1.75])
     of_a_block = estimated(kind="dflash").speedups([0.5, 0.5])
     assert of_a_block == pytest.approx([1.0, 10.5 / 12 * 1.5, 10.5 / 14.01 * 1.75]), "one pass drafts both"
-    assert "by the costs of plan counts, and a draft pass by its weights" in estimated().describe([0.5])
+    assert "by the step costs of plan counts and a draft pass estimated from its size" in estimated().describe([0.5])
     save("drafted", head)
     assert estimated().plan == "drafted"
     save("later")

@@ -158,7 +158,7 @@ def _gguf_weights(path: Path, facts: Path, dtype: "torch.dtype", keeps_blocks: b
             if file.name not in ("config.json", MARKER):
                 (partial / file.name).write_bytes(file.read_bytes())
 
-    return _prepared(path, facts.parent / name, write, f"preparing {shown(path)} in {name}")
+    return _prepared(path, facts.parent / name, write, f"preparing {shown(path)}")
 
 
 def _prepared(path: Path, folder: Path, write: Callable[[GgufHeader, Path], None], what: str) -> Path:

@@ -208,11 +208,10 @@ def _print_plan(path: Path) -> None:
     best = plan.predicted
     print(path)
     print(plan.describe())
-    print(f"predicted for {best.policy}: {best.describe()}")
+    print(f"predicted with {best.policy}: {best.describe()}")
     for other in plan.rejected:
-        print(
-            f"  instead of {other.policy}: {other.speedup:.2f} x, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms per token"
-        )
+        gain = f"{other.speedup:.2f} x plain decoding"
+        print(f"  with {other.policy}: {gain}, AAL {other.aal:.2f}, {other.tpot_ms:.3g} ms per token; not chosen")
     if (origin := table_origin(path.parent / plan.predictor)) is not None:
         print(origin)
     if plan.left_out is not None:

@@ -22,8 +22,7 @@ _PACKAGE = Path(__file__).parents[1]
 _MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory", "Cannot allocate memory")
 _TERMINATED = 128 + signal.SIGTERM  # as a shell reports it
 _INTERRUPTED = (
-    "interrupted; what was compiled or prepared so far is kept and nothing half-written is, run the same command again "
-    "to go on"
+    "interrupted; what was compiled or prepared so far is kept for the next start, and nothing half-written is left"
 )
 
 

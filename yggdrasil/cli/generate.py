@@ -106,7 +106,7 @@ class _Printer:
             if self._as_json:
                 fault = {"file": place.file, "line": place.line, "reason": reason}
                 print(json.dumps({"id": item.id, "error": fault}, ensure_ascii=False), flush=True)
-            say(f"{place}: {reason}")
+            say(str(error) if str(error).startswith(f"{place} ") else f"{place}: {reason}")
             return False
         return True
 

@@ -179,11 +179,16 @@ def _rule(name: str) -> RuleName | OwnRule:
     return own_rule(name) if is_own_class(name) else cast("RuleName", name)
 
 
+_OF_RULE = {"typical": ("typical_epsilon", "typical_delta"), "relaxed": ("relaxed_topk", "relaxed_delta")}
+
+
 def _check_company(options: dict[str, Any]) -> None:
     """Raise YggdrasilError if an option has no effect with the others."""
     exactness, rule = options["exactness"], options["rule"]
     for name, is_given, belongs in (
         ("--thinking-only", options["thinking_only"] and rule != "relaxed", "--rule relaxed"),
+        *((f"--{name.replace('_', '-')}", options[name] != getattr(SPECULATION, name) and rule != own, f"--rule {own}")
+          for own in ("typical", "relaxed") for name in _OF_RULE[own]),
         ("--fixed-width", options["fixed_width"] != SPECULATION.fixed_width and exactness != "fixed-width",
          "--exactness fixed-width"),
         ("--tolerance", options["tolerance"] is not None and exactness != "strict" and not options["audit"],

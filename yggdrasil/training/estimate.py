@@ -33,11 +33,12 @@ class Estimate:
             agreement: for each draft step, the share of the head's argmax tokens that equal the target's.
         """
         length, speedup = max(enumerate(self.speedups(agreement)), key=lambda each: each[1])
-        guesses = {0: "no guess", 1: "one guess"}.get(length, f"{length} guesses")
-        reckoned = ", and a draft pass by its weights" if self.is_reckoned else ""
-        return (
-            f"{speedup:.2f} x plain decoding with {guesses} a pass, alone (by the costs of plan {self.plan}{reckoned})"
-        )
+        chain = f"a chain of {length} drafted token{'s' * (length > 1)}"
+        reckoned = " and a draft pass estimated from its size" if self.is_reckoned else ""
+        costs = f"by the step costs of plan {self.plan}{reckoned}"
+        if length == 0:
+            return f"this head alone would not speed up decoding ({costs})"
+        return f"this head alone would decode {speedup:.2f} times as fast as plain decoding, with {chain} ({costs})"
 
     def speedups(self, agreement: Sequence[float]) -> list[float]:
         """Return the speed-up over plain decoding by chains of 0, 1, 2, ... drafted tokens.

@@ -218,8 +218,8 @@ class TrainingRun:
         left = max(0.0, self._deadline - self._looked) / 60
         self._teller.tell(
             f"{look.seconds / 60:6.1f} min, {look.tokens / 1e3:7.0f}k tokens, loss {look.loss:.3f}, agreement "
-            f"{' '.join(f'{share:.3f}' for share in look.agreement)}, a chain of four {look.expected:.2f} a pass; "
-            f"{left:.0f} min left"
+            f"{' '.join(f'{share:.3f}' for share in look.agreement)}, {look.expected:.2f} tokens per pass "
+            f"with chains of four; {left:.0f} min left"
         )
         if estimated is not None:
             self._teller.tell(f"{'':>6}  {estimated}")
