@@ -142,7 +142,8 @@ def test_repeats_stand_beside_every_speed(pair, results, capsys):
     assert categories["none"]["repeats"] == results[1].repeated_share
     assert 0.0 < summary["repeats"] < 1.0
     assert all(f"repeats {result.repeated_share:4.0%}" in printed.err for result in results)
-    assert printed.out.count("repeats") == 2
+    assert printed.out.count("repeats") == 1
+    assert f"share of tokens that repeat their text │ {summary['repeats']:.4g}" in printed.out
     assert f"{categories['qa']['repeats']:.0%}" in printed.out
 
 

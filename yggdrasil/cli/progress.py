@@ -156,8 +156,29 @@ def show_comparison(result: "Comparison") -> None:
     _console().print(
         f"{result.id:<28.28} plain {plain.tpot_ms:7.3f} ms  tree {tree.tpot_ms:7.3f} ms  {ratio} x  "
         f"AAL {tree.aal:4.2f}  repeats {result.repeated_share:4.0%}  {same}",
-        markup=False,
-    )
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+_FIGURES = {  # of a comparison, as ``bench.summary.summarise`` names them
+    "matched": "prompts with the tokens of plain decoding",
+    "verify_decode_mismatches": "prompts with other tokens",
+    "faults": "of these, not explained by rounding",
+    "aal": "tokens per target pass (AAL)",
+    "proposed": "drafted tokens that were verified",
+    "accepted": "drafted tokens that were accepted",
+    "acceptance_rate": "share accepted",
+    "tpot_ms": "ms per token, median of the prompts",
+    "baseline_tpot_ms": "ms per token, plain decoding",
+    "predicted_tpot_ms": "ms per token, predicted",
+    "speedup": "speed-up, median of the prompts",
+    "total_speedup": "speed-up, all prompts together",
+    "repeats": "share of tokens that repeat their text",
+    "end_to_end_speedup": "speed-up with the time of the prompt",
+    "predicted_speedup": "speed-up, predicted",
+    "overhead_share": "share of time outside the models",
+    "plain_overhead_share": "the same in plain decoding",
+}
 
 
 def show_summary(summary: dict[str, Any]) -> None:
@@ -177,7 +198,7 @@ def show_summary(summary: dict[str, Any]) -> None:
             text = f"{value:.4g}"
         else:
             text = str(value)
-        table.add_row(name, text)
+        table.add_row(_FIGURES.get(name, name), text)
     Console().print(table)
 
 
