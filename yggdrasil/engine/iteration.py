@@ -202,7 +202,7 @@ class LiveFeatures:
     def head(self) -> Float32Array:
         """Return the drafter's log-probabilities of the root's K candidates, [K] float32, -inf for absent ones.
 
-        The head draft, the drafter's first step, must have run.
+        The head draft, which computes them, must have run.
         """
         scores, edges = self._root if self._copies is None else self._copies.read(self._root)
         return np.where(np.isfinite(scores.numpy()), edges.numpy(), np.float32(NO_SCORE))
@@ -228,8 +228,8 @@ class ShapeChoice:
     def use_schedule(self, schedule: Schedule) -> None:
         """Set the schedule.
 
-        Its variants say when a shape is chosen: before its iteration, within it after the head draft (the drafter's
-        first step), or during the iteration before.
+        Its variants say when a shape is chosen: before its iteration, within its iteration after the head draft, or
+        during the previous iteration.
         """
         self._predicts_late = schedule.variants["depth_prediction"] == "late"
         self._keeps_books_late = schedule.variants["bookkeeping"] == "overlapped"

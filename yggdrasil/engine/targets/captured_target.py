@@ -128,9 +128,9 @@ class CapturedTarget(PromptReader):
             yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run the token id ``token``, the last committed one, and return the outcome: the token chosen after it, row 0.
+        """Run a pass of one row, the last committed token (id ``token``), and return the token chosen after it.
 
-        The caller must then ``commit`` the row.
+        The outcome has this token and the accepted row 0. The caller must then ``commit`` the row.
 
         Raises:
             YggdrasilError: a logit is not finite, or no token is possible.

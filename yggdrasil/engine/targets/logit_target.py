@@ -89,9 +89,9 @@ class LogitTarget:
             yield outcome
 
     def plain(self, token: int) -> Outcome:
-        """Run the token id ``token``, the last committed one; the sampler chooses the token of the outcome.
+        """Run the last committed token (id ``token``), and return the token that the sampler chooses after it.
 
-        The caller must then ``commit`` the outcome's row.
+        The outcome has this token and the accepted row 0. The caller must then ``commit`` the row.
 
         Raises:
             YggdrasilError: a logit is not finite, or no token is possible.

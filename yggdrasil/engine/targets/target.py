@@ -57,7 +57,7 @@ class PromptReader(ABC):
     def define_logits_steps(self, verify_widths: Sequence[int]) -> None:
         """Define the steps "plain-logits" and "verify-logits" of ``verify_widths``, which return logits.
 
-        Only the first call does something.
+        Further calls have no effect.
         """
         runner = self.runner
         if ("plain-logits", 1) in runner.defined:
@@ -169,9 +169,9 @@ class TargetModel(PromptReader):
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run the token id ``token``, the last committed one, and return the outcome: the argmax token after it, row 0.
+        """Run a pass of one row, the last committed token (id ``token``), and return the argmax token after it.
 
-        The caller must then ``commit`` the row.
+        The outcome has this token and the accepted row 0. The caller must then ``commit`` the row.
 
         Raises:
             YggdrasilError: a logit is not finite.
