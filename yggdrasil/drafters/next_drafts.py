@@ -55,14 +55,14 @@ class NextDrafts:
         return self._drafter.is_current
 
     def launch(self, outputs: Sequence[Tensor], rows: int, budget: Budget) -> None:
-        """Launch drafts below the tokens that a launched pass accepts, and with ``host`` the copy of the tree to it.
+        """Launch drafts below the tokens that a launched pass commits, and with ``host`` the copy of the tree there.
 
-        The drafter's next ``extend`` gets these tokens. If it gets more than a head draft reads, or if the next tree
-        has another budget, the drafts are not used.
+        The drafter's next ``extend`` gets these tokens. If ``extend`` gets more tokens than a head draft reads, or if
+        the next tree has another budget, the drafts are not used.
 
         Args:
             outputs: the pass's outputs on the device, as ``CapturedTarget.verify`` returns them.
-            rows: of the pass.
+            rows: number of rows of the pass.
         """
         assert budget.width is not None
         self._passed.write(outputs, rows, self._drafter.num_certain)

@@ -37,7 +37,7 @@ class Iteration:
     """State of one iteration of the decode loop. Values for the next iteration have separate fields."""
 
     root: int  # last committed token
-    decision: Decision | None = None  # of the policy; None: it needs features first
+    decision: Decision | None = None  # of the policy; None until it has the features that it needs
     shape: TreeShape = PLAIN_STEP
     is_decided: bool = False  # whether the shape is final before any stage runs
     is_on_host: bool = False  # whether the host has grown or extended a tree that captured steps verify
@@ -83,10 +83,11 @@ class Iteration:
 class ShadowTree:
     """A tree of model-free drafts, grown before the policy decides whether to verify it.
 
-    The drafts grow in a tree of their own, which ``use`` copies to ``tree`` if the policy chooses it: with head drafts
-    ahead of acceptance, ``tree`` may have the next root already. With ``host``, that is a copy of ``tree`` in pinned
-    memory. Without it, with ``shares_tree``, and if ``tree`` is on the host, they grow in ``tree`` and are ranked in
-    ``order`` [N] int64; the drafter's next root overwrites them.
+    The drafts grow in a separate tree, which ``use`` copies to ``tree`` if the policy chooses it, because with head
+    drafts ahead of acceptance ``tree`` may have the next root already. With ``host``, the separate tree is the copy of
+    ``tree`` in pinned memory. Without ``host``, with ``shares_tree`` and with ``tree`` on the host, there is no
+    separate tree: the drafts grow in ``tree``, where the drafter's next root overwrites them, and are ranked in
+    ``order`` [N] int64.
     """
 
     def __init__(
@@ -133,10 +134,10 @@ class ShadowTree:
 
 
 class ModelFreeDrafts:
-    """The model-free drafters of an engine: as a tree of their own (``alone``), or extending a drafted tree.
+    """The model-free drafters of an engine: they grow a tree of only their drafts (``alone``) or extend a drafted tree.
 
-    ``shares_tree`` lets the tree of their own grow in ``tree``, see ``ShadowTree``. ``host`` has the drafted trees of
-    captured steps on the host; without it, such a tree is not extended.
+    ``shares_tree`` lets ``alone`` grow in ``tree``, see ``ShadowTree``. ``host`` has copies on the host of the trees
+    that captured steps draft; without it, such a tree is not extended.
     """
 
     def __init__(
@@ -279,9 +280,10 @@ class ShapeChoice:
         return self._ask_with_features() if decision is None else decision
 
     def expect(self, state: Iteration) -> TreeShape | None:
-        """Return the shape that the next iteration likely drafts, before this one's outcome is known.
+        """Return the shape that the next iteration likely drafts, before the outcome of this iteration is known.
 
-        None: it likely drafts no tree, or there might be no room for it behind the tokens that are accepted now.
+        Returns None if the next iteration likely drafts no tree, or if the tree might not fit in the context after the
+        tokens that this iteration accepts.
         """
         decision = state.next_decision if self._predicts_late else self._ask(None)
         if decision is None or decision.kind != "drafted":

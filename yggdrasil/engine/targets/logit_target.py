@@ -118,8 +118,9 @@ class LogitTarget:
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """Accept a path of the verified tree by the request's rule and sampler.
 
-        Return its tokens, rows and hidden states. ``outputs`` are those of ``verify``. Rows that width-1
-        passes have committed are left out, and the others are counted from the first that is not.
+        Return the path's tokens, rows and hidden states. ``outputs`` is the result of ``verify``. Rows that width-1
+        passes have committed are left out, and row numbers count from the end of the text committed so far, as in
+        ``commit``.
 
         Raises:
             YggdrasilError: logits are not finite, no token is possible, or the rule does not take this kind of drafts.
