@@ -124,7 +124,7 @@ class Grammar:
             raise YggdrasilError(f"the constraint could not be followed: {said}")
 
     def _go_to(self, wanted: list[int]) -> bool:
-        """Move the matcher to ``wanted``; return False if a token is not allowed, having consumed those before it."""
+        """Move the matcher to ``wanted``; return False at a token that is not allowed, after the tokens before it."""
         shared = _shared_length(self._path, wanted)
         if shared < len(self._path):
             self._matcher.rollback(len(self._path) - shared)

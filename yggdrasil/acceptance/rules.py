@@ -232,9 +232,9 @@ def make_rule(
     With ``settings.audit`` the rule ``match`` counts the recomputed choices that differ, and does not use them.
 
     Args:
-        tolerance: margin in logits below which the rule ``match`` recomputes a choice by a width-1 pass; 0: never.
-        thinking: begin and end token of the thinking section, outside of which the rule ``relaxed`` is strict; None: it
-            is relaxed everywhere.
+        tolerance: margin in logits below which the rule ``match`` recomputes a choice by a width-1 pass; 0 for never.
+        thinking: begin and end token of the thinking section, outside of which the rule ``relaxed`` is strict. With
+            None it is relaxed everywhere.
         starts_thinking: the prompt ends inside the thinking section.
     """
     if not isinstance(settings.rule, str):

@@ -27,8 +27,8 @@ def accept(
 ) -> tuple[Tensor, Tensor]:
     """Accept a path by ``rule``: return the accepted rows, [W] bool, and the token after each row, [W] int64.
 
-    The root is always accepted. The committed tokens are those after the accepted rows; the deepest one's is the bonus
-    token.
+    The root is always accepted. The committed tokens are the tokens after the accepted rows; the token after the
+    deepest accepted row is the bonus token.
 
     Args:
         rows: the rows of the pass.

@@ -302,7 +302,7 @@ def read_nodes(
         root: [1] int64 index of the root among the request's tokens.
         first: [1] int64 index of the first node that is run.
         nodes: [W] int64 consecutive node indices from ``first`` on.
-        rows: [R] int64 indices into ``nodes`` whose logits are computed; None: all.
+        rows: [R] int64 indices into ``nodes`` whose logits are computed; None computes all.
     """
     offsets = torch.cat([root, root + first])
     positions = root + tree.depths[nodes]

@@ -46,7 +46,7 @@ class NextDrafts:
         self._captures: dict[tuple[int, int], Capture] = {}
 
     def serves(self, drafter: object) -> bool:
-        """Return whether ``drafter`` is the one that drafts here; one that wraps it may grow other trees."""
+        """Return whether ``drafter`` is the constructor's drafter; a drafter that wraps it may grow other trees."""
         return drafter is self._drafter
 
     @property

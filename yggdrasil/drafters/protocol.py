@@ -31,8 +31,8 @@ class Budget(NamedTuple):
     """Limits of one proposal: levels and nodes per level."""
 
     depth: int  # the most levels below the root
-    width: int | None = None  # the most nodes per level; None: limited by the tree's capacity
-    is_first: bool = True  # no other drafter has proposed below this root; False: add to the nodes of others
+    width: int | None = None  # the most nodes per level; None if only the tree's capacity limits them
+    is_first: bool = True  # no other drafter has proposed below this root; if False, add to the present nodes
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Drafter(Protocol):
 
         Args:
             states: for each layer that ``capabilities`` names, the target's hidden states [len(tokens), H]; row i is
-                that of the token before ``tokens[i]``. Empty if none is named.
+                that of the token before ``tokens[i]``. Empty if ``capabilities`` names no layer.
         """
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:

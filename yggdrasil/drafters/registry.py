@@ -64,7 +64,7 @@ def missing_names(drafter: object) -> list[str]:
 def make_drafter(options: ModelFreeOptions) -> "Drafter":
     """Create the model-free drafter of ``options``.
 
-    N-gram statistics get the default scorer and no table; ``StatisticsDrafter.load`` reads those of a calibration.
+    N-gram statistics get the default scorer and no table; ``StatisticsDrafter.load`` reads a calibration's.
 
     Raises:
         YggdrasilError: a user's class cannot be imported or is not a model-free drafter, or the native library, which

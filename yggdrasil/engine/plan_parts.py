@@ -45,7 +45,7 @@ def planned_policy(
     """Return the policy that chooses tree shapes by the plan's step costs and objective.
 
     Args:
-        learned: depth predictor and acceptance of the drafter; None: default estimates.
+        learned: depth predictor and acceptance of the drafter; None uses default estimates.
         kind: class of the policy.
         drafts: whether there is a draft model, head or other drafter with a cost.
         wants_model_free: whether model-free drafts may be used.

@@ -90,7 +90,7 @@ class Trace:
     reused_tokens: int = 0  # prompt tokens reused from the cache
     watch: Callable[[Any], None] | None = None  # called with each iteration's ``IterationTree``
     passes: Counter[int] = field(default_factory=Counter)  # timed target passes, by width
-    passes_ns: Counter[int] = field(default_factory=Counter)  # total time of those passes, by width
+    passes_ns: Counter[int] = field(default_factory=Counter)  # total time of the timed passes, by width
     prefill_ns: int = 0
     decode_ns: int = 0
 

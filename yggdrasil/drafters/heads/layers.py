@@ -188,7 +188,7 @@ def target_tokens(drafted: Tensor, d2t: Tensor | None) -> Tensor:
 
     Args:
         drafted: draft vocabulary ids, int64 of any shape.
-        d2t: [Vd] int64 offset of each id; None: both vocabularies are equal, and ``drafted`` is returned.
+        d2t: [Vd] int64 offset of each id. If it is None, both vocabularies are equal, and ``drafted`` is returned.
     """
     return drafted if d2t is None else drafted + d2t[drafted]
 

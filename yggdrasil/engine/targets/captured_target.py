@@ -79,7 +79,7 @@ class CapturedTarget(PromptReader):
         The caller must prepare these before the next request.
 
         Args:
-            kind: variant of sampling in the graphs; None: greedy, without logits processors.
+            kind: variant of sampling in the graphs; None decodes greedily, without logits processors.
             sampler: receives tokens and log-probabilities of the request and has its grammar; None if it needs neither.
         """
         self._kind, self._sampler = kind, sampler
