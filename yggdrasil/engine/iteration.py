@@ -75,7 +75,7 @@ class Iteration:
         return [node for node in self.outcome.nodes[1:] if node < end]
 
     def following(self) -> "Iteration":
-        """Return the state with which the next iteration starts. This one must have an outcome."""
+        """Return the state with which the next iteration starts. This iteration must have an outcome."""
         assert self.outcome is not None
         return Iteration(self.outcome.tokens[-1], self.next_decision, previous=self.emission)
 

@@ -199,7 +199,7 @@ class InOrderExecutor:
     """
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Call the actions of the schedule's stages with ``state``, in order; stages without one are skipped.
+        """Call the actions of the schedule's stages with ``state``, in order; stages without an action are skipped.
 
         Each stage's nanoseconds on the host are added to ``times``, by stage name.
         """
@@ -223,7 +223,7 @@ class EventExecutor:
         self._events = [make_event() for _ in range(1 + len(STAGES))]
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Call the actions of the schedule's stages with ``state``, in order; stages without one are skipped.
+        """Call the actions of the schedule's stages with ``state``, in order; stages without an action are skipped.
 
         Each stage's nanoseconds on the GPU are added to ``times``. The host waits for all stages at the end.
         """

@@ -37,10 +37,10 @@ def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]
 class StepCosts:
     """Measured costs of one decode iteration, in milliseconds.
 
-    ``head_ms`` is the head draft: the drafter's pass over the tokens committed since its last pass. ``depth`` draft
-    steps follow, each of which but the last takes ``draft_ms`` (empty without a draft model or head). The last draft
-    step only attaches nodes, so its time is part of ``overhead_ms``. ``verify_ms`` must not fall as the width grows
-    (``lower_envelope``). ``plain_ms`` is a whole iteration of plain decoding, including its overhead.
+    ``head_ms`` is the head draft: the drafter's pass over the newly committed tokens. It is followed by ``depth`` draft
+    steps. Each but the last takes ``draft_ms`` (empty without a draft model or head). The last draft step only attaches
+    nodes, and its time is part of ``overhead_ms``. ``verify_ms`` must not fall as the width grows (``lower_envelope``).
+    ``plain_ms`` is a whole iteration of plain decoding, including its overhead.
     ``model_free_overhead_ms`` is the overhead of an iteration with model-free drafts only, if there is a draft model or
     head too. ``reading_ms`` is the drafter's prefill time per token of a prompt or of an accepted model-free draft.
 

@@ -227,7 +227,7 @@ class TokenTree:
         return len(above) - size
 
     def _marks(self, node: int, parents: Sequence[int]) -> list[bool]:
-        """Return the row [N] of ``node`` in ``ancestors``; ``parents`` are those of all nodes."""
+        """Return the row [N] of ``node`` in ``ancestors``; ``parents`` has the parents of all nodes."""
         marks = [False] * self.num_nodes
         marks[0] = True
         while node:

@@ -177,7 +177,7 @@ class CapturedTarget(PromptReader):
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """Wait for a verification of ``width`` nodes, and return the tokens and rows that it accepted.
 
-        ``outputs`` are those of ``verify``.
+        ``outputs`` is the result of ``verify``.
 
         Raises:
             YggdrasilError: logits are not finite, or a grammar allows no token.
@@ -197,7 +197,7 @@ class CapturedTarget(PromptReader):
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node, and the token that the target chooses after it, [W] int64 each.
 
-        ``outputs`` are those of ``verify``; the result stays on the device.
+        ``outputs`` is the result of ``verify``; the result stays on the device.
         """
         choices, nodes = outputs[0][2 + 2 * width : 2 + 4 * width].view(2, width)
         return nodes, choices

@@ -147,7 +147,7 @@ class LogitTarget:
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node, and the argmax token after it, [W] int64 each; sampling may choose another.
 
-        ``outputs`` are those of ``verify``.
+        ``outputs`` is the result of ``verify``.
         """
         layout, logits, *_ = outputs
         return layout[0], logits.argmax(-1)
