@@ -197,7 +197,7 @@ class CapturedTarget(PromptReader):
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node, and the token that the target chooses after it, [W] int64 each.
 
-        ``outputs`` is the result of ``verify``; the result stays on the device.
+        ``outputs`` is the result of ``verify``. The returned tensors stay on the device.
         """
         choices, nodes = outputs[0][2 + 2 * width : 2 + 4 * width].view(2, width)
         return nodes, choices

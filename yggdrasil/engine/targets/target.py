@@ -232,7 +232,7 @@ class TargetModel(PromptReader):
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node, and the token that the target chooses after it, [W] int64 each.
 
-        ``outputs`` is the result of ``verify``; the result stays on their device.
+        ``outputs`` is the result of ``verify``. The returned tensors stay on its device.
         """
         summary = outputs[0]
         return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]
