@@ -40,7 +40,12 @@ def own_class(what: str, name: str) -> Any:
 
 
 def own_object(what: str, name: str, kind: Any) -> Any:
-    """Return an instance of ``kind``, a user's class that ``own_class`` has imported by ``name``.
+    """Return an instance of a user's class, created without arguments.
+
+    Args:
+        what: purpose of the class in error messages, such as "drafter".
+        name: ``module:Class``, the name by which ``own_class`` has imported the class, for error messages.
+        kind: the class.
 
     Raises:
         YggdrasilError: its constructor fails, for example because it takes arguments.

@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
 
 class SeededCoins:
-    """Random decisions by position and purpose; those of different positions or purposes are independent.
+    """Random decisions by position and purpose; decisions at different positions or purposes are independent.
 
     The generator is counter-based: a draw at one position does not change draws at others.
     """
@@ -48,11 +48,12 @@ class SeededCoins:
         return Coins(self.seed, position, purpose)
 
     def choose(self, logits: Tensor, params: SamplingParams, position: int) -> Choice | None:
-        """Return the target's choice at ``position``, by one native call, or None if it must be made by ``at``.
+        """Return the target's choice at ``position``, by one native call, or None if the caller must use ``at``.
 
-        It is the first draw of ``at(position, "target")`` from the scores that temperature, top-k, top-p and min-p of
-        ``params`` give; other parameters are not used. None if rounding might decide, or if ``logits`` [V] on the CPU
-        are not bfloat16 or float32, or their largest one is not finite.
+        The choice is the first draw of ``at(position, "target")`` from the scores that temperature, top-k, top-p and
+        min-p of ``params`` give for ``logits``, [V] on the CPU; other parameters are not used. The result is None if a
+        rounding error might change the choice, if ``logits`` are neither bfloat16 nor float32, or if the largest logit
+        is not finite.
         """
         if logits.dtype not in (torch.bfloat16, torch.float32):
             return None

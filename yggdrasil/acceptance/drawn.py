@@ -58,9 +58,9 @@ def accept_drawn(target: FloatArray, draws: NodeDraws, kind: DrawKind, coins: Co
     """Test the drawn children of a node in order and accept the first that passes. Consumes one flip a test.
 
     Returns (the accepted token, None if all are rejected; the residual distribution [V] float64 after the rejections).
-    If none is accepted, the caller draws the next token from the residual distribution. Follows Leviathan et al. 2023
-    for one draw, SpecInfer's algorithm 2 for several with replacement (q is unchanged), Sequoia for several without
-    (drawn tokens are removed from q).
+    If no child is accepted, the caller draws the next token from the residual distribution. One draw is tested as by
+    Leviathan et al. 2023, several draws with replacement by SpecInfer's algorithm 2 (q is unchanged), and several
+    without replacement as by Sequoia (drawn tokens are removed from q).
 
     Args:
         target: [V] float64, the target's processed distribution at the node.

@@ -124,7 +124,7 @@ class Grammar:
             raise YggdrasilError(f"the constraint could not be followed: {said}")
 
     def _go_to(self, wanted: list[int]) -> bool:
-        """Move the matcher to ``wanted``; return False if a token is not allowed, having consumed those before it."""
+        """Move the matcher to ``wanted``; return False at a token that is not allowed, after the tokens before it."""
         shared = _shared_length(self._path, wanted)
         if shared < len(self._path):
             self._matcher.rollback(len(self._path) - shared)
@@ -223,7 +223,7 @@ def _backend(tokenizer: Tokenizer) -> Any:
 
 
 class _Vocabulary:
-    """The first ``size`` tokens as llguidance reads them; the text of a control token is no way to write it."""
+    """The first ``size`` tokens of a tokenizer, as llguidance reads them. Text never matches a control token."""
 
     def __init__(self, tokenizer: Tokenizer, size: int, eos: int) -> None:
         self._backend = _backend(tokenizer)
@@ -234,9 +234,10 @@ class _Vocabulary:
         self.tokens = [data if data[:1] != b"\xff" else b"" for data in map(bytes_of, range(size))]
 
     def __call__(self, text: str) -> list[int]:
-        """Return the token ids of ``text``, of the base vocabulary alone.
+        """Tokenise ``text`` without added tokens, and return the token ids.
 
-        An added token would be forced where its text is wanted, and then be refused as a control token.
+        With added tokens, llguidance would force a control token where a grammar wants the same text, and then refuse
+        it.
         """
         before, split = self._backend.normalizer, self._backend.pre_tokenizer
         text = text if before is None else before.normalize_str(text)

@@ -38,7 +38,7 @@ class CountPenaltyLogitsProcessor:
 
 
 class TopPLogitsProcessor:
-    """Keep the fewest highest scores whose probability together is at least ``top_p``; the others become -inf.
+    """Keep the fewest highest scores whose probability together is at least ``top_p``; set all other scores to -inf.
 
     It does what transformers' ``TopPLogitsWarper`` does, but sorts the whole vocabulary only if ``top_p`` reaches
     beyond the 1,024 likeliest tokens: sorting 262,144 scores takes longer than a pass of a small model. Scores that

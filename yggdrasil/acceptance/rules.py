@@ -51,7 +51,7 @@ class MatchRule:
         """Commit the target's choice after the root, and after each child that holds the choice before it.
 
         The last token is a choice that no child holds (the bonus token) or an end token. Where ``tree.replay`` is set,
-        a choice with a margin below ``tolerance`` is made again from a width-1 pass; if ``obeys``, that one holds.
+        a choice with a margin below ``tolerance`` is made again from a width-1 pass, and replaced if ``obeys``.
 
         Raises:
             YggdrasilError: the candidates of ``tree`` were drawn, a score is not finite, or no token is possible.
@@ -91,7 +91,7 @@ class DrawnRule:
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
         """Commit drawn candidates from the root on while one is accepted, then a token of the residual distribution.
 
-        Behind a leaf, the last token is drawn from the target's own distribution. None follows an end token.
+        After a leaf, the last token is drawn from the target's own distribution. No token follows an end token.
 
         Raises:
             YggdrasilError: the candidates of ``tree`` were not drawn as ``kind`` says, a score is not finite, or no
@@ -166,8 +166,8 @@ class TypicalRule:
 class RelaxedRule:
     """Accept children in the top ``topk`` and within ``delta`` of the highest log-probability. Lossy.
 
-    TensorRT-LLM's relaxed acceptance. With ``thinking`` (begin and end token), it applies only between the two. The
-    target's own choice takes precedence if the tree holds it.
+    TensorRT-LLM's relaxed acceptance. With ``thinking`` (begin and end token), it applies only between these two
+    tokens. The target's own choice takes precedence if a child holds it.
     """
 
     topk: int
@@ -178,9 +178,9 @@ class RelaxedRule:
     def walk(self, tree: VerifiedTree, sampler: Sampler) -> Walk:
         """Commit tokens from the root on: the target's choice if a child holds it, else the best acceptable child.
 
-        A child is acceptable if it is among the ``topk`` best tokens and within ``delta`` of the best log-probability;
-        outside the thinking section, if there is one, none is. Where none is, the target's choice is the last token;
-        so is an end token.
+        A child is acceptable if it is among the ``topk`` best tokens and within ``delta`` of the best log-probability.
+        With ``thinking``, no child is acceptable outside of the thinking section. The walk ends with the target's
+        choice where no child holds it or is acceptable, or with an end token.
 
         Raises:
             YggdrasilError: the candidates of ``tree`` were drawn, a score is not finite, or no token is possible.
@@ -232,9 +232,9 @@ def make_rule(
     With ``settings.audit`` the rule ``match`` counts the recomputed choices that differ, and does not use them.
 
     Args:
-        tolerance: margin in logits below which the rule ``match`` recomputes a choice by a width-1 pass; 0: never.
-        thinking: begin and end token of the thinking section, outside of which the rule ``relaxed`` is strict; None: it
-            is relaxed everywhere.
+        tolerance: margin in logits below which the rule ``match`` recomputes a choice by a width-1 pass; 0 for never.
+        thinking: begin and end token of the thinking section, outside of which the rule ``relaxed`` is strict. With
+            None it is relaxed everywhere.
         starts_thinking: the prompt ends inside the thinking section.
     """
     if not isinstance(settings.rule, str):

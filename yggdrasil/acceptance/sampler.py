@@ -1,6 +1,7 @@
 """Choose the next token of a request, given its committed tokens and the target's logits.
 
-Plain decoding and all acceptance rules use this class, so they agree by construction.
+Plain decoding and all acceptance rules on the host use this class, so they agree by construction. Steps that accept on
+the device choose by argmax (``engine/targets/steps.py``) or compute the same scores (``tensor_sampling.py``).
 
 Dims: V vocabulary.
 """
@@ -214,7 +215,7 @@ class Sampler:
     def note(self, token: int, logprobs: TokenLogprobs | None) -> None:
         """Append ``token``, which a step on the device chose, to the committed text.
 
-        ``logprobs`` are its log-probabilities; None: the request wants none.
+        ``logprobs`` are its log-probabilities, or None if the request wants none.
         """
         self._text[self._length] = token
         self._length += 1

@@ -23,10 +23,10 @@ class OwnRule(Protocol):
     def walk(self, tree: Any, sampler: Any) -> Any:
         """Accept a path of ``tree`` from its root on, choose the token after it, and commit all these tokens.
 
-        The rule calls ``sampler.push`` with every token of the result, in order, and with the logits that it was chosen
-        from; the root's token was committed before. The walk stops behind the first token that no child of the last
-        accepted row holds (the bonus token), and behind an end token: then no further token is chosen. Returns
-        ``acceptance.rules.Walk``, with as many rows, beginning with the root's (0), as tokens.
+        The rule calls ``sampler.push`` with every token of the result, in order, and with the logits from which the
+        token was chosen. The root's token has been committed before. The walk stops after the first token that no child
+        of the last accepted row holds (the bonus token), or after an end token. It returns ``acceptance.rules.Walk``,
+        with as many tokens as rows; the first row is the root's (0).
         """
 
 

@@ -27,8 +27,8 @@ def accept(
 ) -> tuple[Tensor, Tensor]:
     """Accept a path by ``rule``: return the accepted rows, [W] bool, and the token after each row, [W] int64.
 
-    The root is always accepted. The committed tokens are those after the accepted rows; the deepest one's is the bonus
-    token.
+    The root is always accepted. The committed tokens are the tokens after the accepted rows; the token after the
+    deepest accepted row is the bonus token.
 
     Args:
         rows: the rows of the pass.
@@ -62,7 +62,7 @@ def _relaxed_choices(rows: PassRows, scores: Tensor, choices: Tensor, inputs: Sa
 
 
 def _accept_typical(rows: PassRows, scores: Tensor, choices: Tensor, inputs: SamplingInputs) -> tuple[Tensor, Tensor]:
-    """Accept the longest path of typical tokens; of several, the most probable one."""
+    """Accept the longest path of typical tokens; of several longest paths, the most probable path."""
     width = choices.shape[0]
     is_root = torch.arange(width, device=choices.device) == 0
     law = (inputs.vocabulary == scores.argmax(-1, keepdim=True)).double()

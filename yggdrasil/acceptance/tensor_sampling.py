@@ -182,11 +182,11 @@ class SamplingTensors:
 
 
 def is_thinking(tokens: Tensor, path: Tensor, inputs: SamplingInputs) -> Tensor:
-    """Return whether the text is in the thinking section behind each of R paths, [R] bool.
+    """Return whether the text is in the thinking section after each of R paths, [R] bool.
 
     Args:
         tokens: [W] int64 drafted or generated tokens, in the order of the text.
-        path: [R, W] bool, the tokens of each path behind the text.
+        path: [R, W] bool, the tokens of each path after the text.
     """
     begin, end, thinks = inputs.thinking.split(1)
     numbers = torch.arange(tokens.shape[0], device=tokens.device)
@@ -206,7 +206,7 @@ def process(
         kind: the operations to apply.
         logits: [W, V].
         path_counts: [W, V] float32, occurrences of each token on the row's path below the root, from
-            ``counts_on_path``; None: all zero.
+            ``counts_on_path``; None if all are zero.
         positions: [W] int64 index in the text of the token that each row predicts, for the minimum length.
         inputs: parameters and token counts of the request.
     """

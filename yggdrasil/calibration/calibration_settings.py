@@ -170,7 +170,7 @@ class CalibrationSettings:
 
     @property
     def prompt_tokens(self) -> int:
-        """Maximum number of tokens kept of a prompt, its last ones."""
+        """Maximum number of tokens of a prompt; of a longer prompt only the last tokens are used."""
         return min(self.effort.prompt_tokens, self._room - self.tokens)
 
     @property

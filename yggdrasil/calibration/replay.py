@@ -189,7 +189,7 @@ def replay(
         trees: the drafter's trees at the tokens of the answers, document after document; None without a draft model.
         model_free: model-free drafters; None without them.
         context: context length at which ``costs`` were measured.
-        is_head_first: the head draft (first draft step) runs before the depth is chosen, so also before plain steps.
+        is_head_first: the head draft runs before the depth is chosen, so also before plain steps.
 
     Raises:
         ValueError: the documents have no text to decode.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MOST_VALUES = 10_000_000  # characters, items or bits that one operation of a template may make
-_MARK = "CONTINUE_FINAL_MESSAGE_TAG"  # behind the text that is continued
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG"  # after the text that is continued
 _ENCODING = ("padding", "truncation", "max_length", "return_tensors", "return_dict")  # options of the encoding
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; templates read the first
 

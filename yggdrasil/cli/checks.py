@@ -30,7 +30,11 @@ def parse_widths(text: str) -> tuple[int, ...]:
 
 
 def widths(parameter: typer.CallbackParam, text: str | None) -> str | None:
-    """Return ``text`` if it is None or a list of integers from 1, such as "1,2,4,8"; else raise YggdrasilError."""
+    """Return ``text`` if it is None or a list of integers of at least 1, such as "1,2,4,8".
+
+    Raises:
+        YggdrasilError: it is not such a list, or an integer exceeds 2^24.
+    """
     if text is None:
         return None
     try:
@@ -74,7 +78,7 @@ def rule(parameter: typer.CallbackParam, value: str) -> str:
 
 
 def finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
-    """Return ``value`` if it is None or a finite number from 0; else raise YggdrasilError."""
+    """Return ``value`` if it is None or a finite number of at least 0; else raise YggdrasilError."""
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise YggdrasilError(f"{_typed(parameter)} is {value}; give a finite number from 0 on")
     return value
@@ -109,7 +113,7 @@ def weights(parameter: typer.CallbackParam, text: str) -> str:
 
 
 def input_file(parameter: typer.CallbackParam, given: _Paths) -> _Paths:
-    """Return ``given`` if all its files can be read (None: there are none).
+    """Return ``given``, one path, a list of paths or None, if all its files can be read.
 
     Raises:
         YggdrasilError: a file is missing, a folder or not readable.

@@ -134,11 +134,12 @@ def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingP
 
 
 def sampling_of(options: dict[str, Any]) -> SamplingParams:
-    """Return the sampling parameters made of option values, none of which may be left to the model's files.
+    """Return the sampling parameters made of option values.
 
     Args:
-        options: values by option name, as ``takes_decoding_options`` adds them. For options of
-            ``samples_as_the_model``, some of which are None, call ``resolved_sampling`` or ``named_sampling``.
+        options: values by option name, as ``takes_decoding_options`` adds them. Options that a model may recommend
+            (``OWN``) must not be None here. ``samples_as_the_model`` makes them None if the user leaves them out; its
+            options are for ``resolved_sampling`` and ``named_sampling``.
 
     Raises:
         YggdrasilError: a value is invalid, or the file of a JSON schema or grammar cannot be read.

@@ -203,7 +203,7 @@ class DraftModel(LevelDrafter):
             self.runner.launch(("read", 1))
 
     def guess(self, nodes: Tensor, tokens: Tensor, *, reads_leaves: bool) -> None:
-        """Run each possible next root before acceptance, and store its K likeliest successors for ``keep``.
+        """Run each possible next root before acceptance, and store its likeliest successors for ``keep``.
 
         Args:
             nodes: [W] int64 indices of verified nodes.
@@ -224,8 +224,8 @@ class DraftModel(LevelDrafter):
 
         Args:
             nodes: indices of the accepted nodes below the root, in path order.
-            guess: row of the last ``guess`` call that became the next root: its KV entry is kept too, and no head draft
-                runs. None: no row did.
+            guess: row of the last ``guess`` call that became the next root, or None if no row became the root. Its KV
+                entry is kept too, and the next head draft is not run.
             at_once: make the row ``guess`` the root now, because its candidates are read before the next draft.
         """
         root = len(self._text.tokens) - 1

@@ -1,7 +1,7 @@
 """A draft model driven from the host: k-ary trees of top-k tokens, and sampled trees with their distributions.
 
 Slower than ``DraftModel``, whose steps stay on the device: it copies a row of logits per node to the host. It serves
-acceptance rules that need those rows, and comparisons.
+acceptance rules that need these logits, and comparisons.
 
 Dims: W rows of a step, N tree nodes, V vocabulary of the target.
 """
@@ -80,7 +80,7 @@ class ExpansionDrafter:
         self._grow(tree, budget.depth)
 
     def cost(self, budget: Budget) -> Sequence[Step]:
-        """Return one step for each of ``budget.depth`` levels, of ``budget.width`` rows (None: 1)."""
+        """Return ``budget.depth`` steps, one per level, of ``budget.width`` rows each, or of one row if it is None."""
         return [Step("rows", budget.width or 1)] * budget.depth
 
     def _read_text(self) -> None:

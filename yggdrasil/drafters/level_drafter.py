@@ -114,9 +114,9 @@ class LevelDrafter(ABC):
     below tokens that the host does not know yet.
 
     Args:
-        head_width: rows of the head draft as ``cost`` prices it.
+        head_width: rows of the head draft in the result of ``cost``.
         tree: the token tree to grow.
-        most_read: the most accepted tokens that the head draft of ``next_work`` reads.
+        most_read: the most tokens, bonus token included, that the head draft of ``next_work`` reads.
     """
 
     levels: LevelSteps
@@ -147,8 +147,8 @@ class LevelDrafter(ABC):
     def head(self) -> None:
         """Run the head draft: the drafter runs the committed tokens that it has not run yet.
 
-        The last of them becomes the tree's root, and its candidates join the pool. If drafts of ``next_work`` have done
-        this, nothing is run.
+        The last committed token becomes the tree's root, and its candidates join the pool. No node is attached. Nothing
+        is run if the drafts of ``next_work`` include this head draft.
         """
         if self._grown is None:
             self._note_length(self.num_certain)
@@ -187,13 +187,13 @@ class LevelDrafter(ABC):
         return self._grown == budget
 
     def next_work(self, passed: PassedRows, width: int, depth: int) -> Launch:
-        """Return the work of a head draft over the tokens that a pass accepts, and of ``depth`` draft steps.
+        """Return a function that runs a head draft on the tokens that a pass commits, then ``depth`` draft steps.
 
-        It is to be called in a CUDA graph. ``is_current`` must be True when it is launched, and ``note_next`` must
-        follow.
+        The function is to be called in a CUDA graph. When the graph is launched, ``is_current`` must be True, and the
+        caller must then call ``note_next``.
 
         Args:
-            passed: the pass's accepted rows, of which ``most_read`` are read.
+            passed: the pass's accepted rows, of which at most ``most_read`` are read.
             width: nodes that a draft step attaches.
         """
         head, levels = self._next_head(passed), self.levels.work(width, depth)
@@ -222,7 +222,7 @@ class LevelDrafter(ABC):
 
     @abstractmethod
     def _next_head(self, passed: PassedRows) -> Launch:
-        """Return the work of the head draft of ``next_work``, which also writes the root's place for later steps."""
+        """Return the function that runs the head draft of ``next_work`` and writes the root's place for draft steps."""
 
     def _note_length(self, num_certain: int) -> None:
         """Note the number of committed tokens at the next root: the target's draws depend on positions."""
@@ -302,7 +302,7 @@ def read_nodes(
         root: [1] int64 index of the root among the request's tokens.
         first: [1] int64 index of the first node that is run.
         nodes: [W] int64 consecutive node indices from ``first`` on.
-        rows: [R] int64 indices into ``nodes`` whose logits are computed; None: all.
+        rows: [R] int64 indices into ``nodes`` whose logits are computed; None computes all.
     """
     offsets = torch.cat([root, root + first])
     positions = root + tree.depths[nodes]

@@ -46,7 +46,7 @@ class NextDrafts:
         self._captures: dict[tuple[int, int], Capture] = {}
 
     def serves(self, drafter: object) -> bool:
-        """Return whether ``drafter`` is the one that drafts here; one that wraps it may grow other trees."""
+        """Return whether ``drafter`` is the constructor's drafter; a drafter that wraps it may grow other trees."""
         return drafter is self._drafter
 
     @property
@@ -55,14 +55,14 @@ class NextDrafts:
         return self._drafter.is_current
 
     def launch(self, outputs: Sequence[Tensor], rows: int, budget: Budget) -> None:
-        """Launch drafts below the tokens that a launched pass accepts, and with ``host`` the copy of the tree to it.
+        """Launch drafts below the tokens that a launched pass commits, and with ``host`` the copy of the tree there.
 
-        The drafter's next ``extend`` gets these tokens. If it gets more than a head draft reads, or if the next tree
-        has another budget, the drafts are not used.
+        The drafter's next ``extend`` gets these tokens. If ``extend`` gets more tokens than a head draft reads, or if
+        the next tree has another budget, the drafts are not used.
 
         Args:
             outputs: the pass's outputs on the device, as ``CapturedTarget.verify`` returns them.
-            rows: of the pass.
+            rows: number of rows of the pass.
         """
         assert budget.width is not None
         self._passed.write(outputs, rows, self._drafter.num_certain)

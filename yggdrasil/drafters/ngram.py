@@ -21,7 +21,7 @@ _MEMORY = 64  # drafts per match size after which the weight of earlier ones is 
 
 
 class NGramDrafter:
-    """Drafter that looks up the last tokens of the text in the text, longest match first."""
+    """Drafter that searches the text for earlier occurrences of its last tokens, the longest n-gram first."""
 
     name = "n-gram"
     capabilities = Capabilities()
@@ -46,11 +46,12 @@ class NGramDrafter:
         self._pending.extend(tokens)
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
-        """Attach the ``budget.width`` (None: 4) best distinct continuations of the text's last tokens, as one tree.
+        """Attach the best ``budget.width`` distinct continuations of the text's last tokens, as one tree.
 
-        Each adds at most one node per level, for at most ``budget.depth`` and ``max_draft_len`` levels. A token's
-        probability is the measured acceptance after a match of as many tokens as were looked up, plus those drafted
-        before it. Later siblings share the residual probability.
+        There are four if ``budget.width`` is None. A continuation adds at most one node per level, for at most
+        ``budget.depth`` and ``max_draft_len`` levels. Its i-th token (from 0) after a match of m tokens has the
+        probability ``agreement(m + i)``. A later sibling gets this share of the probability that its earlier siblings
+        leave.
         """
         self._read()
         guesses, width = _Trie(), budget.width or _BRANCHES
@@ -161,9 +162,10 @@ class _Pool:
                 positions[:] = longest, position  # the text's end decides which is longer
 
     def _drop_repeat(self, position: int) -> None:
-        """Drop the less preferred of two equal candidates of an n-gram, one of them at ``position`` of full length.
+        """Drop the candidate at ``position``, or the earlier candidate that it repeats, whichever is less preferred.
 
-        Without this a text that loops would have many equal candidates, and each draft would search all of them.
+        Two candidates of an n-gram are equal if ``max_draft_len`` tokens from their positions on are equal. Without
+        this, a text that loops would have many equal candidates, and each draft would search all of them.
         """
         end = position + self._options.max_draft_len
         for size in range(1, min(self._options.max_matching_ngram_size, position - self._start) + 1):

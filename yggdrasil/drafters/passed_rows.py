@@ -15,16 +15,16 @@ class PassedRows:
 
     Args:
         width: the largest number of rows of a pass.
-        most: the most accepted tokens that a head draft reads.
-        num_layers: the target's layers whose hidden states the drafter reads.
-        hidden_size, dtype: of these states.
+        most: the most committed tokens of a pass (accepted tokens and the bonus token) that a head draft reads.
+        num_layers: number of the target's layers whose hidden states the drafter reads.
+        hidden_size, dtype: size and dtype of these hidden states.
     """
 
     def __init__(
         self, width: int, most: int, num_layers: int, hidden_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.most = most
-        # The number n of accepted rows, a flag, and from 2 on n rows; from 2 + W on, the n tokens chosen after them.
+        # The number n of accepted rows, a flag, from 2 on the n rows, and from 2 + W on the n tokens chosen after them.
         self._summary = torch.zeros(2 + 2 * max(width, most), dtype=torch.int64, device=device)
         self._place = HostBuffer(2, device)  # committed tokens before the pass, rows of the pass
         self._place.write(1, 1)  # for graphs that run once before any pass
@@ -35,7 +35,7 @@ class PassedRows:
 
         Args:
             outputs: the pass's result, beginning as ``VerifyStep`` returns its summary, then [rows, H] of each layer.
-            rows: of the pass.
+            rows: number of rows of the pass.
             num_certain: committed tokens before the pass, prompt included.
         """
         num_words = 2 + 2 * rows
@@ -45,20 +45,20 @@ class PassedRows:
         self._place.write(num_certain, rows)
 
     def count(self) -> Tensor:
-        """Return the number of accepted tokens, [1] int64, at most ``most``."""
+        """Return the number of tokens that the pass commits, bonus token included, [1] int64, at most ``most``."""
         return self._summary[:1].clamp(1, self.most)
 
     def root(self) -> Tensor:
-        """Return the index in the text of the last accepted token, [1] int64."""
+        """Return the index in the text of the last of these tokens, the root of the next tree, [1] int64."""
         return self._place.tensor[:1] + self.count() - 1
 
     def tokens(self) -> Tensor:
-        """Return the accepted tokens, [most] int64; others follow them."""
+        """Return the tokens that the pass commits, [most] int64. Entries from ``count`` on have no meaning."""
         first = 2 + self._place.tensor[1:]
         return self._summary[(first + self._numbers()).clamp(max=len(self._summary) - 1)]
 
     def states(self) -> Tensor:
-        """Return the hidden states that precede ``tokens``, [most, num_layers * H], layers next to each other."""
+        """Return the hidden states from which ``tokens`` were chosen, [most, num_layers * H], layer after layer."""
         rows = self._summary[2 + self._numbers()]
         return self._states[rows.clamp(0, len(self._states) - 1)].flatten(1)
 

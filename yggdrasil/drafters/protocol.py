@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Step(NamedTuple):
-    """One step of a proposal, as the cost model prices it."""
+    """One step (compiled model call) of a proposal, as ``Drafter.cost`` lists it."""
 
     name: str  # of the runner's step, such as "grow"
     width: int  # rows
@@ -31,8 +31,8 @@ class Budget(NamedTuple):
     """Limits of one proposal: levels and nodes per level."""
 
     depth: int  # the most levels below the root
-    width: int | None = None  # the most nodes per level; None: limited by the tree's capacity
-    is_first: bool = True  # no other drafter has proposed below this root; False: add to the nodes of others
+    width: int | None = None  # the most nodes per level; None if only the tree's capacity limits them
+    is_first: bool = True  # no other drafter has proposed below this root; if False, add to the present nodes
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class DraftSteps:
 
     runner: "ModelRunner"
     knots: Tensor  # [M] float32 calibration table, written by a calibration
-    head: Callable[[], None]  # runs the head draft, the first step from the root; else ``propose`` runs it
+    head: Callable[[], None]  # runs the head draft; if it is not called, ``propose`` runs the head draft
     pretend_context: Callable[[int, int], None]  # (length, root token): pretends a context, to time steps
-    # Tail drafts, and early head drafts, which a schedule may run before the target's verification has ended (Yggdrasil
-    # paper, section 5.1); None: the next head draft runs all accepted tokens.
+    # Runs tail drafts and early head drafts, which a schedule may place before the end of the target's verification
+    # (Yggdrasil paper, section 5.1). If it is None, the next head draft runs all accepted tokens.
     tail: "DraftModel | None" = None
 
 
@@ -55,7 +55,7 @@ class Capabilities:
     layers: tuple[int, ...] = ()  # target layers whose outputs `extend` gets; -1: the LM head's input
     steps: DraftSteps | None = None
     plants_root: bool = False  # `propose` itself plants the root if ``budget.is_first``
-    # Returns how many first tokens of a prompt need no hidden states. None: all tokens need them.
+    # Returns how many first tokens of a prompt need no hidden states. If it is None, all tokens need them.
     num_kept: Callable[[Sequence[int]], int] | None = None
 
 
@@ -77,7 +77,7 @@ class Drafter(Protocol):
 
         Args:
             states: for each layer that ``capabilities`` names, the target's hidden states [len(tokens), H]; row i is
-                that of the token before ``tokens[i]``. Empty if none is named.
+                that of the token before ``tokens[i]``. Empty if ``capabilities`` names no layer.
         """
 
     def propose(self, tree: TokenTree, budget: Budget) -> None:
@@ -89,7 +89,8 @@ class Drafter(Protocol):
     def cost(self, budget: Budget) -> Sequence[Step]:
         """Return the steps (compiled model calls) that a proposal with ``budget`` runs; empty if it runs no model.
 
-        A drafter without steps proposes in every iteration. Budgets of equal width have steps of the same kinds.
+        A drafter without steps proposes in every iteration. A drafter with steps proposes only if the policy expects a
+        gain. Budgets of equal width have steps of the same kinds.
         """
 
 

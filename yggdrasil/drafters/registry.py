@@ -64,7 +64,7 @@ def missing_names(drafter: object) -> list[str]:
 def make_drafter(options: ModelFreeOptions) -> "Drafter":
     """Create the model-free drafter of ``options``.
 
-    N-gram statistics get the default scorer and no table; ``StatisticsDrafter.load`` reads those of a calibration.
+    N-gram statistics get the default scorer and no table; ``StatisticsDrafter.load`` reads a calibration's.
 
     Raises:
         YggdrasilError: a user's class cannot be imported or is not a model-free drafter, or the native library, which
@@ -155,7 +155,10 @@ def named_drafters(names: Sequence[str], ngram: str = "") -> NamedDrafters:
 
 
 def _statistics(*, with_table: bool, beside: Sequence[ModelFreeOptions]) -> list[ModelFreeOptions]:
-    """Return the n-gram statistics; without the native library, which counts, the n-gram look-up in their place."""
+    """Return the options of the n-gram statistics.
+
+    Without the native library, which counts n-grams, return those of the n-gram look-up if it is not in ``beside``.
+    """
     from yggdrasil.native import is_native
 
     if is_native():

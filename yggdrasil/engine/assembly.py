@@ -59,7 +59,7 @@ def best_device() -> DeviceName:
 
 
 def default_backend(device: torch.device, *, compiles: bool = True) -> Backend:
-    """Return the backend (how a model's steps run) that ``device`` gets where none is named.
+    """Return the backend (how a model's steps run) of ``device`` if the user names no backend.
 
     "cudagraph" on a GPU; on a CPU "native", or "uncompiled", which never starts a compiler, if ``compiles`` is False.
     """
@@ -69,7 +69,7 @@ def default_backend(device: torch.device, *, compiles: bool = True) -> Backend:
 
 
 def usable_backend(wanted: Backend | None, device: torch.device) -> Backend | None:
-    """Return the backend that the option ``wanted`` (None: not given) stands for on ``device``.
+    """Return the backend that the option ``wanted`` (None if it is not given) stands for on ``device``.
 
     On a GPU, "inductor" becomes "cudagraph". Otherwise ``wanted`` itself is returned, also None.
 
@@ -213,11 +213,11 @@ def assemble(
     No step is compiled here. Each is compiled by its first call, or all by ``Assembly.complete``.
 
     Args:
-        drafter: draft model, draft head or a drafter object; None: only model-free drafters, or plain decoding.
+        drafter: draft model, draft head or a drafter object; None for only model-free drafters, or plain decoding.
         shapes: the context length, and the widths and depths of trees.
         backend: how steps run, such as "native" or "cudagraph".
         knots: acceptance calibration, [M] float32: log acceptance probabilities at M equally spaced log-probabilities
-            of the drafter from -12 to 0. None: its probabilities are used as they are.
+            of the drafter from -12 to 0. With None its probabilities are used as they are.
         stages: labels of the schedule, the order of an iteration's stages with their variants.
         other_stages: labels of the schedules that ``Engine.use_schedule`` may set later.
         model_free: n-gram and other drafters without a model, used with or without ``drafter``.

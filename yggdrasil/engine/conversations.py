@@ -17,10 +17,11 @@ _MIN_ROWS = 16  # tokens; a prefill of fewer costs less than a copy
 class Conversations:
     """Host-memory LRU cache of the KV entries of earlier texts, within ``most_bytes`` bytes. 0 disables it.
 
-    The limit includes the entries of the present text (the one in the models' caches) and, if ``process_bytes`` returns
-    the memory of the process in bytes, whatever else this has grown by since the start. Neither can be dropped, even if
-    they alone exceed the limit. The tokens of a running answer are not included. No method may be called while a
-    request is decoded. State that a drafter keeps outside of a model's cache is not copied.
+    The limit is for the copies, the entries of the present text (the text in the models' caches) and, if
+    ``process_bytes`` returns the memory of the process in bytes, all other memory by which the process has grown since
+    this object was created. Only copies can be dropped, so the rest may exceed the limit. The tokens of a running
+    answer are not counted. No method may be called while a request is decoded. State that a drafter stores outside of
+    a model's cache is not copied.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class Conversations:
         return max(self._most_bytes - self._cache_bytes - self._grown_bytes, 0)
 
     def release_unused(self) -> None:
-        """Give unused memory back to the system, and drop the oldest copies until all the rest fits the limit.
+        """Return unused memory to the system, and drop the oldest copies until the limit is met.
 
-        Unused are the cache slots behind the present text, and free pieces of the heap.
+        Unused memory is the cache slots after the present text and the free blocks of the heap.
         """
         self._release_slots()
         trim_heap()

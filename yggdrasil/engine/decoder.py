@@ -85,8 +85,8 @@ class Decoder:
             dtype: arithmetic, instead of the plan's. Step costs are then estimates, and a GGUF file's blocks are
                 dequantised.
             drafter: object that drafts instead of the plan's drafter.
-            backend: how steps run. None: native steps on a CPU (compiled if the architecture has none), CUDA graphs on
-                a GPU.
+            backend: how steps run. None takes native steps on a CPU (compiled steps if the architecture has no native
+                steps) and CUDA graphs on a GPU.
             force_machine: accept a plan that was calibrated on another machine.
             max_length: context length in tokens, instead of the plan's.
             target: path of the target's checkpoint, if it was moved.
@@ -225,7 +225,7 @@ class Decoder:
             )  # fmt: skip
             prepared = self._prepare(tokens, settings.sampling, settings.speculation, eos)
         on_end = self._use_finished if settings.speculation.is_lossless else None
-        # The table is loaded behind the first token, which needs none; ``grow_table`` may replace it until then.
+        # The table is loaded after the first token, which needs none; ``grow_table`` may replace it until then.
         return Request(
             self._turns, tokens, stream, prepared, wait=settings.wait, watch=settings.watch,
             on_begin=self._table.load_once, on_end=on_end,

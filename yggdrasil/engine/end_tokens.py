@@ -59,7 +59,7 @@ def template_end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
         text = str(tokenizer.apply_chat_template(turns, tokenize=False))
     except Exception:  # noqa: BLE001  (a template may raise anything; chats then fail later)
         return frozenset()
-    behind = text.rpartition(_ANSWER)[2].lstrip()
+    after = text.rpartition(_ANSWER)[2].lstrip()
     added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     # Longest first, because one name may be a prefix of another.
-    return frozenset([number for name, number in sorted(added.items(), reverse=True) if behind.startswith(name)][:1])
+    return frozenset([number for name, number in sorted(added.items(), reverse=True) if after.startswith(name)][:1])

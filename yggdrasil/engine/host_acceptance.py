@@ -39,7 +39,7 @@ def fitting_expansion(expansion: tuple[int, ...], shapes: Shapes, width: int | N
     Args:
         expansion: entry i is the number of children of each node at depth i, as in SpecInfer.
         shapes: limits of nodes and depth.
-        width: rows of the pass; None: the widest of ``shapes``.
+        width: rows of the pass; None takes the widest verify width of ``shapes``.
     """
     capacity = min(width or shapes.verify_widths[-1], shapes.num_nodes)
     sizes = accumulate(accumulate(expansion[: shapes.max_depth], mul), initial=1)  # nodes per level
@@ -55,7 +55,7 @@ class PreparedRequest:
     report: DecodingReport
     sampler: Sampler | None = None
     decision: AcceptanceSetup | None = None  # if the host accepts
-    counts: Counts | None = None  # of near ties; None: not looked for
+    counts: Counts | None = None  # of near ties; None if the request does not look for near ties
     is_planned: bool = False  # whether the decoder's own policy chooses the trees
     set_up: Callable[[], None] | None = None  # called when the request begins
     follow_draws: Callable[[], None] | None = None  # likewise; gives drafters the seed and temperature of the target
@@ -172,9 +172,9 @@ class SamplerFactory:
 def with_grammar(model_free: DrafterGroup | None, sampler: Sampler | None) -> DrafterGroup | None:
     """Return the model-free drafters of a request with ``sampler``.
 
-    Without a grammar (or with ``sampler`` None) they are ``model_free``, which may be None. With one, the result is
-    never None: it attaches the tokens that the grammar forces, or else the proposals of ``model_free`` that the grammar
-    allows.
+    Without a grammar (or with ``sampler`` None) they are ``model_free``, which may be None. With a grammar the result
+    is never None. It attaches the tokens that the grammar forces or, if the grammar forces none, the proposals of
+    ``model_free`` that the grammar allows.
     """
     if sampler is None or sampler.grammar is None:
         return model_free

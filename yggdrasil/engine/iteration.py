@@ -37,7 +37,7 @@ class Iteration:
     """State of one iteration of the decode loop. Values for the next iteration have separate fields."""
 
     root: int  # last committed token
-    decision: Decision | None = None  # of the policy; None: it needs features first
+    decision: Decision | None = None  # of the policy; None until it has the features that it needs
     shape: TreeShape = PLAIN_STEP
     is_decided: bool = False  # whether the shape is final before any stage runs
     is_on_host: bool = False  # whether the host has grown or extended a tree that captured steps verify
@@ -75,7 +75,7 @@ class Iteration:
         return [node for node in self.outcome.nodes[1:] if node < end]
 
     def following(self) -> "Iteration":
-        """Return the state with which the next iteration starts. This one must have an outcome."""
+        """Return the state with which the next iteration starts. This iteration must have an outcome."""
         assert self.outcome is not None
         return Iteration(self.outcome.tokens[-1], self.next_decision, previous=self.emission)
 
@@ -83,10 +83,11 @@ class Iteration:
 class ShadowTree:
     """A tree of model-free drafts, grown before the policy decides whether to verify it.
 
-    The drafts grow in a tree of their own, which ``use`` copies to ``tree`` if the policy chooses it: with head drafts
-    ahead of acceptance, ``tree`` may have the next root already. With ``host``, that is a copy of ``tree`` in pinned
-    memory. Without it, with ``shares_tree``, and if ``tree`` is on the host, they grow in ``tree`` and are ranked in
-    ``order`` [N] int64; the drafter's next root overwrites them.
+    The drafts grow in a separate tree, which ``use`` copies to ``tree`` if the policy chooses it, because with head
+    drafts ahead of acceptance ``tree`` may have the next root already. With ``host``, the separate tree is the copy of
+    ``tree`` in pinned memory. Without ``host``, with ``shares_tree`` and with ``tree`` on the host, there is no
+    separate tree: the drafts grow in ``tree``, where the drafter's next root overwrites them, and are ranked in
+    ``order`` [N] int64.
     """
 
     def __init__(
@@ -133,10 +134,10 @@ class ShadowTree:
 
 
 class ModelFreeDrafts:
-    """The model-free drafters of an engine: as a tree of their own (``alone``), or extending a drafted tree.
+    """The model-free drafters of an engine: they grow a tree of only their drafts (``alone``) or extend a drafted tree.
 
-    ``shares_tree`` lets the tree of their own grow in ``tree``, see ``ShadowTree``. ``host`` has the drafted trees of
-    captured steps on the host; without it, such a tree is not extended.
+    ``shares_tree`` lets ``alone`` grow in ``tree``, see ``ShadowTree``. ``host`` has copies on the host of the trees
+    that captured steps draft; without it, such a tree is not extended.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class LiveFeatures:
     def head(self) -> Float32Array:
         """Return the drafter's log-probabilities of the root's K candidates, [K] float32, -inf for absent ones.
 
-        The head draft, the drafter's first step, must have run.
+        The head draft, which computes them, must have run.
         """
         scores, edges = self._root if self._copies is None else self._copies.read(self._root)
         return np.where(np.isfinite(scores.numpy()), edges.numpy(), np.float32(NO_SCORE))
@@ -228,8 +229,8 @@ class ShapeChoice:
     def use_schedule(self, schedule: Schedule) -> None:
         """Set the schedule.
 
-        Its variants say when a shape is chosen: before its iteration, within it after the head draft (the drafter's
-        first step), or during the iteration before.
+        Its variants say when a shape is chosen: before its iteration, within its iteration after the head draft, or
+        during the previous iteration.
         """
         self._predicts_late = schedule.variants["depth_prediction"] == "late"
         self._keeps_books_late = schedule.variants["bookkeeping"] == "overlapped"
@@ -279,9 +280,10 @@ class ShapeChoice:
         return self._ask_with_features() if decision is None else decision
 
     def expect(self, state: Iteration) -> TreeShape | None:
-        """Return the shape that the next iteration likely drafts, before this one's outcome is known.
+        """Return the shape that the next iteration likely drafts, before the outcome of this iteration is known.
 
-        None: it likely drafts no tree, or there might be no room for it behind the tokens that are accepted now.
+        Returns None if the next iteration likely drafts no tree, or if the tree might not fit in the context after the
+        tokens that this iteration accepts.
         """
         decision = state.next_decision if self._predicts_late else self._ask(None)
         if decision is None or decision.kind != "drafted":

@@ -61,11 +61,11 @@ def load_parts(
 
     Args:
         folder: the plan's predictor, which has n-gram tables and other fitted files.
-        learned: the depth predictor and acceptance from ``folder``; None: default estimates.
+        learned: the depth predictor and acceptance from ``folder``; None uses default estimates.
         dtype: arithmetic of the models.
-        stand_in: drafter object instead of the plan's drafter; None: the plan's.
-        backend: how steps run; None: the device's default.
-        max_length: context length in tokens; None: the plan's.
+        stand_in: drafter object that replaces the plan's drafter; None keeps the plan's drafter.
+        backend: how steps run; None takes the device's default.
+        max_length: context length in tokens; None takes the plan's.
         tokenizer: the target's if already loaded, else None.
 
     Raises:

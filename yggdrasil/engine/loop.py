@@ -134,9 +134,10 @@ class DecodeLoop:
         return self._policy.wants_model_free and is_possible
 
     def _draft_next(self, state: Iteration) -> None:
-        """Draft below the tokens that the pass accepts. If model-free drafts extend the tree, wait for it and the pass.
+        """Launch the next drafts, below the tokens that the launched pass commits, if the next tree is likely drafted.
 
-        Only behind a drafted tree: where model-free drafts alone are better, the next tree is likely one of theirs.
+        Nothing is launched if this iteration verifies model-free drafts alone, because the next tree then likely has
+        only model-free drafts too. If model-free drafts will extend the drafted tree, wait until it is on the host.
         """
         if self._next is None or not self._drafts_next or not state.verifies_drafts or not self._next.can_launch:
             return

@@ -112,11 +112,11 @@ class OnlineEstimates:
 
 
 def was_busy(plan: Path) -> bool:
-    """Return whether answers have shown that the machine was busy when the steps of a plan were timed.
+    """Return whether later requests have shown that the machine was busy when the steps of a plan were timed.
 
-    ``plan`` is the file of a provisional plan, whose step costs are then too high: passes took less than 60 % of them.
-    Other programs slow wide passes down more than narrow ones, and a width that seems too slow is never tried, so
-    answers do not correct its cost.
+    ``plan`` is the file of a provisional plan. The plan's step costs are too high if the passes of a request took less
+    than 60 % of them. Other programs slow wide passes down more than narrow passes. Requests do not correct the cost of
+    a verify width that seems too slow, because the policy never chooses it.
     """
     with suppress(OSError, ValueError, RecursionError, AttributeError):
         return bool(json.loads(state_file(plan).read_bytes()).get("was_busy"))

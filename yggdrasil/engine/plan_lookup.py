@@ -27,10 +27,10 @@ def find_plan(
     Args:
         drafters: names of drafters. A calibrated plan must have all of them, or its calibration must have left them out
             as not profitable; it must have no other draft model. A provisional plan must have been made for exactly
-            these, in this order. None or empty: any calibrated plan, or a provisional one that was made without named
-            drafters.
-        dtype: must be the plan's; None: any.
-        device: must be the plan's; None: any.
+            these, in this order. If None or empty, the plan may be any calibrated plan, or a provisional plan that was
+            made without named drafters.
+        dtype: dtype that the plan must have; None accepts any.
+        device: device that the plan must have; None accepts any.
 
     Raises:
         YggdrasilError: ``drafters`` names a shipped head that the package does not have.
@@ -81,7 +81,7 @@ def _model_of(plan: Plan) -> set[str]:
 
 
 def _considered(plan: Plan) -> set[str]:
-    """Return the fingerprints of the draft model and of one that the calibration left out."""
+    """Return the fingerprints of the plan's draft model and of the draft model that its calibration left out."""
     return _model_of(plan) | (set() if plan.left_out is None else {plan.left_out.drafter.fingerprint})
 
 

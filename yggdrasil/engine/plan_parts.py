@@ -45,7 +45,7 @@ def planned_policy(
     """Return the policy that chooses tree shapes by the plan's step costs and objective.
 
     Args:
-        learned: depth predictor and acceptance of the drafter; None: default estimates.
+        learned: depth predictor and acceptance of the drafter; None uses default estimates.
         kind: class of the policy.
         drafts: whether there is a draft model, head or other drafter with a cost.
         wants_model_free: whether model-free drafts may be used.
@@ -103,9 +103,9 @@ class Drafting(NamedTuple):
 def drafting_by(plan: Plan, folder: Path, stand_in: Drafter) -> Drafting:
     """Return the drafters of a plan whose drafter is replaced by ``stand_in``, with the plan adapted to them.
 
-    The plan's model-free drafters stay, and n-gram statistics are added if it has none and the native library, which
-    counts, is there. An ``NGramDrafter`` as ``stand_in`` drafts alone. The adapted plan has the default schedule and no
-    depth predictor and, for a drafter that is not model-free, at least one draft width.
+    The plan's model-free drafters stay. N-gram statistics are added if the plan has none and the native library, which
+    counts n-grams, is there. An ``NGramDrafter`` as ``stand_in`` drafts alone. The adapted plan has the default
+    schedule and no depth predictor and, for a drafter that is not model-free, at least one draft width.
 
     Args:
         folder: the plan's predictor, which has n-gram tables.

@@ -66,7 +66,7 @@ def recommended_sampling(folder: Path | None, gguf: Path | None) -> RecommendedS
 
     Args:
         folder: its generation_config.json is read if ``gguf`` is None.
-        gguf: a GGUF file, whose metadata are read; None: no such file.
+        gguf: a GGUF file, whose metadata are read; None if the model has no GGUF file.
 
     Raises:
         ArtifactError: the GGUF file is damaged or unsupported.

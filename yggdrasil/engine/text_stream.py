@@ -74,7 +74,7 @@ class IncrementalDetokenizer:
         return whole[len(before) :] if whole.startswith(before) else self._decode(tokens)
 
     def _last_text(self, tokens: Sequence[int]) -> list[int]:
-        """Return the fewest last tokens whose text is not empty and ends with a whole character; empty if none are.
+        """Return the fewest last tokens whose text is not empty and ends with a whole character, or an empty list.
 
         They are the context of later pieces, because some decoders strip the leading space of a text.
         """

@@ -90,7 +90,7 @@ class Trace:
     reused_tokens: int = 0  # prompt tokens reused from the cache
     watch: Callable[[Any], None] | None = None  # called with each iteration's ``IterationTree``
     passes: Counter[int] = field(default_factory=Counter)  # timed target passes, by width
-    passes_ns: Counter[int] = field(default_factory=Counter)  # total time of those passes, by width
+    passes_ns: Counter[int] = field(default_factory=Counter)  # total time of the timed passes, by width
     prefill_ns: int = 0
     decode_ns: int = 0
 
@@ -199,7 +199,7 @@ class InOrderExecutor:
     """
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Call the actions of the schedule's stages with ``state``, in order; stages without one are skipped.
+        """Call the actions of the schedule's stages with ``state``, in order; stages without an action are skipped.
 
         Each stage's nanoseconds on the host are added to ``times``, by stage name.
         """
@@ -223,7 +223,7 @@ class EventExecutor:
         self._events = [make_event() for _ in range(1 + len(STAGES))]
 
     def run(self, schedule: Schedule, actions: Actions[State], state: State, times: Counter[str]) -> None:
-        """Call the actions of the schedule's stages with ``state``, in order; stages without one are skipped.
+        """Call the actions of the schedule's stages with ``state``, in order; stages without an action are skipped.
 
         Each stage's nanoseconds on the GPU are added to ``times``. The host waits for all stages at the end.
         """

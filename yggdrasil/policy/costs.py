@@ -37,19 +37,19 @@ def lower_envelope(measured: Mapping[int, float]) -> dict[int, tuple[float, int]
 class StepCosts:
     """Measured costs of one decode iteration, in milliseconds.
 
-    ``head_ms`` is the first draft step, which also processes the bonus token; each of the other ``depth - 1`` costs
-    ``draft_ms`` (empty without a draft model or head). ``verify_ms`` must not fall as the width grows
-    (``lower_envelope``). ``plain_ms`` is a whole iteration of plain decoding, including its overhead.
-    ``model_free_overhead_ms`` is the overhead of an iteration with model-free drafts only, if a draft model exists too.
-    ``reading_ms`` is the drafter's prefill time per token that it has not drafted: the prompt's, and those accepted
-    from model-free drafts.
+    ``head_ms`` is the head draft: the drafter's pass over the newly committed tokens. It is followed by ``depth`` draft
+    steps. Each but the last takes ``draft_ms`` (empty without a draft model or head). The last draft step only attaches
+    nodes, and its time is part of ``overhead_ms``. ``verify_ms`` must not fall as the width grows (``lower_envelope``).
+    ``plain_ms`` is a whole iteration of plain decoding, including its overhead.
+    ``model_free_overhead_ms`` is the overhead of an iteration with model-free drafts only, if there is a draft model or
+    head too. ``reading_ms`` is the drafter's prefill time per token of a prompt or of an accepted model-free draft.
 
     Raises:
         ValueError: a cost is missing, negative or infinite; the message lists every fault.
     """
 
     head_ms: float
-    draft_ms: dict[int, float]  # draft width -> one draft step
+    draft_ms: dict[int, float]  # draft width -> each draft step but the last
     verify_ms: dict[int, float]  # verify width -> one target step
     overhead_ms: float
     plain_ms: float
@@ -82,7 +82,8 @@ class StepCosts:
     def drafting_ms(self, width: int, depth: int) -> float:
         """Return the milliseconds of drafting with ``depth`` (>= 1) draft steps of ``width`` nodes; 0 for ``width`` 0.
 
-        It is the head draft and ``depth`` - 1 passes, because the last step runs none.
+        This is the time of the head draft and of ``depth`` - 1 draft steps: the last draft step does not run the
+        drafter.
         """
         return self.head_ms + (depth - 1) * self.draft_ms[width] if width else 0.0
 

@@ -30,7 +30,12 @@ class FixedPolicy:
         return self._decision
 
     def prune(self, decision: Decision, expected: Sequence[float], context: int) -> Decision:
-        """Return ``decision`` with the fixed verify width, whatever the expected tokens."""
+        """Return ``decision`` with the fixed verify width.
+
+        Args:
+            expected: [V] expected tokens at each verify width; not used.
+            context: tokens in the target's cache; not used.
+        """
         return decision._replace(shape=decision.shape._replace(verify_width=self._decision.shape.verify_width))
 
     def observe(self, decision: Decision, tokens: int, milliseconds: float) -> None:

@@ -64,10 +64,10 @@ class Decision(NamedTuple):
     tokens: float = 1.0  # expected, bonus token included
     milliseconds: float = 0.0
     is_drafting: bool = False  # features were read or the head draft ran, even if the shape is a plain step
-    # Tokens that model-free drafts alone are expected to give: of a tree of these, uncorrected; of a drafted tree,
-    # corrected.
+    # Tokens that model-free drafts alone are expected to give, before the acceptance correction if the tree has only
+    # model-free drafts, after it if the tree is drafted.
     estimated: float = 1.0
-    rate_without: float = 0.0  # of a drafted tree: expected tokens a millisecond without the drafter; 0: not known
+    rate_without: float = 0.0  # of a drafted tree: expected tokens a millisecond without the drafter; 0 if not known
 
     @property
     def kind(self) -> Kind:
@@ -103,8 +103,7 @@ class PassValues:
         Width 1 keeps its measured time.
 
         Args:
-            factors: latency scales, in the order of the verify widths; entries from V on are not used, nor is the
-                first.
+            factors: latency scales, in the order of the verify widths; entries 0 and from V on are not used.
         """
         for index in range(1, len(self._measured)):
             self.milliseconds[index] = milliseconds = self._measured[index] * factors[index]
@@ -136,11 +135,12 @@ class PassValues:
 class ShapeTable:
     """Argmax of the objective over (width, depth, verify width), with everything static computed once.
 
-    ``ratios[width]`` [D, D, V] (depth budget, level, verify width) relates the survival of a shape to the predicted
-    survival: a smaller budget puts fewer nodes on the early levels, and other drafters add some below the last one.
-    Verify widths are ``costs.verify_widths``.
+    ``ratios[width]`` [D, D, V], indexed by depth, level and verify width, is the survival of a tree shape at a level,
+    P(accepted length >= level), over the predicted survival. It depends on the depth, because a tree of fewer draft
+    steps has fewer nodes on its early levels, and model-free drafters add nodes below the last level. Verify widths are
+    ``costs.verify_widths``.
 
-        AAL(width, depth, W_v | context) = 1 + sum over levels i of survival[i] * ratio[width][depth][i][W_v]
+        AAL(width, depth, W_v | context) = 1 + sum over levels i of survival[i] * ratios[width][depth][i][W_v]
 
     ``objective="latency"`` maximises AAL per millisecond, ``"aal"`` AAL alone. Ties go to the smaller (width, depth,
     verify width) in that order.
@@ -205,8 +205,8 @@ class DraftedTrees:
         ratios: survival of each shape relative to the predicted survival, by draft width (see ``ShapeTable``).
         mean_survival: [D] P(accepted length >= d), the mean over the calibration's text.
         depth: the depth predictor, or None to use ``mean_survival`` for every tree.
-        added_tokens: accepted tokens that the drafter adds to model-free drafts of which none is expected to be
-            accepted. None: the expected tokens of a typical tree, without the bonus token.
+        added_tokens: accepted tokens that the drafter adds if no model-free draft is expected to be accepted. If it is
+            None, it is the expected tokens of a typical tree, bonus token excluded.
     """
 
     def __init__(
@@ -229,18 +229,18 @@ class DraftedTrees:
         return self._depth is not None
 
     def added(self, here: int) -> float:
-        """Return the accepted tokens that a typical tree adds where model-free drafts expect none."""
+        """Return the accepted tokens that a typical tree adds if no model-free draft is expected to be accepted."""
         return self._typical[here].tokens - 1.0 if self._added_tokens is None else self._added_tokens
 
     def typical(self, here: int, model_free: Decision | None, correction: float = 1.0) -> Decision:
         """Return the best shape for the calibration's mean acceptance, with its expected tokens, as a decision.
 
-        A drafted tree also contains the model-free drafts: with ``model_free`` it gets the larger verify width of both,
-        and the expected tokens of ``model_free`` plus those that drafting adds, which are fewer the more ``model_free``
-        expects.
+        A drafted tree also contains the model-free drafts. With ``model_free``, the decision has the larger of the two
+        verify widths and t + a / t expected tokens, where t are the expected tokens of ``model_free`` and a is the
+        result of ``added`` times ``correction``.
 
         Args:
-            model_free: the decision to verify model-free drafts alone, or None without drafts.
+            model_free: the decision to verify model-free drafts alone, or None if there are no such drafts.
             correction: factor on the tokens that drafting adds.
         """
         tree = self._typical[here]
@@ -250,7 +250,7 @@ class DraftedTrees:
         return Decision(shape, model_free.tokens + self.added(here) * correction / model_free.tokens)
 
     def best(self, features: Features, here: int) -> Decision:
-        """Return the best shape for ``features`` by the depth predictor, or without one the typical shape."""
+        """Return the best shape for ``features`` by the depth predictor, or the typical shape without a predictor."""
         if self._depth is None:
             return self._typical[here]
         predicted = self._depth.predictor.survival(read_features(features, self._depth.sizes))

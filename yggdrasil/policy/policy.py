@@ -257,11 +257,12 @@ class LatencyScales:
     """Factors of the present latency over the measured costs, one for each step: plain, each verify width, drafted.
 
     Step 0 is plain, step i verifies model-free drafts at the i-th verify width, and the last step is any drafted tree.
-    An iteration moves all factors, and its own twice as much. So the ratio of a wide pass to a plain step is followed
-    too: where the memory becomes faster, plain steps gain more than wide passes, which wait for arithmetic.
+    An iteration moves all factors, and the factor of its own step twice as much. So the factors also follow the ratio
+    of a wide pass to a plain step: if the memory becomes faster, plain steps gain more than wide passes, whose time is
+    spent on arithmetic.
     """
 
-    COMMON_RATE, OWN_RATE = 0.1, 0.1  # share of a deviation (in logs) by which all factors move, and its own besides
+    COMMON_RATE, OWN_RATE = 0.1, 0.1  # share of a log deviation by which all factors move, and the step's own also
     PAUSE = 1.5  # ratios to the prediction are clipped to 1/PAUSE .. PAUSE: the rest is a pause of the machine
     FARTHEST = 10.0  # the first step sets all factors within 1/FARTHEST .. FARTHEST
 
@@ -322,24 +323,24 @@ class AcceptanceCorrection:
         return max(0.0, (self._accepted + PRIOR) / (self._estimated + PRIOR))
 
     def begin(self) -> None:
-        """Begin a request, whose drafts may be accepted less: limit the factor to 1 and its weight to 12 tokens."""
+        """Begin a request, whose drafts may be accepted less often: limit the factor to 1, its weight to 12 tokens."""
         weight = min(self._estimated + PRIOR, INHERITED)
         self._estimated, self._accepted = weight - PRIOR, weight * min(self.factor, 1.0) - PRIOR
         self.decay()
 
     def observe(self, estimated: float, accepted: float) -> None:
-        """Update the factor by one verified tree. Both numbers leave out the bonus token.
+        """Update the factor by one verified tree. Neither number counts the bonus token.
 
         Args:
-            estimated: accepted tokens that were predicted, such as by the scores of the tree's nodes.
-            accepted: drafted tokens that the target accepted; of what drafting adds, fewer than 0 if model-free drafts
-                alone were expected to give more.
+            estimated: predicted number of accepted tokens, such as from the scores of the tree's nodes.
+            accepted: number of accepted tokens. For the tokens that drafting adds, it is the number of tokens that the
+                iteration gave minus the number expected of model-free drafts alone, which may be negative.
         """
         self._estimated = DECAY * self._estimated + estimated
         self._accepted = DECAY * self._accepted + accepted
 
     def decay(self) -> None:
-        """Move the correction factor towards 1, for an iteration that verified no model-free tree."""
+        """Move the correction factor towards 1, after an iteration that gives no observation for it."""
         self.observe(0.0, 0.0)
 
     def state(self) -> dict[str, Any]:
@@ -354,29 +355,31 @@ class AcceptanceCorrection:
 class RegretBudget:
     """Balance of gains and losses of one kind of speculation, in plain steps at the present speed.
 
-    A negative balance closes the budget. Each iteration without speculation earns a little, until there is enough for a
-    few trees, because a single one would be measured with cold caches. The balance is kept across requests.
+    The balance starts at ``GRANT`` and never exceeds it. A negative balance closes the budget, and then no tree of this
+    kind is drafted. Each iteration of another kind adds ``EARNED``. The budget reopens at ``REOPENS``, which pays for a
+    few trees, because a single tree would be measured with cold caches. The balance is kept across requests.
 
-    A tree loses the plain steps in whose time it was verified, minus its tokens; a drafted tree loses the tokens that
-    the best decision without the drafter was expected to give in that time, if these are more. The policy limits that
-    time to one and a half of the prediction, since the rest is a pause of the machine. At most ``WORST`` counts.
+    The loss of a tree is the number of plain steps that fit in the time of its iteration, minus its tokens. For a
+    drafted tree, the tokens that the best decision without the drafter was expected to give in that time take the place
+    of the plain steps, if they are more. The policy limits the time to 1.5 times the prediction, since the rest is a
+    pause of the machine. A tree is charged at most ``WORST``.
 
     The loss of a request's first tree includes the drafter's prefill of the prompt, a sunk cost. Charged at once, it
-    would stop the speculation that could recover it. So later gains of the request repay it, and the rest is charged
-    when the next request begins; at most three times ``WORST`` counts.
+    would stop the speculation that could recover it. So later gains of the request repay this loss, and the rest of it,
+    at most three times ``WORST``, is charged when the next request begins.
 
     Theorem. Whatever trees are drafted and however the speed of the machine changes, from any iteration on
 
-        lost <= GRANT + EARNED * iterations without it + 4 * WORST + the first tree of this request
+        lost <= GRANT + EARNED * iterations of other kinds + 4 * WORST + the first tree of this request
 
     where ``lost`` are the losses minus the gains. The iterations may begin anywhere, since earlier gains raise the
-    balance to ``GRANT`` at most: a request loses no more because the ones before it gained. Proof: the balance is at
-    most GRANT - lost + earned, without this request's first tree, which is charged when the request ends. Trees are
-    drafted only while the balance is not negative, so the last one takes it to -WORST at least, and the charge of its
+    balance to ``GRANT`` at most: a request loses no more because earlier requests gained. Proof: the balance is at most
+    GRANT - lost + earned, without this request's first tree, which is charged when the next request begins. Trees are
+    drafted only while the balance is not negative, so the last tree lowers it to -WORST at least, and the charge of its
     request's first tree to -4 * WORST.
     """
 
-    GRANT, EARNED = 16.0, 0.01  # initial and highest balance; earned per iteration without speculation
+    GRANT, EARNED = 16.0, 0.01  # initial and highest balance; earned per iteration of another kind
     REOPENS = 2.0  # balance at which a closed budget reopens
     WORST = 4.0  # the most that one tree is charged
 
@@ -393,7 +396,8 @@ class RegretBudget:
         """Add the gain or loss of one verified tree to the balance.
 
         Args:
-            gained: the tree's tokens minus those that decoding without it gives in the same time. Negative: a loss.
+            gained: the tree's tokens minus the tokens that decoding without it gives in the same time; negative for a
+                loss.
         """
         if not self._has_first:
             self._has_first, self._first, gained = True, max(min(gained, 0.0), -3 * self.WORST), max(gained, 0.0)

@@ -57,7 +57,7 @@ class Features(Protocol):
     def head(self) -> Float32Array:
         """Return the drafter's log-probabilities of the K likeliest tokens after the text, descending, [K] float32.
 
-        Entries are -inf where there are fewer. The head draft (first draft step), which computes them, must have run.
+        Entries are -inf if there are fewer than K. The head draft, which computes them, must have run.
         """
 
 

@@ -133,7 +133,7 @@ class TraceSet:
         return self.edge_log_probability[width][wanted], self.hit[width][wanted]
 
     def select(self, documents: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TraceSet:
-        """Return the traces of the documents with these numbers, with rows in the same order."""
+        """Return the traces of the documents with these numbers. Rows keep their order in this set."""
         rows = np.isin(self.document, np.asarray(documents))
         per_width: dict[str, Any] = {
             name: {width: array[rows] for width, array in getattr(self, name).items()} for name in _PER_WIDTH

@@ -68,7 +68,7 @@ class Shapes:
 
     @property
     def widest_pass(self) -> int:
-        """Rows of the widest pass of the target."""
+        """Rows of the widest pass that the target may run: a prefill chunk, a verification, or all ``num_nodes``."""
         return max(*self.prefill_widths, *self.verify_widths, self.num_nodes)
 
     @property
@@ -104,8 +104,8 @@ class Costs:
     """Measured step costs in milliseconds, at one context length in tokens."""
 
     context: int
-    head_ms: float  # head draft: a drafter's first step
-    draft_ms: dict[int, float]  # draft width -> each further draft step
+    head_ms: float  # head draft: the drafter's pass over newly committed tokens
+    draft_ms: dict[int, float]  # draft width -> each draft step but the last
     verify_ms: dict[int, float]  # verify width -> target pass
     overhead_ms: float  # of an iteration, outside the models
     plain_ms: float  # an iteration of plain decoding, its overhead included

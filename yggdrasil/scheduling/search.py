@@ -85,8 +85,8 @@ class Space:
 
         Args:
             executor: ``"captured"`` steps accept on the device, so they leave out ``accept=host``.
-            reads_head: the depth predictor reads the candidates of the head draft (first draft step), so only schedules
-                with it before depth prediction are included; if False, only the others.
+            reads_head: whether the depth predictor reads the candidates of the head draft. If True, only schedules that
+                run the head draft before depth prediction are included; if False, only schedules that do not.
             reads_states: the drafter is a draft head on the target's hidden states, which cannot draft ahead of time.
         """
         shapes = tuple(

@@ -206,8 +206,8 @@ def all_variants(*, reads_states: bool = False) -> list[dict[str, str]]:
 def is_head_first(labels: Sequence[str]) -> bool:
     """Return whether a schedule's depth prediction reads the head draft's candidates (``depth_prediction=informed``).
 
-    The head draft, a drafter's first step from the last accepted token, then runs before the depth is chosen, and costs
-    time even if nothing more is drafted. ``labels`` are ``name`` or ``name=variant`` of every stage, in launch order.
+    The head draft (the drafter's pass over newly committed tokens) then runs before the depth is chosen, and costs time
+    even if no draft step follows. ``labels`` are ``name`` or ``name=variant`` of every stage, in launch order.
 
     Raises:
         ValueError: ``labels`` is not a legal schedule.

@@ -78,7 +78,7 @@ class Worker:
         self.line.leave(ask)
 
     def drain(self) -> None:
-        """Reject new and queued requests; requests that have begun are finished."""
+        """Reject new and queued requests, and return at once; the thread finishes the requests that have begun."""
         self.line.close()
 
     def give_up(self) -> None:

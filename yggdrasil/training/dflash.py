@@ -1,7 +1,7 @@
 """Training recipe of DFlash heads (arXiv 2602.06036), which draft a block of tokens in one pass.
 
-A block is a token of the text, its anchor, and masks at the positions behind it. Its rows see each other and the
-target's states before the anchor; row k predicts the token k positions behind the anchor. Blocks of a batch do not see
+A block is a token of the text, its anchor, and masks at the positions after it. Its rows see each other and the
+target's states before the anchor; row k predicts the token k positions after the anchor. Blocks of a batch do not see
 each other. Token embedding and LM head are the target's and are not trained.
 
 Dims: B windows, T tokens of a window, N anchors, K rows of a block, H hidden size.
@@ -66,7 +66,7 @@ class DFlashRecipe:
         return head
 
     def steps(self, model: nn.Module, batch: Batch, count: int) -> Iterator[StepOutput]:
-        """Yield, for k = 1 to ``count`` (at most 7), the logits for trained tokens k positions behind an anchor.
+        """Yield, for k = 1 to ``count`` (at most 7), the logits for trained tokens k positions after an anchor.
 
         Row k of the anchor's block gives them. Step k reaches only these tokens.
         """

@@ -50,7 +50,8 @@ class HostTree:
     def write(self) -> None:
         """Copy the nodes of ``tree`` to the captured tree by one launch, without waiting.
 
-        Nothing may change them before it ends: the host changes them next once it has read the outcome of the pass.
+        The nodes must not change before the copy ends. The host changes them only after it has read the outcome of the
+        pass that follows the copy.
         """
         self._write()
 

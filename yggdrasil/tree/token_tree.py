@@ -227,7 +227,7 @@ class TokenTree:
         return len(above) - size
 
     def _marks(self, node: int, parents: Sequence[int]) -> list[bool]:
-        """Return the row [N] of ``node`` in ``ancestors``; ``parents`` are those of all nodes."""
+        """Return the row [N] of ``node`` in ``ancestors``; ``parents`` has the parents of all nodes."""
         marks = [False] * self.num_nodes
         marks[0] = True
         while node:
@@ -358,9 +358,9 @@ def offer_candidates(tree: TokenTree, nodes: Tensor, logits: Tensor, knots: Tens
 
 
 def num_considered(tree: TokenTree, most: int) -> int:
-    """Return how many of a node's likeliest tokens to ``offer``, at most ``most``: K, or more if the target may sample.
+    """Return how many of a node's likeliest tokens to ``offer``: K, or C = min(CONSIDERED * K, ``most``) for sampling.
 
-    Steps for a GPU, where more tokens take no longer, and traced steps for a CPU serve any target; the latter take K.
+    On a CPU it is K for greedy targets and in traced steps. On a GPU, where more tokens take no longer, it is C.
     """
     weights = tree.draw_weights
     if weights is None or (weights.is_cpu and not (type(weights) is Tensor and _may_sample(weights))):
@@ -407,9 +407,9 @@ def offer(tree: TokenTree, nodes: Tensor, edges: Tensor, tokens: Tensor, knots: 
 
 
 def _may_sample(draw_weights: Tensor) -> bool:
-    """Return False where the target is known to be greedy: its draws change no score.
+    """Return False if the target is known to be greedy, so that its draws change no score.
 
-    A step that is being traced, with tensors that have no values, serves both, and so do those for a GPU.
+    It is unknown in steps for a GPU, and in steps that are being traced, whose tensors have no values.
     """
     return type(draw_weights) is not Tensor or not draw_weights.is_cpu or bool(draw_weights.numpy()[0])
 

@@ -31,7 +31,7 @@ def generate_and_fit(job: Job, costs: StepCosts, base: BaseTable | None) -> Lear
 
     Args:
         costs: step costs in milliseconds, for the predicted speed.
-        base: n-gram table to which the counts of the text are added; None: they are the whole table.
+        base: n-gram table to which the counts of the text are added. With None the table has these counts alone.
     """
     pair = job.pair
     if pair.counts is None:
@@ -50,10 +50,11 @@ def generate_and_fit(job: Job, costs: StepCosts, base: BaseTable | None) -> Lear
 
 
 def own_text(job: Job) -> list[Document]:
-    """Return the target's generated text of this and earlier calibrations, prompts with answers.
+    """Return all text that the target has generated in this and earlier calibrations, as prompts with answers.
 
-    Text is generated until the calibration's budget is used up if the pair uses n-gram statistics and has an n-gram
-    table or no draft model; otherwise only existing text is read.
+    A pair of models that uses n-gram statistics, and has an n-gram table or no draft model, first generates more text,
+    until ``settings.text_budget`` (seconds of this calibration, or tokens of all the text) is used up. Other pairs only
+    read existing text.
     """
     target = job.assembly.target.loaded
     file = text_file(Source.find(job.pair.target).fingerprint(), job.pair.weights)

@@ -21,12 +21,15 @@ def predict_model_free(
 ) -> list[Expectation]:
     """Simulate decoding of ``documents`` with model-free drafters, and return the expected speed of each policy.
 
-    The first is the run-time policy's, the next the best fixed verify width's (if there is one above 1), the last plain
-    decoding's. Without drafters (None) there is only the last.
-
     Args:
+        model_free: the drafters; None if there are none.
         documents: prompts and the target's answers.
         costs: step costs in milliseconds, which give the time of each iteration.
+
+    Returns:
+        AAL, milliseconds per token and speed-up over plain decoding of up to three policies, in this order: the
+            run-time policy (``ObjectivePolicy``), the fastest fixed verify width above 1, plain decoding. The second is
+            missing if width 1 is the only one. Without drafters there is only plain decoding.
 
     Raises:
         ValueError: the documents have no text to decode.

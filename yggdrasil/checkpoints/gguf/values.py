@@ -14,10 +14,13 @@ ROPE_FACTORS = "rope_freqs.weight"  # tensor with divisors of the rotary frequen
 
 
 def values_of(header: GgufHeader, tensor: GgufTensor) -> npt.NDArray[np.float32]:
-    """Read one tensor of a GGUF file and return its values, dequantised to float32.
+    """Read one tensor of a GGUF file, and return it dequantised to float32.
+
+    The result has the shape ``tensor.shape``, outermost dimension first: [outputs, inputs] for a linear layer. Rows are
+    in the order of the file, which for some weights differs from that of the model.
 
     Raises:
-        YggdrasilError: its format is unsupported.
+        YggdrasilError: the quantisation format of the tensor is unsupported.
     """
     data = np.fromfile(header.path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.start)
     if tensor.kind == _F32:

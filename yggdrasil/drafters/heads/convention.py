@@ -140,7 +140,7 @@ def _logits(module: DraftingHead, tokens: Tensor, states: Tensor) -> Tensor:
 def _block_logits(module: DraftingHead, tokens: Tensor, states: Tensor, ends: Tensor) -> Tensor:
     """Return the head's logits [B, E, V] of the next token after each index of ``ends`` [E] in ``tokens`` [B, T].
 
-    They are those of the block pass, which a successor head would correct.
+    These are the logits of the block pass, which a successor head would correct.
     """
     head: Any = module.head
     rows = torch.arange(states.shape[1], device=states.device)

@@ -121,7 +121,7 @@ def _check_way_back(folder: Path, tokens: Tensor, t2d: Tensor, vocab_size: int) 
 
 
 def _renamed(folder: Path, tensors: dict[str, Tensor], spellings: dict[str, str]) -> dict[str, Tensor]:
-    """Rename ``tensors`` to our spelling and drop those that are not the head's."""
+    """Rename ``tensors`` to our spelling, and drop tensors that are not the head's."""
 
     def ours(name: str) -> str:
         name = name.removeprefix("model.")

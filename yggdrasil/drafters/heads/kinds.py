@@ -24,7 +24,7 @@ def is_head(source: str) -> bool:
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """Return the kind of draft head in a folder or GGUF file; None if there is none of a known kind, or no such path.
+    """Return the kind of draft head in a folder or GGUF file; None if there is no head of a known kind or no such path.
 
     The kinds are "eagle3", "eagle" (EAGLE-1 and 2), "medusa", "mtp" and "dflash" (all block heads).
     """

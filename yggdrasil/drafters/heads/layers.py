@@ -3,7 +3,7 @@
 The attention function is a parameter: drafting attends over a cache under the tree mask, training over the steps of an
 unrolled head.
 
-Dims: W rows, R rows whose outputs are computed, D head size, Hq query heads, Hkv key heads.
+Dims: W rows, R rows whose outputs are returned, H hidden size, D attention head size, Hq query heads, Hkv key heads.
 """
 
 from collections.abc import Callable
@@ -67,8 +67,8 @@ class Attention(nn.Module):
             x: [.., W, inputs] rows.
             rotation: cosines and sines of the rotary embedding, [W, D] each.
             attend: attention of rotated queries to keys and values (``layers.Attend``).
-            rows: [R] int64 rows whose outputs are returned; the others give only keys and values. None: all. Only
-                without leading dimensions.
+            rows: [R] int64 indices of the rows whose outputs are returned; None returns the outputs of all W rows. Keys
+                and values are computed for all rows. ``x`` must be [W, inputs] if ``rows`` is given.
         """
         asking, query_rotation = x, rotation
         if rows is not None:
@@ -134,7 +134,8 @@ class DecoderLayer(nn.Module):
             x: [.., W, H] rows.
             rotation: cosines and sines of the rotary embedding, [W, D] each.
             attend: attention of rotated queries to keys and values (``layers.Attend``).
-            rows: [R] int64 rows whose outputs are returned. None: all. A layer with a convolution must return all.
+            rows: [R] int64 indices of the rows whose outputs are returned; None returns the outputs of all W rows. It
+                must be None for a layer with a convolution.
         """
         normed = self.input_layernorm(x)
         if self._convolves:
@@ -187,7 +188,7 @@ def target_tokens(drafted: Tensor, d2t: Tensor | None) -> Tensor:
 
     Args:
         drafted: draft vocabulary ids, int64 of any shape.
-        d2t: [Vd] int64 offset of each id; None: both vocabularies are equal, and ``drafted`` is returned.
+        d2t: [Vd] int64 offset of each id. If it is None, both vocabularies are equal, and ``drafted`` is returned.
     """
     return drafted if d2t is None else drafted + d2t[drafted]
 

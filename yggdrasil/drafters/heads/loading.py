@@ -73,7 +73,7 @@ def load_head(folder: Path, target: LoadedModel, num_threads: int, vocabulary: V
     Args:
         num_threads: CPU threads of the head's linear layers.
         vocabulary: tokens to draft, for a head whose LM head is over the target's vocabulary: the rows of these tokens
-            are copied, and a pass reads no others. None: all tokens.
+            are copied, and a pass reads no other rows. With None the head drafts all tokens.
 
     Raises:
         YggdrasilError: the head is unsupported, or the head or ``vocabulary`` belongs to another target.

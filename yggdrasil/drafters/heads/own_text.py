@@ -39,7 +39,7 @@ def own_text(target: LoadedModel, layers: Collection[int]) -> OwnText:
     length = OPENING + LENGTH
     runner = ModelRunner(target, TEXTS * length, target.vocab_size, "uncompiled", sorted(layers))
     device = target.device
-    generator = np.random.default_rng(0)  # PyTorch's are others on every kind of device
+    generator = np.random.default_rng(0)  # PyTorch's numbers differ between devices
     # Token t of text b is in slot t * B + b of a tree whose root has no context.
     tokens = [torch.from_numpy(generator.integers(target.vocab_size, size=OPENING * TEXTS)).to(device)]
     choices, outputs = list[Tensor](), list[list[Tensor]]()

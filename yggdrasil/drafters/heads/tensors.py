@@ -123,7 +123,7 @@ def refuse_others(
 
     Args:
         folder: the head's folder, for error messages.
-        more: further names and their shapes; None: no further ones.
+        more: further names of tensors with their shapes; None if there are no further tensors.
 
     Raises:
         YggdrasilError: tensors are missing, unexpected or of another shape; the message lists up to three of each.

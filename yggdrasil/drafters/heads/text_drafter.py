@@ -162,10 +162,10 @@ class TextHeadDrafter(LevelDrafter):
         return 1 + self._text.shared(tokens, self.num_waiting)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a request with the first ``tokens`` (token ids, at least one) of the prompt.
+        """Start a request with ``tokens`` (token ids, at least one), the beginning of its prompt or all of it.
 
-        Cache entries and queued hidden states of the prefix shared with the last text stay; others are dropped.
-        ``extend`` brings the prompt's other tokens, with their hidden states.
+        KV entries and queued hidden states of the prefix that ``tokens`` share with the previous request's text are
+        kept, and all others are dropped. ``extend`` then passes the rest of the prompt, with the hidden states.
         """
         kept = max(self._num_kept(tokens) - 1, 0)
         num_rows = min(kept, self._text.num_rows)

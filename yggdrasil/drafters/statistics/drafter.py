@@ -72,7 +72,7 @@ class StatisticsDrafter:
         return drafter
 
     def set_scorer(self, scorer: NGramScorer, table: Table | None) -> None:
-        """Replace the n-gram scorer and the n-gram table (None: no table), and forget the text and the draws."""
+        """Replace the n-gram scorer and the n-gram table (or remove it), and forget the text and the draws."""
         self.name = "text" if table is None else "text + table"
         self._counts = _Counts(*scorer.tensors())
         self._counts.leave_out_below(self._least_path)

@@ -79,7 +79,7 @@ class CapturedTarget(PromptReader):
         The caller must prepare these before the next request.
 
         Args:
-            kind: variant of sampling in the graphs; None: greedy, without logits processors.
+            kind: variant of sampling in the graphs; None decodes greedily, without logits processors.
             sampler: receives tokens and log-probabilities of the request and has its grammar; None if it needs neither.
         """
         self._kind, self._sampler = kind, sampler
@@ -128,9 +128,9 @@ class CapturedTarget(PromptReader):
             yield self._outcome(outputs[0], 1)._replace(rows=rows, layers=layers), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run the token id ``token``, the last committed one, and return the outcome: the token chosen after it, row 0.
+        """Run a pass of one row, the last committed token (id ``token``), and return the token chosen after it.
 
-        The caller must then ``commit`` the row.
+        The outcome has this token and the accepted row 0. The caller must then ``commit`` the row.
 
         Raises:
             YggdrasilError: a logit is not finite, or no token is possible.
@@ -177,7 +177,7 @@ class CapturedTarget(PromptReader):
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """Wait for a verification of ``width`` nodes, and return the tokens and rows that it accepted.
 
-        ``outputs`` are those of ``verify``.
+        ``outputs`` is the result of ``verify``.
 
         Raises:
             YggdrasilError: logits are not finite, or a grammar allows no token.
@@ -197,7 +197,7 @@ class CapturedTarget(PromptReader):
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node, and the token that the target chooses after it, [W] int64 each.
 
-        ``outputs`` are those of ``verify``; the result stays on the device.
+        ``outputs`` is the result of ``verify``. The returned tensors stay on the device.
         """
         choices, nodes = outputs[0][2 + 2 * width : 2 + 4 * width].view(2, width)
         return nodes, choices

@@ -89,9 +89,9 @@ class LogitTarget:
             yield outcome
 
     def plain(self, token: int) -> Outcome:
-        """Run the token id ``token``, the last committed one; the sampler chooses the token of the outcome.
+        """Run the last committed token (id ``token``), and return the token that the sampler chooses after it.
 
-        The caller must then ``commit`` the outcome's row.
+        The outcome has this token and the accepted row 0. The caller must then ``commit`` the row.
 
         Raises:
             YggdrasilError: a logit is not finite, or no token is possible.
@@ -118,8 +118,9 @@ class LogitTarget:
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """Accept a path of the verified tree by the request's rule and sampler.
 
-        Return its tokens, rows and hidden states. ``outputs`` are those of ``verify``. Rows that width-1
-        passes have committed are left out, and the others are counted from the first that is not.
+        Return the path's tokens, rows and hidden states. ``outputs`` is the result of ``verify``. Rows that width-1
+        passes have committed are left out, and row numbers count from the end of the text committed so far, as in
+        ``commit``.
 
         Raises:
             YggdrasilError: logits are not finite, no token is possible, or the rule does not take this kind of drafts.
@@ -146,7 +147,7 @@ class LogitTarget:
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node, and the argmax token after it, [W] int64 each; sampling may choose another.
 
-        ``outputs`` are those of ``verify``.
+        ``outputs`` is the result of ``verify``.
         """
         layout, logits, *_ = outputs
         return layout[0], logits.argmax(-1)

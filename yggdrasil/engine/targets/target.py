@@ -57,7 +57,7 @@ class PromptReader(ABC):
     def define_logits_steps(self, verify_widths: Sequence[int]) -> None:
         """Define the steps "plain-logits" and "verify-logits" of ``verify_widths``, which return logits.
 
-        Only the first call does something.
+        Further calls have no effect.
         """
         runner = self.runner
         if ("plain-logits", 1) in runner.defined:
@@ -169,9 +169,9 @@ class TargetModel(PromptReader):
             yield Outcome([int(choice)], rows, hidden, self._layers(layers, rows)), logits
 
     def plain(self, token: int) -> Outcome:
-        """Run the token id ``token``, the last committed one, and return the outcome: the argmax token after it, row 0.
+        """Run a pass of one row, the last committed token (id ``token``), and return the argmax token after it.
 
-        The caller must then ``commit`` the row.
+        The outcome has this token and the accepted row 0. The caller must then ``commit`` the row.
 
         Raises:
             YggdrasilError: a logit is not finite.
@@ -195,7 +195,7 @@ class TargetModel(PromptReader):
     def accept(self, outputs: Sequence[Tensor], width: int) -> Outcome:
         """Return the tokens and rows that a verification of ``width`` nodes accepted.
 
-        ``outputs`` are those of ``verify``.
+        ``outputs`` is the result of ``verify``.
 
         Raises:
             YggdrasilError: logits are not finite.
@@ -212,7 +212,7 @@ class TargetModel(PromptReader):
     def accept_on_host(self, outputs: Sequence[Tensor], width: int, tree: TokenTree) -> Outcome:
         """Return what ``accept`` returns, but find the path of the target's argmax tokens on the host.
 
-        ``outputs`` are those of ``verify`` for ``width`` nodes of ``tree``, which are copied to the host.
+        ``outputs`` is the result of ``verify`` for ``width`` nodes of ``tree``, and is copied to the host.
 
         Raises:
             YggdrasilError: logits are not finite.
@@ -232,7 +232,7 @@ class TargetModel(PromptReader):
     def guesses(self, outputs: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
         """Return each verified row's node, and the token that the target chooses after it, [W] int64 each.
 
-        ``outputs`` are those of ``verify``; the result stays on their device.
+        ``outputs`` is the result of ``verify``. The returned tensors stay on its device.
         """
         summary = outputs[0]
         return summary[2 + 3 * width :], summary[2 + 2 * width : 2 + 3 * width]

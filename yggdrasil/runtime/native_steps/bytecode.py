@@ -19,7 +19,7 @@ class Writer:
 
     Operands are tensor numbers: 0 for the hidden states, then the step's shared inputs, the layer's own tensors in the
     order of ``tensor`` calls, and the outputs of stages. While writing, output n is numbered -2 - n, since the number
-    of own tensors is not yet known; ``code`` resolves these.
+    of own tensors is not yet known; ``code`` replaces these numbers.
     """
 
     def __init__(self, num_shared: int) -> None:
@@ -38,7 +38,11 @@ class Writer:
         return self._first_own + len(self.own) - 1
 
     def code(self) -> list[int]:
-        """Return the finished bytecode of the layer: outputs of stages, -2, -3, .. until now, get tensor numbers."""
+        """Return the finished bytecode of the layer.
+
+        The provisional numbers of stage outputs (-2, -3, ..) are replaced by their tensor numbers, which begin after
+        those of the layer's own tensors.
+        """
         first = self._first_own + len(self.own)
         return [
             first - 2 - value if place in self._given and value < NOTHING else value

@@ -219,7 +219,7 @@ def layer_program(
     before_mlp = norm("pre_feedforward_layernorm") if has_four or before is None else norm("post_attention_layernorm")
 
     def added(mixed: Mixed, residual: int, scale: float, behind: Tensor | None) -> int:
-        """Write a part's last linear layer, the norm ``behind`` it (None: no norm), and the addition to ``residual``.
+        """Write a part's last linear layer, the norm after it (``behind``, if any), and the addition to ``residual``.
 
         Without a norm, ``scale`` multiplies the linear layer's output. Return the tensor number of the sum.
         """

@@ -181,7 +181,7 @@ class _Packer:
         self._mapped.release(source)
 
     def finish(self) -> None:
-        """Give memory that was mapped in advance for the weights and is not used back to the system."""
+        """Return to the system the part of the memory mapped in advance for the weights that no weight uses."""
         if self._reserved is not None:
             self._reserved.stop()
             self._arena.free_rest()

@@ -36,8 +36,8 @@ class FirstEagleHead(StateHead):
             features: [.., W, H] hidden states of the tokens before them.
             positions: [W] int64 positions for the rotary embedding.
             attend: attention of rotated queries to keys and values (``layers.Attend``).
-            rows: [R] int64 rows whose outputs [R, H] are returned; the others give only keys and values. None: all.
-                Only without leading dimensions.
+            rows: [R] int64 indices of the rows whose outputs [R, H] are returned; None returns those of all W rows.
+                Keys and values are computed for all rows. Inputs must be [W, H] if ``rows`` is given.
         """
         if self.settings.normed_inputs:
             embedded, features = self.embedding_layernorm(embedded), self.hidden_states_layernorm(features)

@@ -83,8 +83,8 @@ class EagleHead(DraftingVocabulary):
             features: [.., W, H] features of the tokens before them, from ``feature`` or ``fed_back``.
             positions: [W] int64 positions for the rotary embedding.
             attend: attention of rotated queries to keys and values (``layers.Attend``).
-            rows: [R] int64 rows whose outputs [R, H] are returned; the others give only keys and values. None: all.
-                Only without leading dimensions.
+            rows: [R] int64 indices of the rows whose outputs [R, H] are returned; None returns those of all W rows.
+                Keys and values are computed for all rows. Inputs must be [W, H] if ``rows`` is given.
         """
         output: Tensor = self.midlayer(embedded, features, self.rotary(positions, embedded.dtype), attend, rows)
         return output

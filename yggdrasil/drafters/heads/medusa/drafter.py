@@ -33,7 +33,7 @@ class MedusaDrafter(LevelDrafter):
         self.runner = runner
         self.knots = knots.to(device)
         (self._layer,) = head.layers
-        # Only the state that precedes the root is read, and it arrives with the root; a prompt's others are not needed.
+        # Only the hidden state that precedes the root is read. It arrives with the root, so a prompt needs no others.
         self.capabilities = Capabilities(
             layers=head.layers, steps=DraftSteps(runner, self.knots, self.head, self.pretend_context), plants_root=True,
             num_kept=len,

@@ -1,7 +1,7 @@
 """Steps of Medusa heads: one pass computes the candidates of all depths, and levels grow without further passes.
 
 The candidates at a depth do not depend on the path, so they are stored in a table with one row per depth. The
-candidates of a node are those of its depth's row.
+candidates of a node are the row of its depth.
 
 Dims: W rows, N tree nodes, D heads, K candidates per node, H hidden size, M calibration knots.
 """

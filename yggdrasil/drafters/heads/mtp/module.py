@@ -48,7 +48,8 @@ class MtpHead(StateHead):
             features: [.., W, H] hidden states of the tokens before them.
             positions: [W] int64 positions for the rotary embedding.
             attend: attention of rotated queries to keys and values (``layers.Attend``).
-            rows: [R] int64 rows to return, [R, H]; all are computed. None: all. Only without leading dimensions.
+            rows: [R] int64 indices of the rows whose outputs [R, H] are returned; None returns those of all W rows.
+                Outputs are computed for all rows. Inputs must be [W, H] if ``rows`` is given.
         """
         parts = [self.embedding_norm(embedded), self.hidden_norm(features)]
         fused = self.projection(torch.cat(parts[::-1] if self.is_hidden_first else parts, dim=-1))
