@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ASSETS = Path(__file__).parents[2] / "assets"
 TEXT = _ASSETS / "corpus" / "text.xz"  # its README lists the licences
 ANSWERS = _ASSETS / "corpus" / "answers.xz"  # a JSON list of strings, answers of a chat model
-_CONTENT = 3  # changes when the text changes
+_CONTENT = 4  # changes when the text changes
 ANSWERS_WEIGHT = 4  # of the answers' counts in the sum: other models' answers are more alike than other text
 CODE_CHARACTERS = 3_000_000  # characters of Python's standard library to count
 LEAST_BYTES = 32 << 20  # of a model's weights; passes of smaller models are so short that a table slows them
