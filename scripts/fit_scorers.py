@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Fit the scorers that serve before a target has written text of its own: yggdrasil/assets/scorers.
 
     scripts/fit_scorers.py usual ~/.cache/yggdrasil/texts/FINGERPRINT-file.jsonl

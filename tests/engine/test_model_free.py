@@ -143,7 +143,7 @@ def _costs(shapes):
 @pytest.mark.parametrize("ranks_nodes", [True, False])
 def test_a_tree_that_is_ranked_on_the_device_is_filled_by_nobody(ranks_nodes):
     """Its pass reads the nodes that its own step ranked, before the host could add to them."""
-    target = SimpleNamespace(ranks_nodes=ranks_nodes, order=torch.arange(16), host_tree=None)
+    target = SimpleNamespace(ranks_nodes=ranks_nodes, order=torch.arange(16), host_tree=None, vocab_size=64)
     guesses = ModelFreeDrafts(DrafterGroup([NGramDrafter()]), target, TokenTree.on_host(16), (1, 4), shares_tree=False)
 
     assert guesses.can_fill != ranks_nodes

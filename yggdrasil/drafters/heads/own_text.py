@@ -68,7 +68,7 @@ def own_text(target: LoadedModel, layers: Collection[int]) -> OwnText:
     return OwnText(by_text(tokens), by_text(choices), dict(zip(runner.call.hidden_layers, by_layer, strict=True)))
 
 
-def _sampled(logits: Tensor, generator: np.random.Generator) -> Tensor:
+def _sampled(logits: Tensor, generator: "np.random.Generator") -> Tensor:
     """Sample a token [R] from each row of ``logits`` [R, V] by a single coin; ``torch.multinomial`` throws V coins."""
     sums = (logits.float() / _TEMPERATURE).softmax(-1).cumsum(-1)
     coins = torch.from_numpy(generator.random((len(sums), 1), dtype=np.float32)).to(sums.device) * sums[:, -1:]
