@@ -292,3 +292,10 @@ def test_a_chat_needs_a_template_before_anything_is_opened(save, monkeypatch):
     for source in (TINY / "target", save(plan(target=target))):
         with pytest.raises(YggdrasilError, match="has no chat template"):
             Decoder.from_pretrained(source, chat=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named_before_anything_is_timed(save, monkeypatch):
+    monkeypatch.setattr("yggdrasil.pretrained._first_use", lambda *_, **__: pytest.fail("a first use began"))
+    with pytest.raises(YggdrasilError, match="no CUDA device can be used here; leave out --device"):
+        Decoder.from_pretrained(TINY / "target", device="cuda")

@@ -49,6 +49,14 @@ def test_output_that_takes_no_more_is_named():
     assert_sentence(result, 2, "standard output", "No space left")
 
 
+@pytest.mark.parametrize(("fault", "named"), [("ENOSPC", "there"), ("EACCES", "here")])
+def test_a_copy_that_fills_the_disk_names_where_it_is_written(fault, named):
+    """Python's own copies name their source first; of another fault, it is what cannot be used."""
+    result = run(f"raise OSError(errno.{fault}, os.strerror(errno.{fault}), 'here', None, 'there')")
+
+    assert_sentence(result, 2, f"cannot use {named} (")
+
+
 def test_a_working_directory_that_is_gone_is_named(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
