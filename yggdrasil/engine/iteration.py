@@ -150,7 +150,8 @@ class ModelFreeDrafts:
         shares_tree: bool,
         host: HostTree | None = None,
     ) -> None:
-        self.name, model_free.vocab_size = model_free.name, target.vocab_size
+        self.name = model_free.name
+        model_free.vocab_size = target.vocab_size  # from now on, the trees of users' drafters are checked
         order = None if target.ranks_nodes else target.order
         self.alone = ShadowTree(
             model_free, tree, verify_widths, shares_tree=shares_tree, order=order, host=target.host_tree
