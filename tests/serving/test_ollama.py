@@ -99,6 +99,10 @@ def test_a_request_without_a_text_loads_the_model(server):
         ("/api/chat", {"messages": CHAT, "options": {"temperature": "hot"}}, 400),
         ("/api/generate", {"prompt": "a", "raw": True}, 400),
         ("/api/embed", {"input": "a"}, 400),
+        ("/api/show", {"model": "other"}, 404),
+        ("/api/generate", {"model": "other"}, 404),
+        ("/api/chat", {"model": "other", "messages": []}, 404),
+        ("/api/pull", {}, 404),
     ],
 )
 def test_what_is_not_served_is_said(server, path, given, status):

@@ -315,10 +315,9 @@ class PolicyPerSetting:
             self._unused[policy] = copy.deepcopy(policy)
         if not sampling.needs_logits and speculation.rule == "match" and width is None:
             return policy
-        rule = (
-            speculation.rule if isinstance(speculation.rule, str) else type(speculation.rule)
-        )  # objects may have no hash
-        key = (ref(policy), sampling.identity(), rule, speculation.rule_name, width)
+        # A rule of a user's own is an object, which may have no hash.
+        rule = (speculation.rule_name, type(speculation.rule))
+        key = (ref(policy), sampling.identity(), rule, width)
         if len(self._copies) == self._MOST and key not in self._copies:
             del self._copies[next(iter(self._copies))]
         kept = self._copies.pop(key) if key in self._copies else copy.deepcopy(self._unused[policy])

@@ -103,5 +103,7 @@ def automatic_name(model: Source, drafters: Sequence[str] | None, dtype: DtypeNa
     where weights and step costs are others.
     """
     named = "".join(f"-{plan_name(drafter)}" for drafter in drafters or ())
-    where = "" if device == "cpu" and is_native() else "-pytorch" if device == "cpu" else f"-{device}"
-    return f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}{where}"
+    name = f"{plan_name(model.given)}-{model.fingerprint()[:8]}-{dtype}{named}"
+    if device != "cpu":
+        return f"{name}-{device}"
+    return name if is_native() else f"{name}-pytorch"

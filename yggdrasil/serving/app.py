@@ -73,14 +73,13 @@ def _routed(worker: Worker, settings: ServerSettings, model: str) -> FastAPI:
 
 async def _answer_fault(request: Request, error: Exception) -> Response:
     fault = fault_of(error)
-    body = {"error": fault.message} if request.url.path.startswith(ollama.PREFIX) else fault.body()
-    return JSONResponse(body, fault.status, fault.headers)
+    return JSONResponse(fault.body(request.url.path), fault.status, fault.headers)
 
 
-async def _answer_unexpected(_: Request, error: Exception) -> Response:
+async def _answer_unexpected(request: Request, error: Exception) -> Response:
     """Reply to an unexpected error with ``Connection: close``, because uvicorn closes the connection afterwards."""
     fault = fault_of(error)
-    return JSONResponse(fault.body(), fault.status, {**fault.headers, "Connection": "close"})
+    return JSONResponse(fault.body(request.url.path), fault.status, {**fault.headers, "Connection": "close"})
 
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:
@@ -92,7 +91,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     return await _answer_fault(request, invalid_fault(error, request.headers.get("content-type", "")))
 
 
-async def _answer_http(_: Request, error: Exception) -> Response:
+async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     fault = unread_fault(error)
-    return JSONResponse(fault.body(), fault.status, error.headers)
+    return JSONResponse(fault.body(request.url.path), fault.status, error.headers)

@@ -37,6 +37,9 @@ class ErrorReply(BaseModel):
     error: ErrorBody
 
 
+OLLAMA = "/api/"  # paths of Ollama's API begin so
+
+
 class Fault(Exception):
     """An error reply: HTTP status, message and headers. ``more`` holds further fields of the error object."""
 
@@ -56,8 +59,13 @@ class Fault(Exception):
         self.kind = kind or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.more, self.headers = more or {}, headers or {}
 
-    def body(self) -> dict[str, Any]:
-        """Return the body of the error reply: a dictionary with OpenAI's ``error`` object."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """Return the body of the error reply to a request for ``path``: ``{"error": ...}``.
+
+        The value is OpenAI's error object, or for a path of Ollama's API the message.
+        """
+        if path.startswith(OLLAMA):
+            return {"error": self.message}
         error = ErrorBody(message=self.message, type=self.kind, param=self.param, code=self.code)
         return {"error": {**error.model_dump(), **self.more}}
 

@@ -29,7 +29,7 @@ class Guard:
         headers = Headers(scope=scope)
         fault = self._fault(scope, headers)
         if fault is not None:
-            await JSONResponse(fault.body(), fault.status)(scope, receive, send)
+            await JSONResponse(fault.body(scope["path"]), fault.status)(scope, receive, send)
             return
         await self._app(_as_json(scope, headers), self._counted(receive), send)
 

@@ -18,12 +18,12 @@ from yggdrasil.serving.exchange import Exchange, answer
 from yggdrasil.serving.jobs import Finished
 from yggdrasil.serving.request_fields import NO_LIMIT, ChatRequest, Several, Tool, Wire
 from yggdrasil.serving.routes.chat import AnswerStream, Chat
-from yggdrasil.serving.service import Service, service_of
+from yggdrasil.serving.service import Identity, Service, service_of
 from yggdrasil.serving.streams import LINES
+from yggdrasil.serving.tools import ToolFormat
 from yggdrasil.serving.usage import finish_reason, timings_of
 
 router = APIRouter()
-PREFIX = "/api/"  # of all paths here; their errors are Ollama's, an object with the message
 _LATEST = ":latest"  # Ollama's clients append it to a name without a tag
 
 
@@ -50,10 +50,15 @@ class OllamaMessage(Wire):
     tool_name: str | None = None
 
 
-class OllamaRequest(Wire):
-    """The fields that chat and generate requests share."""
+class OllamaModel(Wire):
+    """A request that names the served model."""
 
     model: str
+
+
+class OllamaRequest(OllamaModel):
+    """The fields that chat and generate requests share."""
+
     stream: bool = True
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
@@ -81,7 +86,7 @@ class OllamaGenerateRequest(OllamaRequest):
 async def chat(body: OllamaChatRequest, request: Request) -> Response:
     """Answer a chat, as NDJSON or, if ``stream`` is false, as one object."""
     if not body.messages:
-        return _loaded(body, {"message": {"role": "assistant", "content": ""}})
+        return _loaded(body, request, {"message": {"role": "assistant", "content": ""}})
     fields = {"messages": [_turn(turn) for turn in body.messages]}
     if body.tools:
         fields["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
@@ -95,14 +100,15 @@ async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
         raise Fault(400, "raw and suffix are not served here; use /v1/completions, which continues a text")
     _refuse_images(body.images)
     if not body.prompt:
-        return _loaded(body, {"response": ""})
+        return _loaded(body, request, {"response": ""})
     turns = [{"role": "system", "content": body.system}] if body.system else []
     turns.append({"role": "user", "content": body.prompt})
     return await _answer(body, request, {"messages": turns}, lambda text, _: {"response": text})
 
 
-def _loaded(body: OllamaRequest, said: dict[str, Any]) -> Response:
-    """Answer a request without a text, by which Ollama's clients load the model: it is loaded."""
+def _loaded(body: OllamaRequest, request: Request, said: dict[str, Any]) -> Response:
+    """Answer a request without a prompt. Ollama's clients send it to load the model, which is loaded already."""
+    _identify(body, service_of(request))
     reply = {"model": body.model, "created_at": _when(None), **said, "done": True, "done_reason": "load"}
     return JSONResponse(reply)
 
@@ -121,16 +127,17 @@ async def ps(request: Request) -> dict[str, Any]:
 
 
 @router.post("/api/show")
-async def show(request: Request) -> dict[str, Any]:
+def show(body: OllamaModel, request: Request) -> dict[str, Any]:
     """Describe the served model."""
     service = service_of(request)
+    _identify(body, service)
     template = str(getattr(service.decoder.tokenizer, "chat_template", None) or "")
     kind = str(service.decoder.assembly.target.loaded.config.get("model_type", ""))
     limit = service.decoder.assembly.engine.max_length
     return {
         "template": template, "details": _card(service)["details"], "modified_at": _when(service.started),
         "model_info": {"general.architecture": kind, f"{kind}.context_length": limit},
-        "capabilities": ["completion", *(["tools"] if "tools" in template else [])],
+        "capabilities": ["completion", *(["tools"] if ToolFormat.of(service.decoder.tokenizer) else [])],
     }  # fmt: skip
 
 
@@ -151,10 +158,14 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
+def _identify(body: OllamaModel, service: Service) -> Identity:
+    """Return the identity of a reply. Raises Fault (status 404) if ``body`` names another model than the served one."""
+    return service.identify("ollama", body.model.removesuffix(_LATEST))
+
+
 async def _answer(body: OllamaRequest, request: Request, fields: dict[str, Any], said: Any) -> Response:
     service = service_of(request)
-    name = body.model.removesuffix(_LATEST)
-    identity = service.identify("ollama", name)
+    identity = _identify(body, service)
     chat_request = as_if_sent(ChatRequest, {**fields, **_options(body.options or {}), **_format(body.format)})
     wanted = await run_in_threadpool(Chat.of, chat_request, service, identity)
     exchange = Exchange(service.worker, request, wanted.jobs, is_streamed=body.stream)
