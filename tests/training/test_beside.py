@@ -73,9 +73,12 @@ def test_kept_answers_are_learned_and_beside_use_the_shipped_ones(target, tmp_pa
     assert tokens > 90, "the kept answers, but for what is held out"
 
 
-def test_the_process_ends_with_the_pipe_to_it_and_says_so(target, tmp_path, monkeypatch):
+@pytest.mark.parametrize("loses_the_interrupt", [False, True])
+def test_the_process_ends_with_the_pipe_to_it_and_says_so(target, tmp_path, monkeypatch, loses_the_interrupt):
     """It asks for the lowest priority, which is not given to it here: on a busy machine it would take minutes."""
-    (tmp_path / "sitecustomize.py").write_text("import os\nos.nice = lambda by: print('nice', by, flush=True)\n")
+    own = "import os\nos.nice = lambda by: print('nice', by, flush=True)\n"
+    own += "os.kill = lambda *_: None\n" if loses_the_interrupt else ""
+    (tmp_path / "sitecustomize.py").write_text(own)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(beside.__file__).parents[2])]))
     decoder = decoder_of(target)
     started = beside.start_training(decoder, tmp_path / "head")

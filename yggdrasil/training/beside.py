@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import NamedTuple
 
 from yggdrasil.artifacts import model_fingerprint, shown
@@ -67,19 +67,31 @@ def start_training(decoder: Decoder, out: Path) -> Started:
 
 
 class _Log:
-    """A teller that prints lines."""
+    """A teller that prints lines, and interrupts the training at its next progress report once ``ended`` is set."""
+
+    def __init__(self, ended: Event) -> None:
+        self._ended = ended
 
     def phase(self, title: str) -> Callable[[float], None]:
         self.tell(title)
-        return lambda _: None
+        return self._report
+
+    def _report(self, _: float) -> None:
+        if self._ended.is_set():
+            raise KeyboardInterrupt
 
     def tell(self, line: str) -> None:
         print(line, flush=True)  # noqa: T201
 
 
-def _end_with_parent() -> None:
-    """Wait until the parent has ended, then interrupt this process, which stores its state."""
+def _end_with_parent(ended: Event) -> None:
+    """Wait until the parent has ended, then interrupt this process, which stores its state.
+
+    Python ignores an interrupt that arrives in the callback of a weak reference, as imports have them. ``ended`` then
+    ends the training.
+    """
     sys.stdin.buffer.read()
+    ended.set()
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -87,10 +99,12 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(os, "nice"):
         os.nice(NICENESS)
+    parent_ended = Event()
+    log_lines = _Log(parent_ended)
     try:
-        Thread(target=_end_with_parent, daemon=True).start()
-        train(TrainSettings(sys.argv[1], Path(sys.argv[2]), threads=1, is_beside_use=True), _Log())
+        Thread(target=_end_with_parent, args=(parent_ended,), daemon=True).start()
+        train(TrainSettings(sys.argv[1], Path(sys.argv[2]), threads=1, is_beside_use=True), log_lines)
     except YggdrasilError as problem:
-        _Log().tell(str(problem))
+        log_lines.tell(str(problem))
     except KeyboardInterrupt:
-        _Log().tell("interrupted; the next start goes on")
+        log_lines.tell("interrupted; the next start goes on")
