@@ -245,6 +245,5 @@ def _unknown(kind: int) -> NoReturn:
 
 
 def _refuse_damaged(path: Path, error: Exception) -> NoReturn:
-    raise ArtifactError(
-        f"{shown(path)} is damaged or truncated ({str(error) or type(error).__name__}); fetch the file again."
-    ) from error
+    problem = "it ends within its header" if isinstance(error, struct.error) else str(error) or type(error).__name__
+    raise ArtifactError(f"{shown(path)} is damaged or truncated ({problem}); fetch the file again.") from error
