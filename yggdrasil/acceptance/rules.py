@@ -27,7 +27,7 @@ class Walk(NamedTuple):
 
 @dataclass
 class Counts:
-    """Counters of ``exactness="strict"`` and ``audit`` in one request."""
+    """Counts of near ties in one request, kept with ``exactness="strict"`` or ``audit``."""
 
     near_ties: int = 0  # decisions whose margin is below the tolerance
     width_one_passes: int = 0

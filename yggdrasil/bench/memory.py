@@ -12,7 +12,11 @@ from yggdrasil.engine.assembly import Assembly
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory in megabytes. ``imports`` was resident before any model was loaded; ``peak`` is the maximum above it."""
+    """Memory in MB (10^6 bytes).
+
+    ``imports`` is the resident memory before a model is loaded, and ``peak`` the peak above it. On a GPU ``imports`` is
+    0 and ``peak`` is the most device memory that PyTorch allocated.
+    """
 
     imports: float
     peak: float

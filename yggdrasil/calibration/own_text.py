@@ -107,7 +107,7 @@ class OwnText:
     def write(self, budget: TextBudget, spent: Path, phase: Callable[[str], Callable[[float], None]]) -> list[Document]:
         """Generate text of the target until the budget is used up, and return all documents of the file.
 
-        Each answer is written to disk when it is finished. Another process that writes the same file is waited for.
+        Each answer is written to disk when it is finished. The call waits while another process writes the same file.
 
         Args:
             budget: limit of seconds and of tokens in the file.

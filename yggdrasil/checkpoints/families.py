@@ -44,8 +44,8 @@ def _register_mimo() -> None:
 def split_projections(model: nn.Module) -> None:
     """Replace the joint linear layers of Qwen3-Next's gated delta networks by separate ones, as Qwen3.5 has, in place.
 
-    Qwen3-Next joins queries, keys, values and gates, and the numbers of decays and strengths, key head by key head. The
-    outputs stay the same. Models of other families are not changed.
+    In Qwen3-Next one layer gives queries, keys, values and gates, another strengths and decays, grouped by key head.
+    The outputs stay the same. Models of other families are not changed.
     """
     for module in model.modules():
         if type(module).__name__ == "Qwen3NextGatedDeltaNet":

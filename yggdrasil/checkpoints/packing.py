@@ -142,7 +142,7 @@ class _Packer:
     def _quantised_weight(self, name: str, parameter: Tensor, weight: Tensor) -> PackedRows | None:
         """Return the packed quantised rows of ``weight`` [N, K]; None if it is not quantised.
 
-        ``parameter`` is the parameter it views; one that several modules share is packed once.
+        ``weight`` is a view of ``parameter``. A parameter that several modules share is packed once.
         """
         place = parameter.data_ptr()
         if place not in self._quantised:

@@ -207,7 +207,7 @@ def layer_runs(
 
 @contextmanager
 def running(runs: Sequence[LayerRun]) -> Iterator[None]:
-    """Context manager: in the block, the operator ``run_layer`` calls the layer's function in ``runs``."""
+    """Context manager: within it, the operator ``run_layer`` calls ``runs[i]`` for decoder layer i."""
     before = _running.set(runs)
     try:
         yield

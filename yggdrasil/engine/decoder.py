@@ -232,7 +232,7 @@ class Decoder:
         )  # fmt: skip
 
     def _use_finished(self, prompt: list[int], answer: list[int], trace: Trace) -> None:
-        """Update n-gram table and estimates by a finished request with a lossless rule."""
+        """Add a finished lossless request to the n-gram table, the kept answers and the online estimates."""
         self._table.add(prompt, answer)
         if self._answers is not None and answer:
             with suppress(OSError), self._answers.open("a", encoding="utf-8") as lines:

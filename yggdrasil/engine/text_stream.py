@@ -148,7 +148,7 @@ class TextStream:
         return len(tokens)
 
     def _push_block(self, tokens: Sequence[int]) -> int:
-        """Add tokens without stop strings: detokenise all in one call, or only at the end."""
+        """Add tokens without stop strings: detokenise them in one call, or at the end if ``is_read`` is False."""
         block = list(tokens[: self._max_new_tokens - len(self.tokens)])
         end = None
         if not self._eos_tokens.isdisjoint(block):
@@ -189,7 +189,7 @@ class TextStream:
         return piece
 
     def finish(self, reason: FinishReason) -> None:
-        """End the text for a reason that is not in its tokens: "context" (the context is full) or "cancelled".
+        """End the text for a reason other than its tokens: "context" (the context is full) or "cancelled".
 
         Nothing happens if it has already ended.
         """

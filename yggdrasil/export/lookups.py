@@ -75,7 +75,8 @@ class NGramSimple:
 class NGramMod:
     """``ngram-mod``: drafts ``least`` to ``most`` tokens, each the last continuation of the ``match`` tokens before.
 
-    The table outlives a request, adds new text every 32 tokens, and is cleared after five bad drafts in a row.
+    The table is kept across requests, and new text is added once it has more than 32 verified tokens. The table is
+    cleared after five drafts in a row of which less than a quarter was accepted.
     """
 
     def __init__(self, match: int, least: int, most: int) -> None:

@@ -30,7 +30,7 @@ for _schema in SCHEMAS.values():
 
 @lru_cache(1)
 def cuda_operators() -> dict[str, Callable[..., Any]]:
-    """Return the operators for CUDA devices, name -> function: PyTorch's, five replaced by Triton kernels if it works.
+    """Return the operators for CUDA devices, name -> function: PyTorch's, or five in Triton if Triton works.
 
     Without Triton the first call prints a warning to stderr.
     """

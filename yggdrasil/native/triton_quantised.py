@@ -170,7 +170,7 @@ def multiply_experts(
     FORMAT: tl.constexpr, BLOCK_INPUTS: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Triton kernel: ``multiply`` for pairs of a row and an expert, with the weight of the pair's expert.
+    """Triton kernel: for each (row, expert) pair, multiply the row by the expert's weight, as ``multiply`` does.
 
     Program i of axis 0 multiplies tile i: at most BLOCK_M pairs of one expert. Pair p is of row p // C. Pairs in no
     tile get no sums.

@@ -186,7 +186,7 @@ class ObjectivePolicy:
     # ==== learning ====
 
     def begin(self) -> None:
-        """Begin a request: limit what it inherits, and charge the last request's first tree to the regret budgets."""
+        """Begin a request: limit the acceptance correction, and charge the loss of the last request's first tree."""
         for budget in self._budgets.values():
             budget.begin()
         self._correction.begin()

@@ -101,7 +101,7 @@ def refuse_extras(module: nn.Module, extra: Mapping[str, object]) -> None:
 
 
 def keep_mask(*_: object, **kwargs: object) -> object:
-    """Mask function of transformers: return its keyword argument ``attention_mask`` as it is; None if it is missing."""
+    """Mask function for transformers: return the argument ``attention_mask`` unchanged, or None if it is missing."""
     return kwargs.get("attention_mask")
 
 

@@ -8,10 +8,10 @@ from yggdrasil.runtime.states.snapshots import KeptStates
 class KeptText:
     """The committed tokens of a cache. The first ``num_rows`` of them have KV entries, in slots equal to their index.
 
-    ``lead`` are the tokens before ``tokens``, which never have entries: a draft head's cache lacks the first token.
-    Code that writes other entries to the cache must call ``forget`` first, or ``pretend`` to time steps at a context
-    length whose entries were never computed. A text with recurrent states can continue only at positions at which they
-    were copied.
+    ``lead`` holds the tokens before ``tokens``. They never have entries: a draft head's cache lacks the first token.
+    Code that writes other entries to the cache must call ``forget`` first. Code that times steps at a context length
+    without computing its entries calls ``pretend``. A text with recurrent states can continue only at positions at
+    which they were copied.
     """
 
     def __init__(self, states: KeptStates | None = None) -> None:

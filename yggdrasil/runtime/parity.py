@@ -45,7 +45,7 @@ class WidthParity:
 
 @dataclass(frozen=True)
 class LayerDivergence:
-    """Difference of the hidden states after one layer, at the position with the largest difference of logits."""
+    """Difference after a layer between the hidden states of a wide and a width-1 pass, where logits differ most."""
 
     layer: int
     largest_difference: float

@@ -41,7 +41,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The answer failed; no event follows."""
+    """The last event of an answer that failed: its error."""
 
     error: Fault | ClientGone
 

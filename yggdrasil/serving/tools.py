@@ -122,7 +122,7 @@ class ToolFormat:
     def decided(self, text: str) -> str:
         """Return the beginning of the unfinished answer ``text`` that cannot belong to a tool call and can be streamed.
 
-        It has no special tokens, and is "" as long as a call may begin at once.
+        Special tokens are removed. The result is "" while the answer may still begin with a tool call.
         """
         return self._visible(text[: self._num_decided(text)])
 

@@ -39,9 +39,9 @@ class Kept(NamedTuple):
 
 
 def shards(windows: Sequence[Window]) -> list[list[Window]]:
-    """Split training windows into shards of at most 64; consecutive windows go to different ones of 16 shards.
+    """Split training windows into shards of at most 64. Each 1,024 windows are dealt in turn to 16 shards.
 
-    More windows at the end leave the shards of full stretches (1,024 windows) unchanged.
+    Appending windows does not change the shards of a full 1,024.
     """
     found = []
     for start in range(0, len(windows), SHARD * _MIXED):

@@ -90,7 +90,7 @@ def initial_head(loaded: LoadedModel, settings: HeadSettings, vocabulary: Tensor
 
 
 def load_start_head(folder: Path, loaded: LoadedModel) -> EagleHead:
-    """Load the EAGLE-3 head in ``folder``, in float32, from which a training for this target starts.
+    """Load the EAGLE-3 head in ``folder`` in float32, to start a training run for this target from it.
 
     Raises:
         YggdrasilError: there is no EAGLE-3 head, or its settings differ from those of a head for the target.

@@ -76,7 +76,10 @@ def _conversation(record: Any, tokenizer: Tokenizer) -> Document:
 
 
 def _pieces(text: str, tokenizer: Tokenizer) -> Iterator[Document]:
-    """Cut plain text into documents; the first ``CONTEXT`` tokens of a full one count as its prompt."""
+    """Cut plain text into documents of ``CONTEXT`` prompt and ``ANSWER`` answer tokens.
+
+    In a shorter last one, the prompt is at most half; a single token is dropped.
+    """
     tokens = tokenizer.encode(text, add_special_tokens=False)
     length = CONTEXT + ANSWER
     for start in range(0, len(tokens), length):

@@ -11,9 +11,9 @@ from yggdrasil.tree.token_tree import TokenTree
 
 
 class HostTree:
-    """A tree of captured steps, and a tree in pinned memory (``tree``) that receives its nodes and candidates.
+    """Keeps a host copy, ``tree``, of a token tree that captured steps use; on CUDA it is in pinned memory.
 
-    Copies in both directions are parts of CUDA graphs.
+    Nodes and candidates are copied to the host, and only nodes back. CUDA graphs make both copies.
     """
 
     def __init__(self, captured: TokenTree, recorder: Recorder) -> None:

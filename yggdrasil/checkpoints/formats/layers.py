@@ -32,7 +32,7 @@ class QuantisedLinear(nn.Module):
     def weight(self) -> Tensor:
         """Return an empty tensor with the inputs' dtype and the weights' device.
 
-        Some models cast a layer's input to these.
+        Some models read them to convert a layer's input.
         """
         return self.packed.new_empty(0, dtype=self._dtype)
 

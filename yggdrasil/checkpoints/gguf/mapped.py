@@ -104,7 +104,8 @@ class MappedGguf:
     def _bytes(self, place: GgufTensor) -> Tensor:
         """Return the stored bytes, uint8 [num_bytes]: a copy if they are few, otherwise a view of the mapped file.
 
-        Reading one page of a mapped file maps those around it: some hundred norms would hold tens of megabytes of it.
+        Reading a mapped page also maps its neighbours, so views of some hundred norms would keep tens of megabytes
+        mapped.
         """
         if place.num_bytes <= _FEW_BYTES:
             with self._header.path.open("rb") as file:
@@ -132,7 +133,7 @@ def _places(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
 
 
 def _name(name: str, behind_attention: str) -> str:
-    """Return GGUF's name of the weight ``name``; ``behind_attention`` is that of the norm after attention."""
+    """Return the GGUF name of the weight ``name``. The norm after attention has the name ``behind_attention``."""
     stem, _, kind = name.rpartition(".")
     found = _LAYER.match(stem)
     if found is None:

@@ -112,7 +112,8 @@ class StatisticsDrafter:
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a request with the committed ``tokens`` (token ids).
 
-        Counts of the last text stay if ``tokens`` continue it, or, with ``is_public_pool``, while the pool is not full.
+        If ``tokens`` do not continue the last text, all counts are dropped; with ``is_public_pool`` only if they exceed
+        ``POOL_TOKENS`` tokens.
         """
         known = len(self._text)
         if self._text != list(tokens[:known]):

@@ -18,7 +18,7 @@ _HOTTEST = 1.5  # higher temperatures are weighed as this one
 
 
 class Draws(NamedTuple):
-    """The noise of a request that samples: its key, its weight, and the log-weight of tokens that are no candidates."""
+    """Key and weight of a sampling request's Gumbel noise, and the log-weight of all tokens that are no candidates."""
 
     key: int
     noise: float

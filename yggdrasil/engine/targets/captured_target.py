@@ -169,7 +169,7 @@ class CapturedTarget(PromptReader):
         return packed, *layers
 
     def _write_masks(self, layout: Sequence[Sequence[int]]) -> None:
-        """Write the tokens that the constraint and the bad words allow after each row."""
+        """Write which tokens the grammar and the bad words allow after each row of ``layout`` to the sampler."""
         assert self._sampler is not None
         self._masks = self._sampler.tree_bits(layout, self.vocab_size)
         self.sampled.sampling.write_masks(self._masks)

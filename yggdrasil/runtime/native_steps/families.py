@@ -289,7 +289,7 @@ _OTHER_NAMES = {
 
 
 def names_of(config: Config) -> Mapping[str, str]:
-    """Return parts of Llama's weight names -> the model family's, where they differ; empty for Llama's own.
+    """Return a map from parts of Llama's weight names to those of the model's family, where they differ.
 
     ``config`` is config.json as a mapping; its family must be covered.
     """

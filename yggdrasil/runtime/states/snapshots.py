@@ -83,7 +83,7 @@ class TextStates(KeptStates):
         self.mark_updated(start + len(rows))
 
     def mark_updating(self) -> None:
-        """Mark the states as being updated: if the update is interrupted, they count as those of no text."""
+        """Mark the states as being updated. If the update is interrupted, they stay invalid and are not reused."""
         self._num_read = None
 
     def mark_updated(self, num_rows: int) -> None:

@@ -100,7 +100,7 @@ class _Completion:
         return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason(result))
 
     def _kept(self, result: Generation) -> Generation:
-        """Return ``result``, without its token if ``max_tokens`` is 0: the decoder generates at least one."""
+        """Return ``result``. If ``max_tokens`` is 0, leave out the one token that the decoder always generates."""
         if self.body.max_tokens != 0:
             return result
         return replace(result, tokens=[], text="", finish_reason="length", logprobs=result.logprobs and [])
