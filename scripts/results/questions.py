@@ -159,7 +159,7 @@ def caption(results: Results, benchmark: str, machine: str = "") -> str:
     )
     lengths = _distinct(row["tokens"] for row in runs)
     how = (
-        f"{' or '.join(lengths)} tokens for each prompt, which was decoded once each way"
+        f"{' or '.join(lengths)} tokens per prompt; each system decoded each prompt once"
         if lengths
         else "each file run once"
     )

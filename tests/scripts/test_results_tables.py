@@ -11,7 +11,7 @@ MADE = {
     "machine": "A(R) Box Processor (family 6), 2 cores, no accelerator, Linux 9", "commit": "0123456789abcdef",
     "versions": {"torch": "9.1", "transformers": "8.0"}, "dtype": "bfloat16", "max_new_tokens": 128,
 }  # fmt: skip
-VERSIONS = "With torch 9.1, transformers 8.0; 128 tokens for each prompt, which was decoded once each way._"
+VERSIONS = "With torch 9.1, transformers 8.0; 128 tokens per prompt; each system decoded each prompt once._"
 CAPTION = f"_Commits: A Box (family 6) 0123456789. {VERSIONS}"
 
 
