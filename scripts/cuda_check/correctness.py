@@ -20,6 +20,7 @@ from yggdrasil.drafters.heads.loading import LoadedHead, load_head
 from yggdrasil.drafters.protocol import DrafterGroup
 from yggdrasil.engine.assembly import assemble
 from yggdrasil.engine.decoder import Decoder
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import portable
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy, ModelFreePolicy, Policy
 from yggdrasil.runtime.loaded import LoadedModel
@@ -60,7 +61,7 @@ AHEAD = {
     "head ahead, depth late": {"head_draft": "ahead", "depth_prediction": "late", "bookkeeping": "overlapped"},
 }
 MTP = ("mimo", "glm4_moe")  # the second a mixture of experts
-HYBRIDS = ("lfm2", "qwen3_5", "falcon_h1")
+HYBRIDS = ("qwen3_5", "falcon_h1", "lfm2")
 TREES = (TreeShape(4, 4, 16), TreeShape(1, 3, 4))
 
 
@@ -176,7 +177,10 @@ def _heads(target: LoadedModel) -> dict[str, LoadedHead]:
 
 
 def _hybrid(device: torch.device, mode: str, family: str, count: int) -> str:
-    """Tokens of a small random model with recurrent layers, with a drafter that knows most of them."""
+    """Tokens of a small random model with recurrent layers, with a drafter that knows most of them.
+
+    Older releases of transformers cannot run LFM2 in a decode step. That is not a fault of the card.
+    """
     from recurrent_models import SHAPES, recurrent_model
     from tiny_pair import TEXT
 
@@ -186,9 +190,14 @@ def _hybrid(device: torch.device, mode: str, family: str, count: int) -> str:
     with steps_of(mode, device) as backend:
         assembly = assemble(loaded, model.oracle(prompt, 30), SHAPES, backend)
         decoder = Decoder(assembly, tokenizer(), FixedPolicy(TreeShape(4, 4, 16)), frozenset())
-        for _ in range(_rounds(device)):
-            found = decoder.generate(prompt, max_new_tokens=count, ignore_eos=True).tokens
-            check_tokens(decoder, prompt, found, expected, None)
+        try:
+            for _ in range(_rounds(device)):
+                found = decoder.generate(prompt, max_new_tokens=count, ignore_eos=True).tokens
+                check_tokens(decoder, prompt, found, expected, None)
+        except YggdrasilError as refused:
+            if "newer transformers" not in str(refused):
+                raise
+            return f"refused: {refused}"
     return "equal"
 
 

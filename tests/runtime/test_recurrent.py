@@ -1,6 +1,7 @@
 """Recurrent layers under a tree: every family against transformers' own decoding, and rows against plain steps."""
 
 import random
+import sys
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from yggdrasil.checkpoints.facts import refuse_unverifiable
 from yggdrasil.checkpoints.recurrent import Recurrence
 from yggdrasil.drafters.ngram import NGramDrafter
 from yggdrasil.engine.conversations import Conversations
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.native import portable_recurrence
 from yggdrasil.policy.fixed import PLAIN_POLICY, FixedPolicy
 from yggdrasil.runtime.selfcheck import check_tree_attention
 from yggdrasil.runtime.states.buffers import StateBuffers
+from yggdrasil.runtime.step_cache import StepCache
 from yggdrasil.tree.shape import TreeShape
 
 PROMPT, COUNT = TEXT[:21], 16
@@ -215,6 +218,21 @@ def test_conversations_take_turns(family):
             assert found.tokens == model.reference(text, 8)
             assert number == 0 or len(text) - found.metrics.reused_tokens <= 3 + APART
             text += found.tokens
+
+
+def test_mixers_of_older_transformers_never_get_the_convolutions_states(monkeypatch):
+    monkeypatch.setattr(StepCache, "get_conv_state", lambda *_, **__: None)
+    model = recurrent_model("qwen3_5")
+    decoder = model.decoder(TREE, NGramDrafter(), "eager")
+    assert decoder.generate(PROMPT, max_new_tokens=8, ignore_eos=True).tokens == model.reference(PROMPT, 8)
+
+
+def test_mixers_that_lose_the_step_cache_are_refused(monkeypatch):
+    decoder = recurrent_model("lfm2").decoder(TREE, NGramDrafter(), "eager")
+    file = sys.modules["transformers.models.lfm2.modeling_lfm2"]
+    monkeypatch.setattr(file, "causal_conv1d_fn", file.causal_conv1d_fn.__wrapped__)
+    with pytest.raises(YggdrasilError, match=r"transformers .* does not pass a step's cache to all of its layers"):
+        decoder.generate(PROMPT, max_new_tokens=8)
 
 
 def test_copies_of_states_are_few():

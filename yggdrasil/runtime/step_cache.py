@@ -74,13 +74,18 @@ class StepCache(Cache):
 
     def own_states(self) -> Sequence[Tensor]:
         """Return the running recurrent layer's buffers: window, inputs and, with states, state, decays, strengths."""
+        self.layers_read.add(self._layer)
         return self._states[self._layer]
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         self._layer = layer_idx
-        self.layers_read.add(layer_idx)
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Return False. Until transformers 5.20, mixers call it, but not ``get_conv_state``."""
+        return False
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: object) -> Tensor:
+        self._layer = layer_idx
         return conv_states
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:

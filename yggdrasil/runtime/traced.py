@@ -5,6 +5,7 @@ Dims: W rows of a step, T tree slots its mask covers, V vocabulary, H hidden siz
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from yggdrasil.checkpoints.families import cache_name
 from yggdrasil.checkpoints.packable import is_packable
+from yggdrasil.errors import YggdrasilError
 from yggdrasil.runtime.loaded import LoadedModel
 from yggdrasil.runtime.passes import HEAD_INPUT, Forward
 
@@ -101,7 +103,11 @@ class TracedCall:
                     "num_threads": self._num_threads,
                 },
             )
-        assert cache.layers_read >= self._remembering, "a layer attends or recurs without the step's cache"
+        if cache.layers_read < self._remembering:
+            raise YggdrasilError(
+                f"the code of {type(model).__name__} in transformers {version('transformers')} does not pass a step's "
+                "cache to all of its layers; install a newer transformers"
+            )
         logits, hidden = output.logits[0, :, : self.vocab_size], captured[HEAD_INPUT]
         wanted = hidden if rows is None else hidden[rows]
         # Rows are selected here: selecting them between layers would make the repeated layers differ.
