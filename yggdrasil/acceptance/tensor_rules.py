@@ -15,10 +15,10 @@ from yggdrasil.acceptance.tensor_sampling import DeviceRule, SamplingInputs, is_
 class PassRows(NamedTuple):
     """The rows of a pass over a tree. Parents come before children."""
 
-    nodes: Tensor  # [W] int64, numbers in the drafted tree
+    nodes: Tensor  # [W] int64, node indices in the drafted tree
     tokens: Tensor  # [W] int64
-    parents: Tensor  # [W] int64, rows
-    ancestors: Tensor  # [W, W] bool, rows
+    parents: Tensor  # [W] int64, row of each row's parent
+    ancestors: Tensor  # [W, W] bool; [i, j] is true if row j is on the path to row i, also for j = i
     exist: Tensor  # [W] bool, false for padding
 
 

@@ -105,8 +105,8 @@ class Costs:
 
     context: int
     head_ms: float  # head draft: the drafter's pass over newly committed tokens
-    draft_ms: dict[int, float]  # draft width -> each draft step but the last
-    verify_ms: dict[int, float]  # verify width -> target pass
+    draft_ms: dict[int, float]  # draft width -> time of each draft step but the last
+    verify_ms: dict[int, float]  # verify width -> time of a target pass
     overhead_ms: float  # of an iteration, outside the models
     plain_ms: float  # an iteration of plain decoding, its overhead included
     model_free_overhead_ms: float | None = None  # of iterations with model-free drafts only
@@ -158,7 +158,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Searched:
-    """A candidate plan of a schedule search. Measured fields are None if it was only predicted."""
+    """A candidate plan of a schedule search. Measured fields are None if the candidate was only predicted."""
 
     name: str
     stages: tuple[str, ...]
@@ -177,8 +177,8 @@ class Searched:
 class SearchResult:
     """Result of a schedule search: the chosen plan and all candidates.
 
-    The best predictions ("top 1", ...) come first, in their order, then the named plans, and plain decoding last if
-    plans were measured.
+    ``entries`` has the best predictions first, named "top 1", "top 2" and so on, then the named plans, and plain
+    decoding last if plans were measured.
     """
 
     objective: Objective
@@ -215,7 +215,7 @@ class Plan:
     left_out: LeftOut | None = None
     draft_vocabulary: int | None = None  # size of a head's restricted vocabulary; None: not restricted
     is_provisional: bool = False  # created at a model's first use, not by a calibration
-    agreement: tuple[float, ...] = ()  # of a provisional plan's head with held-out text, by draft step, by its training
+    agreement: tuple[float, ...] = ()  # share of a head's drafts that equal held-out text, by draft step; () if unknown
 
     def __post_init__(self) -> None:
         Schedule.parse(self.stages)
@@ -262,8 +262,8 @@ class Plan:
     def weights_in(self, dtype: str, model: ModelRef | None = None) -> Weights:
         """Return the weight format in which to load a model for arithmetic in ``dtype``, "bfloat16" or "float32".
 
-        It is the plan's, except that a GGUF file's quantised blocks are dequantised ("full") if ``dtype`` is not the
-        plan's.
+        The format is the plan's, except that a GGUF file's quantised blocks are dequantised ("full") if ``dtype`` is
+        not the plan's.
 
         Args:
             model: the target or the drafter of the plan; None is the target.
@@ -304,8 +304,8 @@ def resolve_source(source: str) -> str:
 def portable_source(source: str) -> str:
     """Return a checkpoint's source as a plan stores it; ``resolve_source`` is the inverse.
 
-    A path inside the package becomes ``yggdrasil:PATH``, one inside the user's cache ``cache:PATH``, any other that
-    exists an absolute path. Anything else, such as a hub id, stays the same.
+    A path inside the package becomes ``yggdrasil:PATH``, a path inside the user's cache ``cache:PATH``, and any other
+    existing path an absolute path. A source that does not exist as a path, such as a hub id, is returned unchanged.
     """
     path = Path(source)
     if not path.exists():
