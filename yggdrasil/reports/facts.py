@@ -51,7 +51,7 @@ class Facts:
 
     @property
     def missing_profile(self) -> str | None:
-        """A sentence that the profile, the source of most tables, is missing; None if it exists or the plan needs none."""
+        """A sentence that the profile (measured times) is missing; None if it exists or the plan is provisional."""
         if self.profile.is_dir() or self.plan.is_provisional:
             return None
         return (

@@ -215,7 +215,7 @@ class Plan:
     left_out: LeftOut | None = None
     draft_vocabulary: int | None = None  # size of a head's restricted vocabulary; None: not restricted
     is_provisional: bool = False  # created at a model's first use, not by a calibration
-    agreement: tuple[float, ...] = ()  # share of a head's drafts that equal held-out text, by draft step; () if unknown
+    agreement: tuple[float, ...] = ()  # a head's share of drafts that equal the target's tokens, by draft step
 
     def __post_init__(self) -> None:
         Schedule.parse(self.stages)

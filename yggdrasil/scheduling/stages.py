@@ -2,7 +2,8 @@
 
 An iteration is a graph. Dependencies follow from the stages' inputs and outputs, and a ``Schedule`` that violates one
 cannot be built. Some variants of a stage remove dependencies: they compute a superset ahead of time, or decide one
-iteration late. What they compute for the next iteration exists when that iteration begins. Imports no torch.
+iteration late. The values that these variants compute for the next iteration exist when that iteration begins. Imports
+no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
