@@ -172,7 +172,7 @@ def _first_use(
     reporter: "Reporter",
     tokenizer: "Tokenizer | None",
 ) -> engine.Decoder:
-    """Open a decoder with a provisional plan: measure its step costs for a few seconds and save it in the cache.
+    """Open a decoder with a new provisional plan, whose step costs are measured for a few seconds, and save the plan.
 
     ``open_loaded`` is ``Decoder.from_loaded`` with the other options; ``tokenizer`` is the model's if already loaded.
     """

@@ -349,7 +349,7 @@ def _reason(error: Exception) -> str:
 def spread_over(items: Sequence[Item], count: int) -> list[Item]:
     """Return at most ``count`` of the items in order, evenly spaced, the first included.
 
-    Prompt files are sorted by category, so every category is covered.
+    Prompt files are sorted by category, so the items are of as many categories as possible.
     """
     taken = min(count, len(items))
     return [items[number * len(items) // taken] for number in range(taken)]

@@ -25,8 +25,8 @@ class OwnRule(Protocol):
 
         The rule calls ``sampler.push`` with every token of the result, in order, and with the logits from which the
         token was chosen. The root's token has been committed before. The walk stops after the first token that no child
-        of the last accepted row holds (the bonus token), or after an end token. It returns ``acceptance.rules.Walk``,
-        with as many tokens as rows; the first row is the root's (0).
+        of the last accepted row holds (the bonus token), or after an end token. The method returns an
+        ``acceptance.rules.Walk`` with as many tokens as rows, of which the first is the root's (0).
         """
 
 

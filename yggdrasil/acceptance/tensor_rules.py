@@ -47,7 +47,8 @@ def _relaxed_choices(rows: PassRows, scores: Tensor, choices: Tensor, inputs: Sa
     """Return the tokens chosen after each row, [W] int64: ``choices``, changed where the relaxed rule allows it.
 
     A choice that no child of the row holds is replaced by the child with the highest score, if that is among the
-    ``relaxed_topk`` best and near enough to the best, and the row is in the thinking section, if there is one.
+    ``relaxed_topk`` best and within ``thresholds[0]`` of the best, and the row is in the thinking section, if there is
+    one.
     """
     numbers = torch.arange(choices.shape[0], device=choices.device)
     is_child = (rows.parents == numbers[:, None]) & rows.exist & (numbers > 0)  # [parent, child]

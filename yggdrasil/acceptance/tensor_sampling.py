@@ -103,8 +103,8 @@ class SamplingTensors:
         self._vocab_size = vocab_size
         integers = [torch.zeros(size, dtype=torch.int64, device=device) for size in (1, 1, 1, 1, 3)]
         numbers = [floats(size) for size in (1, 1, 1, 1, 1, 3, 2)]
-        # NOTE: read from memory, not made by the step. Products with them wrap around. Where they are a loop's counter,
-        # a C++ compiler rules that out, and TorchInductor's code for a CPU then wrote past its buffers.
+        # NOTE: the step reads these numbers from memory, because products with them wrap around. If they were a loop's
+        # counter, a C++ compiler would rule that out, and TorchInductor's CPU code would write past its buffers.
         vocabulary = torch.arange(vocab_size, device=device)
         masks = torch.zeros(most_rows, -(-vocab_size // 8), dtype=torch.uint8, device=device)
         texts = [floats(vocab_size) for _ in range(4)]
@@ -253,7 +253,7 @@ def logprob_words(logits: Tensor, choices: Tensor, num_top: int) -> Tensor:
 
 
 def counts_on_path(tokens: Tensor, ancestors: Tensor, vocab_size: int) -> Tensor:
-    """Count how often each token occurs on the path from below the root (row 0) to each row, itself included.
+    """Count how often each token occurs on the path from below the root (row 0) to each row, that row included.
 
     Returns [W, V] float32.
 

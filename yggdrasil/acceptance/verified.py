@@ -30,7 +30,7 @@ class VerifiedTree:
         Args:
             layout: four columns with W entries: node number, token, parent's row, and whether the row exists (is no
                 padding).
-            logits: [W, V] of the target after each row.
+            logits: [W, V], the target's logits after each row.
             drawn: how the candidates were drawn; None for a tree fixed before any draw.
         """
         nodes, tokens, parents, exists = (list(column) for column in layout)

@@ -17,7 +17,7 @@ from yggdrasil.predictor.repetition import count_repeated
 from yggdrasil.prompts import NOWHERE, Prompt, check_ids, encode_prompt
 
 _OURS = ""  # key of the first plan; no plan has this name
-_STRETCH = 8  # consecutive iterations of a plan, so that most follow one of the same plan
+_STRETCH = 8  # consecutive iterations of a plan, so that most follow an iteration of the same plan
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def compare(
     after them. No text grows beyond the shortest of the plans' contexts.
 
     Args:
-        decoder: the plan to compare with plain decoding.
+        decoder: decoder of the plan to compare with plain decoding.
         on_result: called with each comparison as soon as it is done.
         max_prompt_tokens: number of last tokens of each prompt to use; None: all.
         ignore_eos: whether texts continue after end tokens.

@@ -144,7 +144,10 @@ class Conversations:
         return whole if len(whole) == len(copies) else []
 
     def _keep(self, saved: list[KeptRows]) -> None:
-        """Store ``saved`` as the newest text. Drop prefixes of it, then the oldest texts above the limit."""
+        """Store ``saved`` as the newest text, and drop its prefixes and the oldest texts above the limit.
+
+        Nothing happens if ``saved`` is empty.
+        """
         if saved:
             self._kept = [*self._others(saved[0].text), saved]
             self._drop_oldest(self._room)

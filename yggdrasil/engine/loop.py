@@ -49,7 +49,7 @@ class DecodeLoop:
         self._next = drafts if drafts is not None and drafts.serves(drafter) else None
         # The tree in which the host grows or extends drafted trees for captured steps; None if it does not.
         self._host = target.host_tree if self._steps is None else None
-        self._drafted = tree if self._host is None else self._host.tree  # that the drafter grows
+        self._drafted = tree if self._host is None else self._host.tree  # the tree that the drafter grows
         if self._next is not None:
             self._host = self._next.host
         ranked = tree if self._host is None else self._host.tree

@@ -56,8 +56,8 @@ def measure_parity(
         on_progress: receives the fraction done, 0 to 1.
 
     Returns:
-        The report of the differences, and, by ascending width, one ``Mismatch`` per index of the text where the two
-            choose different tokens.
+        The report of the differences, and, by ascending width, one ``Mismatch`` per index of a text at which a wide
+            pass and a width-1 pass choose different tokens.
 
     Raises:
         YggdrasilError: a text with its tokens is too long for the context, or the steps are CUDA graphs.

@@ -74,7 +74,7 @@ class Facts:
 
     @cached_property
     def lengths(self) -> AcceptedLengths:
-        """Accepted lengths of the drafter's tree shapes. Only for a plan with a draft model or head."""
+        """Accepted lengths of the drafter's tree shapes; ``learned`` must not be None."""
         assert self.learned is not None, "no pass drafts here"
         return AcceptedLengths(self.learned.mean_survival, self.learned.ratios, self.plan.shapes.verify_widths)
 
@@ -105,7 +105,8 @@ class Facts:
         """Return measured step times, one row per model, context and width.
 
         Columns: model ("target" or "drafter"), context (tokens in the cache), width (rows of the step: 1 for a plain
-        step, else the verify or draft width), median ms, p10_ms, p90_ms and number of samples.
+        step, else the verify or draft width), ms (the median), p10_ms, p90_ms (10th and 90th percentile), samples
+        (their number).
 
         Raises:
             ArtifactError: the file of the samples is damaged.

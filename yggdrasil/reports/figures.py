@@ -185,7 +185,7 @@ def styled(figure: Figure, height: int, legend_y: float = -0.24, least_width: in
     """Apply the report's fonts, background and grid colours, and margins to ``figure``, in place, and return it.
 
     Args:
-        height: in pixels.
+        height: height of the figure in pixels.
         legend_y: vertical position of the legend, in units of the plot's height; below 0 is under the plot.
         least_width: width in pixels below which labels would overlap.
     """

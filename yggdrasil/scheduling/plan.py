@@ -34,7 +34,7 @@ class Shapes:
 
     max_length: int = 2048  # tokens of a request, prompt included
     draft_widths: tuple[int, ...] = (1, 2, 4, 8)  # empty if there is no draft model or head
-    max_depth: int = 8
+    max_depth: int = 8  # the most draft steps of a tree
     candidates: int = 8  # top-k continuations stored per drafted node
     verify_widths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16, 32, 64)
     prefill_widths: tuple[int, ...] = (16, 32, 64, 128)  # narrow ones for short turns of a chat
@@ -75,7 +75,8 @@ class Shapes:
     def cache_capacity(self) -> int:
         """Number of KV cache slots: the longest text, then the temporary rows of the widest step.
 
-        Rows of a head draft ahead of acceptance follow the tree, whose root is at most the text's last but one token.
+        A head draft ahead of acceptance writes its rows after those of the tree, whose root is at most the last but one
+        token of the text.
         """
         guesses = self.num_nodes + self.verify_widths[-1] - 2
         return self.max_length + max(self.num_nodes, guesses, self.prefill_widths[-1], self.max_depth + 1)

@@ -87,7 +87,7 @@ class Space:
             executor: ``"captured"`` steps accept on the device, so they leave out ``accept=host``.
             reads_head: whether the depth predictor reads the candidates of the head draft. If True, only schedules that
                 run the head draft before depth prediction are included; if False, only schedules that do not.
-            reads_states: the drafter is a draft head on the target's hidden states, which cannot draft ahead of time.
+            reads_states: whether the drafter is a head on the target's hidden states, which cannot draft ahead of time.
         """
         shapes = tuple(
             TreeShape(width, depth, verify_width)

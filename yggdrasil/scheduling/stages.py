@@ -196,8 +196,8 @@ def all_variants(*, reads_states: bool = False) -> list[dict[str, str]]:
     Only stages with several variants are in the dictionaries.
 
     Args:
-        reads_states: the drafter needs the target's hidden states of committed tokens, so variants that draft ahead of
-            time are left out.
+        reads_states: whether the drafter needs the target's hidden states of committed tokens, so that variants which
+            draft ahead of time are left out.
     """
     names = [name for name, variants in STAGES.items() if len(variants) > 1]
     every = [dict(zip(names, choice, strict=True)) for choice in product(*(STAGES[name] for name in names))]
@@ -236,8 +236,8 @@ def named_variants(*, reads_states: bool, is_captured: bool) -> dict[str, dict[s
     """Return those of the schedules compared in the paper that drafter and device support: name -> stage -> variant.
 
     Args:
-        reads_states: the drafter is a head on the target's hidden states, which cannot draft ahead of time.
-        is_captured: steps are captured CUDA graphs, which accept on the device.
+        reads_states: whether the drafter is a head on the target's hidden states, which cannot draft ahead of time.
+        is_captured: whether steps are captured CUDA graphs, which accept on the device.
     """
     named = NAMED_WITH_STATES if reads_states else NAMED_VARIANTS
     return {name: {**variants, **({"accept": "device"} if is_captured else {})} for name, variants in named.items()}

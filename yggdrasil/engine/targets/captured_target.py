@@ -59,8 +59,8 @@ class CapturedTarget(PromptReader):
         words = 2 + 4 * most + 1 + self._hidden_words + (1 + 2 * MAX_TOP_LOGPROBS) * most
         self._readback = Readback(words, runner.loaded.device)
         self._kind: SamplingKind | None = None  # None: greedy, without logits processors
-        self._sampler: Sampler | None = None  # of a request with log-probabilities or a constraint
-        self._masks: list[npt.NDArray[np.uint8]] | None = None  # of the last pass's rows
+        self._sampler: Sampler | None = None  # of a request with log-probabilities, a constraint or bad words
+        self._masks: list[npt.NDArray[np.uint8]] | None = None  # tokens allowed after each row of the last pass
         self._verify_widths = [width for width in verify_widths if width > 1]  # width 1 is a plain step
         self.host_tree = HostTree(tree, runner.recorder)  # of drafters on the host, written before a pass
         self.sampled = SampledCaptures(runner, tree, self.order, self._start.tensor, most)
@@ -185,7 +185,7 @@ class CapturedTarget(PromptReader):
         ``outputs`` is the result of ``verify``.
 
         Raises:
-            YggdrasilError: logits are not finite, or a grammar allows no token.
+            YggdrasilError: logits are not finite, or grammar and bad words allow no token.
         """
         packed = self._readback.wait(outputs[0].numel())
         outcome = self._outcome(packed, width)
