@@ -40,8 +40,8 @@ class CompletionLogprobsWriter:
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """Return the ``logprobs`` lists of the next tokens of the completion, with one item per token.
 
-        They are tokens, log-probabilities, top lists and offsets. Each top list (text -> log-probability) includes the
-        token itself. Offsets are characters from the start of the reply's text.
+        The lists are the tokens' texts, their log-probabilities, their alternatives (text -> log-probability, with the
+        token itself) and their offsets, in characters from the start of the reply's text.
         """
         names = [self._texts.token_text(entry.token) for entry in entries]
         tops: list[dict[str, float] | None] = []

@@ -85,8 +85,8 @@ def run_server(
 class _Server(uvicorn.Server):
     """uvicorn server that shuts down in three steps, one for each signal.
 
-    The first rejects queued requests and lets the running one finish within ``limit`` seconds. The second, or the end
-    of the limit, ends the running one too. The third closes connections whose client does not read.
+    The first signal rejects queued requests and lets the running request finish within ``limit`` seconds. The second
+    signal, or the end of the limit, ends the running request. The third closes connections whose client does not read.
     """
 
     def __init__(self, config: uvicorn.Config, worker: Worker, limit: float) -> None:

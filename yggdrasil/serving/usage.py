@@ -19,7 +19,7 @@ def usage_of(results: Sequence[Generation], choices: int) -> Usage:
     """Return the token counts of a request; each prompt counts once.
 
     Args:
-        results: all answers, those to one prompt one after another.
+        results: all answers of the request; the answers to one prompt are adjacent.
         choices: number of answers per prompt.
     """
     prompts = results[::choices]
