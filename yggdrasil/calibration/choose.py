@@ -27,10 +27,10 @@ from yggdrasil.profiling.tally import Totals
 from yggdrasil.profiling.traces import TraceSet
 from yggdrasil.scheduling.plan import DepthSource, Expectation
 
-CONTEXT = 0  # key of the costs in simulation, which uses those of one context length
+CONTEXT = 0  # key of the costs in a simulation, which uses the costs of one context length
 MEAN: DepthSource = "mean"
-MAX_TIME_WITH_PREDICTOR = 0.98  # of the time per token without one: the predictor's own time is not simulated
-MAX_TIME_WITH_DRAFTER = 0.97  # of the time per token without it: it gains less on more repetitive text
+MAX_TIME_WITH_PREDICTOR = 0.98  # share of the time per token without it: a simulation omits the predictor's time
+MAX_TIME_WITH_DRAFTER = 0.97  # share of the time per token without it: it gains less on more repetitive text
 
 
 class Gain(NamedTuple):
@@ -50,15 +50,15 @@ class Gain(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a calibration has fitted, the depth source that it chose, and the simulated speed of all candidates.
+    """The fitted tables of a calibration, the chosen depth source, and the simulated speeds of all candidates.
 
     Speeds are AAL, milliseconds per token and speed-up over plain decoding, on held-out documents.
     """
 
     learned: Learned | None  # acceptance calibration, depth predictor and survival tables; None without a drafter
     depth_from: DepthSource
-    predicted: Expectation  # speed of the chosen source
-    rejected: list[Expectation]  # speeds of the other sources, of model-free drafters alone and of plain decoding
+    predicted: Expectation  # speed with the chosen source
+    rejected: list[Expectation]  # speeds with the other sources, model-free drafters alone, and plain decoding
     gain: Gain | None = None  # None without model-free drafters
 
     @classmethod
@@ -66,7 +66,7 @@ class Choice(NamedTuple):
         """Return the choice for a plan without a draft model or head.
 
         Args:
-            expected: simulated speeds: that of the chosen policy, then those of the rejected policies.
+            expected: simulated speeds of the chosen policy and then of the rejected policies; at least one.
         """
         return cls(None, MEAN, expected[0], list(expected[1:]))
 

@@ -37,8 +37,9 @@ def base_table(settings: CalibrationSettings, target: LoadedModel, reporter: Rep
 
     The shipped text is counted if no decoder has done so yet, which takes some seconds.
 
-    Returns None if the calibration has no table, with ``settings.own_table``, and for targets of less than
-    ``LEAST_BYTES``, whose passes are so short that a large table slows them.
+    The result is None if the calibration has no table, and with ``settings.own_table``. If there is no shipped table of
+    the target, it is also None without a tokenizer.json and for targets of less than ``LEAST_BYTES``, whose passes are
+    so short that a large table slows them.
 
     Raises:
         ArtifactError: the table of the shipped text cannot be written.

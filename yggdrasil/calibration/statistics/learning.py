@@ -18,7 +18,7 @@ from yggdrasil.policy.costs import StepCosts
 from yggdrasil.policy.objective import least_useful_probability
 from yggdrasil.scheduling.plan import Expectation
 
-_HELD_OUT_EVERY = 10  # one document in so many is for the prediction, the others for fitting
+_HELD_OUT_EVERY = 10  # one document in so many is for the predicted speed, the others for fitting
 
 
 class LearnedStatistics(NamedTuple):
@@ -65,14 +65,14 @@ def fit_statistics(
     others: Sequence[Drafter] = (),
     base: BaseTable | None = None,
 ) -> LearnedStatistics:
-    """Fit the n-gram scorer on 9 of 10 documents, predict the speed on the others, and count all in a table.
+    """Fit the n-gram scorer on 9 of 10 documents, predict the speed on the others, and count all documents in a table.
 
     Args:
         documents: prompts and the target's answers; if there are none, the result has the default scorer and no table.
         costs: step costs in milliseconds, for the predicted speed.
         with_table: make an n-gram table; if False, only the text of the request is counted.
         others: model-free drafters that draft in the same tree.
-        base: n-gram table to which the counts of the documents are added; None: they are the whole table.
+        base: n-gram table to which the counts of the documents are added; None: the table has these counts alone.
     """
     if not documents:
         return LearnedStatistics(NGramScorer.default(with_table=False), None, [])
