@@ -14,7 +14,8 @@ class OutputError(YggdrasilError):
 class Output:
     """Wraps standard output so that its errors become ``OutputError``; everything else is passed to the stream.
 
-    The system's error has no path, so it could not be distinguished from an error of another file.
+    The system's error has no path, so it could not be distinguished from an error of another file. A BrokenPipeError is
+    raised unchanged.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -54,7 +54,7 @@ class AnswerDelivery:
     def end(self, result: Generation) -> None:
         """Emit the last event of the answer, with ``result``.
 
-        If the answer is streamed, a ``Piece`` with the text, log-probabilities and trees not emitted so far comes first.
+        If the answer is streamed, a ``Piece`` with text, log-probabilities and trees not emitted so far comes first.
         """
         if self._job.is_streamed:
             self._logprobs += (result.logprobs or [])[self._num_logprobs :]
