@@ -36,7 +36,7 @@ MAX_TIME_WITH_DRAFTER = 0.97  # share of the time per token without it: it gains
 class Gain(NamedTuple):
     """Expected speed with the drafter and without it, over all documents.
 
-    ``error`` is the standard error of the ratio of the two times.
+    ``error`` is the standard error of the ratio of the decoding time with the drafter to the time without it.
     """
 
     drafting: Expectation
@@ -163,13 +163,13 @@ def choose(
 
 
 def _fastest(results: Mapping[DepthSource, Totals]) -> DepthSource:
-    """Return the fastest source if it is 2 % faster than the mean, else the mean."""
+    """Return the fastest source if it takes at least 2 % less time per token than "mean", else "mean"."""
     best = min(results, key=lambda source: results[source].ms_per_token)
     return best if results[best].ms_per_token <= MAX_TIME_WITH_PREDICTOR * results[MEAN].ms_per_token else MEAN
 
 
 def _without_drafter(played: _PolicyReplays) -> tuple[Expectation, Totals]:
-    """Return the expected speed of the model-free drafters alone, and the totals of its simulation."""
+    """Return the expected speed of the model-free drafters alone, and the totals of their simulation."""
     assert played.model_free is not None
     totals = played.by(policy_without_drafter(played.costs))
     return expectation_of(f"{played.model_free.name} alone", totals, played.costs), totals
@@ -200,7 +200,7 @@ def _readings(traces: TraceSet) -> dict[DepthSource, FeatureSizes]:
 
 
 def _train(traces: TraceSet, reference: int, sizes: FeatureSizes) -> tuple[DepthPredictor, DocumentSplit]:
-    """Train a predictor of the accepted length of the whole tree of draft width ``reference``."""
+    """Train a predictor of the accepted length of whole trees of width ``reference``; return it with the split."""
     return train_depth_predictor(
         traces.features(sizes),
         traces.accepted_length(reference),

@@ -49,20 +49,20 @@ class Document(NamedTuple):
 
     @property
     def prompt_key(self) -> tuple[int, ...]:
-        """The last tokens of the prompt, which identify it."""
+        """The last 24 tokens of the prompt, which identify the prompt."""
         return prompt_key(self.prompt)
 
 
 def prompt_key(prompt: Sequence[int]) -> tuple[int, ...]:
-    """Return the last 24 tokens of a prompt, which identify it even if its beginning was cut off."""
+    """Return the last 24 tokens of a prompt, which identify the prompt even if its beginning was cut off."""
     return tuple(prompt[-_END:])
 
 
 def text_file(fingerprint: str, weights: str) -> Path:
-    """Return the path in the user's cache of a target's generated text, JSON lines. It may not exist.
+    """Return the path of the file in the user's cache with a target's generated text. The file may not exist.
 
     Args:
-        fingerprint: of the target's checkpoint.
+        fingerprint: fingerprint of the target's checkpoint.
         weights: the weight format with which the text was generated, see ``Weights``.
     """
     return cache_root() / "texts" / f"{fingerprint}-{weights}.jsonl"
@@ -202,7 +202,7 @@ class OwnText:
         ]
 
     def _own_tasks(self, is_enough: Callable[[], bool]) -> Iterator[Task]:
-        """Yield tasks that sample a prompt and answer it."""
+        """Yield tasks that sample a prompt and answer it, until ``is_enough()`` returns True."""
         most = max(1, min(OPENING, self._loaded.max_context // 4))
         for opening in cycle(self._openings()):
             if is_enough():
@@ -215,7 +215,7 @@ class OwnText:
 
     @cached_property
     def _template(self) -> tuple[list[int], tuple[int, ...]]:
-        """Chat template's tokens before and after a user's text; without a template an end token and no tokens."""
+        """The chat template's tokens before and after a user's text; without a template an end token and no tokens."""
         if not self._is_chat:
             return [next(iter(self._ends), 0)], ()
         turn = [{"role": "user", "content": _MARK}]

@@ -28,7 +28,7 @@ def write_results(
     samples: Sequence[Sample],
     work: Path,
 ) -> None:
-    """Write the profile and predictor folders of a calibration atomically, and its plan last; older ones are replaced.
+    """Write the profile and predictor folders of a calibration atomically, then its plan; older files are replaced.
 
     Args:
         destination: path of the plan.

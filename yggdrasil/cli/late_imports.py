@@ -43,7 +43,7 @@ def import_late() -> None:
 
 
 def _version(package: Path) -> str:
-    """Return the version of the PyTorch in ``package`` without importing it; empty if it is not written there."""
+    """Return the version of the PyTorch in ``package`` without importing it; empty if version.py does not have it."""
     try:
         found = re.search(r"^__version__ = '(.*)'$", (package / "version.py").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

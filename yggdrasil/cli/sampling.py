@@ -102,7 +102,7 @@ def samples_as_the_model(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def named_sampling(options: dict[str, Any]) -> SamplingParams:
-    """Return the sampling parameters that the user has given; those not given have the defaults of greedy decoding.
+    """Return the sampling parameters that the user has given; the others have their defaults (greedy decoding).
 
     Args:
         options: values of the options that ``samples_as_the_model`` adds.
@@ -118,7 +118,7 @@ def named_sampling(options: dict[str, Any]) -> SamplingParams:
 
 
 def resolved_sampling(options: dict[str, Any], own: SamplingParams) -> SamplingParams:
-    """Return the sampling parameters that the user has given; those not given have the model's recommended values.
+    """Return the sampling parameters that the user has given; the others have the model's recommended values.
 
     Args:
         options: values by option name, as ``samples_as_the_model`` adds them; None: not given by the user.

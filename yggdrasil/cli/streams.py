@@ -8,7 +8,7 @@ from yggdrasil.errors import YggdrasilError, first_line
 
 
 class OutputError(YggdrasilError):
-    """Standard output cannot be written: a full disk, a lost terminal."""
+    """Raised if standard output cannot be written, for example on a full disk or a lost terminal."""
 
 
 class Output:

@@ -31,6 +31,8 @@ class AnswerDelivery:
     def emit_new(self, text: str, request: Request) -> None:
         """Emit an answer's new text, log-probabilities and trees as one ``Piece``, if the answer is streamed.
 
+        Without any of them nothing is emitted, except one empty ``Piece`` during a prefill of several chunks.
+
         Args:
             text: text that became final since the last call. It may be empty: during the prefill, each call reports
                 one prefilled chunk of the prompt.

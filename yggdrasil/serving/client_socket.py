@@ -30,7 +30,7 @@ class OpenProtocol(H11Protocol):
 
 
 class SocketWriter:
-    """Non-blocking writer of one chunked reply, used while the event loop sends nothing. Its creator must close it."""
+    """Non-blocking writer of one chunked reply, used while the event loop sends nothing. Call ``close`` at the end."""
 
     def __init__(self, transport: Transport, frame: Frame) -> None:
         self._transport, self._frame = transport, frame

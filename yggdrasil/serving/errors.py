@@ -32,7 +32,7 @@ class ErrorBody(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """The body of an error reply (status 4xx or 5xx), except of replies by Ollama's API."""
+    """The body of an error reply (status 4xx or 5xx), except in Ollama's API."""
 
     error: ErrorBody
 
@@ -75,7 +75,7 @@ class Fault(Exception):
 
 
 class ClientGone(Exception):
-    """The client disconnected before the answer was complete."""
+    """Raised if the client disconnects before the answer is complete."""
 
 
 def context_fault(prompt_tokens: int, limit: int, *, is_whole: bool = True) -> Fault:
@@ -97,7 +97,7 @@ def fault_of(error: BaseException) -> Fault:
     """Return the error reply for an exception.
 
     A ``Fault`` is returned itself. A YggdrasilError gives a reply with its message and status 400, or 500 if the
-    message is about non-finite logits, a full memory or a fault of ours. Other exceptions give a general message and
+    message is about non-finite logits, a full memory or a bug. Other exceptions give a general message and
     status 500.
     """
     if isinstance(error, Fault):
@@ -133,7 +133,7 @@ def invalid_fault(error: RequestValidationError, content_type: str) -> Fault:
 
 
 def _fit(each: dict[str, Any]) -> tuple[int, bool, tuple[int, ...]]:
-    """Return how far the value of a pydantic error was valid, as a sort key: depth, right type, list indices."""
+    """Return how far validation came before the pydantic error ``each``, as a sort key: depth, type, list indices."""
     places = tuple(part for part in each["loc"] if isinstance(part, int))
     return len(each["loc"]), not str(each["type"]).endswith("_type"), places
 

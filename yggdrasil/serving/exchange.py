@@ -27,7 +27,10 @@ class JobRequest(NamedTuple):
 
 
 class Exchange:
-    """The queued jobs of one HTTP request, with an iterator over their events. Its creator must close it."""
+    """The queued jobs of one HTTP request, with an iterator over their events.
+
+    The creator must call ``close``. ``events`` and ``results`` do so at their end, and ``begin`` after an error.
+    """
 
     def __init__(
         self,
@@ -153,7 +156,7 @@ async def answer(
     Args:
         exchange: the queued answers of the request.
         whole: builds the JSON object of finished answers.
-        chunks: yields the objects of a stream.
+        chunks: yields lists of the objects of a stream; each list is sent as one write.
         framing: wire format of a stream.
 
     Raises:

@@ -76,7 +76,7 @@ def _put(fields: dict[str, Any], ours: str, value: Any, theirs: str) -> None:
 
 
 def _parsed(schema: Any) -> Any:
-    """Return the JSON schema, parsed if it was sent as text."""
+    """Return the JSON schema, parsed if it was sent as text. Raises PydanticCustomError if the text is not JSON."""
     if not isinstance(schema, str):
         return schema
     try:

@@ -23,7 +23,7 @@ def _top(texts: Texts, token: int, logprob: float) -> TopLogprob:
 
 
 class CompletionLogprobsWriter:
-    """Builder of the ``logprobs`` lists of one completion, which tracks the text offset between parts."""
+    """Builds the ``logprobs`` lists of one completion part by part, and tracks the text offset between parts."""
 
     def __init__(self, texts: Texts, *, has_prompt: bool = False, unshown: int = 0) -> None:
         """Create a builder at text offset ``-unshown``.

@@ -17,7 +17,8 @@ PUBLIC = {"/", "/health", "/v1/health", "/models", "/v1/models"}
 class Guard:
     """Middleware that rejects requests without the API key, with a foreign Host header or with too large a body.
 
-    The statuses are 401, 403 and 413. ``api_key`` None needs no key, and empty ``host_names`` accept every Host header.
+    The statuses are 401, 403 and 413. If ``api_key`` is None, no key is needed; if ``host_names`` is empty, every Host
+    header is accepted.
     """
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host_names: Sequence[str], body_bytes: int) -> None:

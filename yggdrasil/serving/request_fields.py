@@ -149,7 +149,7 @@ class ToolCall(Wire):
 
     @property
     def arguments(self) -> Any:
-        """The call's arguments parsed from JSON, as chat templates expect them; the text if it is not valid JSON."""
+        """The call's arguments parsed from JSON, as chat templates expect; the text itself if it is not valid JSON."""
         try:
             return json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
@@ -167,7 +167,7 @@ class ChatMessage(Wire):
 
     @property
     def text(self) -> str:
-        """The content of the message as one text, its parts concatenated."""
+        """The content of the message as one text, with parts concatenated; empty without content."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""

@@ -71,8 +71,8 @@ class Service:
     def sampling(self) -> RecommendedSampling:
         """Sampling parameters for the fields that a request leaves out.
 
-        They are the ones that the model's files recommend if ``settings.recommended_sampling``, else those of greedy
-        decoding.
+        With ``settings.recommended_sampling`` these are the values that the model's files recommend, else the values of
+        greedy decoding.
         """
         return (
             recommended_sampling_of(self.decoder)
@@ -109,7 +109,7 @@ class Service:
         """Return id, time, model name and fingerprint of a new reply. The id begins with ``kind``.
 
         Args:
-            model: the model's name in the request; None if the request has no name.
+            model: the model's name in the request; None if the request names no model.
 
         Raises:
             Fault: ``model`` is not the served model and the server was started without ``--any-model`` (status 404), or

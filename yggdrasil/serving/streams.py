@@ -73,7 +73,7 @@ LINES = Framing(line, lambda fault: {"error": fault.message}, media_type="applic
 class EventStream(StreamingResponse):
     """Response that streams ``chunks``, then the end mark. Each list of ``chunks`` is sent as one write.
 
-    ``on_end`` is called after everything was sent, the client has disconnected, or an error.
+    ``on_end`` is called at the end of the stream, also if the client disconnects or an error occurs.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class Texts:
         """Tokenise a text of any length; any thread may call it.
 
         Args:
-            special: add the tokenizer's special tokens (BOS).
+            special: whether the tokenizer's special tokens, such as BOS, are added.
 
         Raises:
             YggdrasilError: ``text`` is not valid Unicode.
@@ -118,7 +118,7 @@ class Texts:
         """Tokenise a chat in the model's chat template, up to the point at which generation begins.
 
         Args:
-            continues: leave the last message open, so that the answer continues it.
+            continues: whether the last message stays open, so that the answer continues it.
             variables: further template variables.
 
         Raises:
@@ -148,7 +148,7 @@ class Texts:
         """Return the text of ``tokens``.
 
         Args:
-            skip_special: leave out special tokens.
+            skip_special: whether special tokens are left out.
 
         Raises:
             YggdrasilError: an id is outside the vocabulary.

@@ -62,7 +62,7 @@ def timings_of(results: Sequence[Generation], plan: Plan | None) -> Timings:
 
 
 def plain_ms(result: Generation, plan: Plan | None) -> float | None:
-    """Estimate the milliseconds of an answer's tokens after the first without speculation; None without a plan.
+    """Estimate the milliseconds that all tokens but the first would take without speculation; None without a plan.
 
     The plan's cost of a plain step is interpolated at the context length of each token.
     """

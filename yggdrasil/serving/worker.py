@@ -83,7 +83,7 @@ class Worker:
         self.line.close()
 
     def give_up(self) -> None:
-        """Reject all requests, and end the running answer after its current iteration; all get an error."""
+        """Reject all requests, and end the running answer after its current iteration, with error replies to all."""
         self._is_ending = True  # set first: a job that is being taken is neither queued nor running
         self.line.close(ends_begun=True)
 

@@ -25,12 +25,12 @@ def typical(milliseconds: Iterable[float]) -> float:
 
 
 def step_ms(samples: Iterable[Sample], stage: str) -> dict[int, float]:
-    """Return a dictionary from width to the least milliseconds measured of a step, ascending; empty without samples.
+    """Return width -> least measured milliseconds of a step, by ascending width; empty without samples.
 
     A step does the same work in every run, and other programs only ever add time.
 
     Args:
-        samples: of one context length.
+        samples: samples at one context length.
         stage: "pass" for the target's passes by verify width, "grow" for draft steps by draft width.
     """
     found = defaultdict[int, list[float]](list)

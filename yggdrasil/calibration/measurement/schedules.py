@@ -1,9 +1,9 @@
 """Measures schedules on the real engine: the cost of their stages and the time of whole plans.
 
 Stages and plans are measured in whole requests of one shape and one schedule, on the same prompts and at the same
-contexts, so caches are as warm as in decoding. The machine's speed changes within seconds. So the compared ways
-alternate, and every turn includes a plain request, whose steps give the machine's speed. All times are scaled to the
-speed at which a plain step takes its median time.
+contexts, so caches are as warm as in decoding. The machine's speed changes within seconds. So requests of all compared
+shapes and schedules alternate, and every turn includes a plain request, whose steps give the machine's speed. All times
+are scaled to the speed at which a plain step takes its median time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ def measured_shapes(shapes: Shapes) -> list[TreeShape]:
 
 
 def measured_schedules(named: Mapping[str, Mapping[str, str]]) -> list[Schedule]:
-    """Return the schedules whose stages a search times: the default schedule, then the named ones.
+    """Return the schedules whose stages a search times: the default schedule, then the named schedules.
 
     Args:
         named: schedule name -> stage -> variant. Together with the default they must have every variant of every stage.

@@ -1,6 +1,6 @@
 """Times single steps of target and drafter at given contexts, in turns.
 
-A shared machine's speed changes within seconds, so all steps take a turn before any of them takes the next one.
+A shared machine's speed changes within seconds, so every step takes its turn before any step takes another.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The n-gram table that a calibration starts from: counts of shipped text, to which those of its own text are added."""
+"""The n-gram table of shipped text, to which a calibration adds the counts of the target's own text."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

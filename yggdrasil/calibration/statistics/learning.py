@@ -40,7 +40,7 @@ class LearnedStatistics(NamedTuple):
     def drafter_without(self, documents: Sequence[Document]) -> StatisticsDrafter:
         """Return a drafter whose n-gram table excludes answers to the prompts of ``documents``, for a fair evaluation.
 
-        The table of shipped text stays as it is.
+        Counts of shipped text are not excluded.
         """
         prompt_keys = {document.prompt_key for document in documents}
         others = [document for document in self.documents if document.prompt_key not in prompt_keys]
@@ -70,7 +70,7 @@ def fit_statistics(
     Args:
         documents: prompts and the target's answers; if there are none, the result has the default scorer and no table.
         costs: step costs in milliseconds, for the predicted speed.
-        with_table: make an n-gram table; if False, only the text of the request is counted.
+        with_table: whether an n-gram table is made. Otherwise the drafter counts only the text of its request.
         others: model-free drafters that draft in the same tree.
         base: n-gram table to which the counts of the documents are added; None: the table has these counts alone.
     """

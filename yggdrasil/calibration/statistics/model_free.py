@@ -79,7 +79,7 @@ def model_free_without(
 
     Args:
         counted: the n-gram statistics of the calibration; None without them.
-        costs: step costs; candidates that are too improbable to save time by them are not drafted.
+        costs: step costs in milliseconds. Candidates too improbable to save time at these costs are not drafted.
     """
     others = [each for each in _all_of(job) if not isinstance(each, StatisticsDrafter)]
     if counted is None:

@@ -138,8 +138,8 @@ def fit(candidates: Candidates, start: NGramScorer) -> NGramScorer:
 def mean_loss(scorer: NGramScorer, candidates: Candidates) -> float:
     """Return the mean negative log-likelihood of the true next tokens under ``scorer``, in nats per position.
 
-    At a position where no candidate is right, the likelihood is the probability of all other tokens together. NaN if a
-    weight of the scorer is NaN.
+    At a position where no candidate is right, the likelihood is the probability of all other tokens together. The
+    result is NaN if a weight of the scorer is NaN.
     """
     rows = torch.arange(len(candidates.position))
     network = _Network(scorer, candidates.features)
@@ -191,7 +191,7 @@ class _Network:
         self.nothing = torch.from_numpy(start.nothing).float()
 
     def weights(self) -> list[Tensor]:
-        """Return the trained tensors except the hidden layer's bias: its weights [F, H], ``out`` and ``nothing``."""
+        """Return the trained tensors except ``bias``: the hidden layer's weights [F, H], ``out`` and ``nothing``."""
         return [self.layer, self.out, self.nothing]
 
     def mean_loss(self, rows: Tensor, of: Tensor, is_right: Tensor) -> Tensor:

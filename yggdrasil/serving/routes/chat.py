@@ -153,7 +153,7 @@ class Chat:
 
     @property
     def frame(self) -> TextFrames | None:
-        """Encoder with which the decoder's thread sends text; None unless the stream is one answer's text alone."""
+        """Encoder of text that the decoder's thread may send; None with several answers, tools, logprobs or trees."""
         if len(self.jobs) > 1 or self.tools is not None or self.body.logprobs or self.body.show_trees:
             return None
         writer = self._chunks()
@@ -231,7 +231,11 @@ def _must_call(body: ChatRequest) -> bool:
 
 
 def _callable(body: ChatRequest, tools: list[Tool]) -> list[Tool]:
-    """Return the tools that a required call may name: all of ``tools``, or the one that ``tool_choice`` names."""
+    """Return the tools that a required call may name: all of ``tools``, or the one that ``tool_choice`` names.
+
+    Raises:
+        Fault: ``tool_choice`` names an unknown tool.
+    """
     if not isinstance(body.tool_choice, ChosenTool):
         return tools
     name = body.tool_choice.function.name

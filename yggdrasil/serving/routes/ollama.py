@@ -121,7 +121,7 @@ async def tags(request: Request) -> dict[str, Any]:
 
 @router.get("/api/ps")
 async def ps(request: Request) -> dict[str, Any]:
-    """List the loaded model: the served one, which is never unloaded."""
+    """List the loaded model, which is always the served model."""
     card = _card(service_of(request))
     return {"models": [{**card, "expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}]}
 
